@@ -1,0 +1,1 @@
+"""Perfuse: an independent tensor compiler for PyTorch."""

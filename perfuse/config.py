@@ -1,0 +1,387 @@
+"""The settings: one frozen, typed and documented tree, and this module is its live view.
+
+`perfuse.config.cpu.simd` reads, `perfuse.config.verify = True` sets for the process, and
+`perfuse.config.patch(...)` sets for a block or a function. A compile takes one `snapshot()` at its
+start and passes it down, so nothing below reads this module. The environment is read here alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar, Token
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from threading import RLock
+from types import ModuleType, NoneType, TracebackType
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from perfuse.errors import ConfigError, UnknownOption
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MIB = 1 << 20
+ENV_PREFIX = "PERFUSE_"
+
+
+def key(default: Any, sentence: str) -> Any:
+    """A setting that changes the generated code, so it is part of every cache key."""
+    return field(default=default, metadata={"is_key": True, "sentence": sentence})
+
+
+def plain(default: Any, sentence: str) -> Any:
+    """A setting that leaves the generated code alone."""
+    return field(default=default, metadata={"is_key": False, "sentence": sentence})
+
+
+def group(kind: type) -> Any:
+    """A branch of the tree."""
+    return field(default_factory=kind)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSettings:
+    """How CPU kernels are generated and run."""
+
+    simd: Literal["auto", "avx512", "avx2", "neon", "scalar"] = key(
+        "auto", "Vector instructions to generate for; auto takes the widest this CPU has."
+    )
+    threads: int = plain(0, "Threads a kernel may use; 0 takes torch.get_num_threads().")
+    compiler: str = key("", "The C++ compiler; empty takes $CXX, else g++, else clang++.")
+    opt_level: int = key(3, "The compiler's optimisation level, 0 to 3.")
+    stream_store_bytes: int = key(
+        16 * MIB, "Outputs of at least this size are written past the caches; 0 never does."
+    )
+    grain_elements: int = key(32768, "Kernels of fewer elements run on one thread.")
+    pool_limit_bytes: int = plain(
+        1024 * MIB, "Bytes of freed buffers kept for reuse between calls; 0 keeps none."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Where built code is kept between processes."""
+
+    dir: str = plain("", "Folder of the cache; empty takes ~/.cache/perfuse.")
+    enabled: bool = plain(True, "Keep built code on disk and reuse it.")
+    max_bytes: int = plain(4096 * MIB, "Size at which the least recently used entries go.")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """How the C++ compiler is run."""
+
+    jobs: int = plain(0, "Compilers run at the same time; 0 takes the number of cores.")
+    timeout_s: int = plain(300, "Seconds after which one compiler run is given up.")
+
+
+@dataclass(frozen=True, slots=True)
+class RocmSettings:
+    """AMD GPUs."""
+
+    ck_dir: str = plain("", "Folder of a Composable Kernel checkout; empty looks for a package.")
+    n_max_profiling_configs: int | None = plain(
+        None, "The most Composable Kernel instances measured for one product; None sets no limit."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSettings:
+    """Triton kernels."""
+
+    arch: str = key("", "GPU to generate for (sm_90, gfx942, ...); empty takes the one present.")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting at one moment: what a compile carries from its first stage to its last."""
+
+    fallback_random: bool = key(
+        False, "Draw random numbers with eager PyTorch, so that the same seed gives the same ones."
+    )
+    on_error: Literal["raise", "eager"] = plain(
+        "raise", "What a failed compile does: raise the error, or warn and run eagerly."
+    )
+    verify: bool = plain(False, "Check every stage's artefact against its spec.")
+    max_autotune: bool = key(False, "Measure more implementations of matrix products.")
+    cudagraphs: bool = key(False, "Replay launches on CUDA devices through CUDA graphs.")
+    cpu: CpuSettings = group(CpuSettings)
+    cache: CacheSettings = group(CacheSettings)
+    build: BuildSettings = group(BuildSettings)
+    rocm: RocmSettings = group(RocmSettings)
+    triton: TritonSettings = group(TritonSettings)
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
+        """These settings with some changed, by dotted name or by nested mapping."""
+        return _apply(self, _checked(overrides))
+
+    def cache_key(self) -> str:
+        """The settings that change the generated code, as text fit for hashing."""
+        keys = (name for name, option in _options().items() if option.is_key)
+        return ",".join(f"{name}={self.get(name)!r}" for name in keys)
+
+    def get(self, name: str) -> Any:
+        """The value of one setting by its dotted name."""
+        if name not in _options():
+            raise UnknownOption(name, _options())
+        value: Any = self
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value
+
+
+class Row(NamedTuple):
+    """One setting, described."""
+
+    name: str
+    type: str
+    default: Any
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """What is known of one leaf of the tree."""
+
+    kind: Any
+    default: Any
+    sentence: str
+    is_key: bool
+
+
+def _leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, _Option]]:
+    hints = get_type_hints(kind)
+    leaf: Field[Any]
+    for leaf in fields(kind):
+        hint = hints[leaf.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            yield from _leaves(hint, f"{prefix}{leaf.name}.")
+        else:
+            meta = leaf.metadata
+            option = _Option(hint, leaf.default, meta["sentence"], meta["is_key"])
+            yield prefix + leaf.name, option
+
+
+@functools.cache
+def _options() -> dict[str, _Option]:
+    return dict(_leaves(Settings))
+
+
+@functools.cache
+def _groups() -> frozenset[str]:
+    return frozenset(name.split(".")[0] for name in _options() if "." in name)
+
+
+def _kind_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " | ".join(repr(choice) for choice in get_args(kind))
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def _is_valid(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return type(value) is str and value in get_args(kind)
+    if get_args(kind):
+        return any(_is_valid(choice, value) for choice in get_args(kind))
+    # bool is a subclass of int, but True is no number of threads.
+    return type(value) is kind and (kind is not int or value >= 0)
+
+
+def _check(name: str, value: Any) -> None:
+    option = _options().get(name)
+    if option is None:
+        raise UnknownOption(name, [*_options(), *_groups()])
+    if not _is_valid(option.kind, value):
+        kind = _kind_name(option.kind)
+        raise ConfigError(
+            f"setting {name!r} cannot be {value!r}",
+            hint=f"give it {kind}{', 0 or more' if 'int' in kind else ''}: {option.sentence}",
+        )
+    if name == "cpu.opt_level" and value > 3:
+        raise ConfigError(f"setting {name!r} cannot be {value!r}", hint=option.sentence)
+
+
+def _flatten(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in overrides.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"a setting is named by text, not by {name!r}")
+        if not prefix and name in _groups():
+            if is_dataclass(value):
+                value = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{name!r} is a group of settings: give it a mapping")
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    flat = dict(_flatten(overrides))
+    for name, value in flat.items():
+        _check(name, value)
+    return flat
+
+
+def _apply(settings: Settings, flat: Mapping[str, Any]) -> Settings:
+    top: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        head, _, leaf = name.partition(".")
+        if leaf:
+            nested.setdefault(head, {})[leaf] = value
+        else:
+            top[head] = value
+    for head, changes in nested.items():
+        top[head] = replace(getattr(settings, head), **changes)
+    return replace(settings, **top) if top else settings
+
+
+def _parse(name: str, variable: str, text: str) -> Any:
+    kind = _options()[name].kind
+    word = text.strip().lower()
+    if kind is bool and word in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        return word in ("1", "true", "yes", "on")
+    if NoneType in get_args(kind) and word in ("", "none"):
+        return None
+    if (kind is int or int in get_args(kind)) and word.isdecimal():
+        return int(word)
+    try:
+        _check(name, text)
+    except ConfigError as error:
+        raise ConfigError(error.message, at=f"${variable}", hint=error.hint) from None
+    return text
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The defaults as changed by PERFUSE_* variables, and $CXX where no compiler is named."""
+    names = {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+    overrides: dict[str, Any] = {}
+    if environment.get("CXX"):
+        overrides["cpu.compiler"] = environment["CXX"]
+    for variable in sorted(environment):
+        if variable.startswith(ENV_PREFIX):
+            if variable not in names:
+                raise UnknownOption(variable, names, at="the environment")
+            name = names[variable]
+            overrides[name] = _parse(name, variable, environment[variable])
+    return Settings().with_overrides(overrides)
+
+
+# The settings of the process, and above them what `patch` changed in this thread or task.
+_lock = RLock()
+_process: list[Settings] = []
+_patches: ContextVar[dict[str, Any] | None] = ContextVar("perfuse_config_patches", default=None)
+
+
+def _process_settings() -> Settings:
+    with _lock:
+        if not _process:
+            _process.append(from_environment(os.environ))
+        return _process[0]
+
+
+def snapshot() -> Settings:
+    """The settings as they are now, here: frozen, to be passed down."""
+    patches = _patches.get()
+    return _apply(_process_settings(), patches) if patches else _process_settings()
+
+
+def assign(name: str, value: Any) -> None:
+    """Set one setting or group: inside a `patch` until it ends, else for the whole process."""
+    flat = _checked({name: value})
+    patches = _patches.get()
+    if patches is not None:
+        _patches.set({**patches, **flat})
+        return
+    with _lock:
+        _process[:] = [_apply(_process_settings(), flat)]
+
+
+class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@config.patch(...)`
+    """Change settings for a block or for each call of a function, in this thread or task only."""
+
+    def __init__(self, overrides: Mapping[str, Any] | None = None, /, **by_name: Any) -> None:
+        self._overrides = _checked({**(overrides or {}), **by_name})
+        self._tokens: list[Token[dict[str, Any] | None]] = []
+
+    def __enter__(self) -> Settings:
+        self._tokens.append(_patches.set({**(_patches.get() or {}), **self._overrides}))
+        return snapshot()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _patches.reset(self._tokens.pop())
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def patched(*args: P.args, **kwargs: P.kwargs) -> R:
+            # A patch of its own for each call: calls may run in several threads at once.
+            with patch(self._overrides):
+                return function(*args, **kwargs)
+
+        return patched
+
+
+def describe() -> tuple[Row, ...]:
+    """Every setting with its type, its default and a sentence."""
+    return tuple(
+        Row(name, _kind_name(option.kind), option.default, option.sentence)
+        for name, option in _options().items()
+    )
+
+
+class _LiveGroup:
+    """One group of the live settings: reads and assigns through to them."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, leaf: str) -> Any:
+        if leaf.startswith("__"):
+            raise AttributeError(leaf)
+        return snapshot().get(f"{self._name}.{leaf}")
+
+    def __setattr__(self, leaf: str, value: Any) -> None:
+        assign(f"{self._name}.{leaf}", value)
+
+    def __repr__(self) -> str:
+        return repr(getattr(snapshot(), self._name))
+
+
+class _LiveModule(ModuleType):
+    """Makes assigning to the module's attributes a checked change of the settings."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            assign(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _groups():
+        return _LiveGroup(name)
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return snapshot().get(name)
+
+
+sys.modules[__name__].__class__ = _LiveModule

@@ -1,0 +1,91 @@
+"""The errors a user can meet: each says what went wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import ClassVar
+
+
+class PerfuseError(Exception):
+    """The root of every error that Perfuse raises on purpose."""
+
+    default_hint: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, at: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.at = at
+        self.hint = hint if hint is not None else self.default_hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.at is not None:
+            lines.append(f"  at: {self.at}")
+        if self.hint is not None:
+            lines.append(f"  what to do: {self.hint}")
+        return "\n".join(lines)
+
+
+class ConfigError(PerfuseError):
+    """A setting was given a value it cannot take."""
+
+
+class UnknownOption(ConfigError):
+    """A setting was named that does not exist."""
+
+    default_hint = "perfuse.config.describe() lists every setting."
+
+    def __init__(self, name: str, known: Iterable[str], *, at: str | None = None) -> None:
+        nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]!r}? {self.default_hint}" if nearest else None
+        super().__init__(f"unknown setting {name!r}", at=at, hint=hint)
+        self.name = name
+        self.nearest = nearest[0] if nearest else None
+
+
+class CompilerMissing(PerfuseError):
+    """No C++ compiler could be found on this machine."""
+
+    default_hint = (
+        "install one (Debian and Ubuntu: apt-get install g++, Fedora: dnf install gcc-c++), "
+        "or name one by $CXX or the setting cpu.compiler."
+    )
+
+
+class CompilerFailed(PerfuseError):
+    """The C++ compiler refused a source that Perfuse generated."""
+
+    default_hint = "run the command above on the kept source; please report it with that source."
+
+    def __init__(self, command: Sequence[str], output: str, source: Path | None = None) -> None:
+        text = f"the C++ compiler failed\n  command: {' '.join(command)}\n{output.rstrip()}"
+        super().__init__(text, at=None if source is None else str(source))
+        self.command = tuple(command)
+        self.output = output
+        self.source = source
+
+
+class UnsupportedOp(PerfuseError):
+    """An operation that Perfuse can neither compile nor hand to ATen."""
+
+    default_hint = "set on_error='eager' to run the graph eagerly, or register a lowering."
+
+
+class CacheDamaged(PerfuseError):
+    """A cache entry does not hold what its manifest says."""
+
+    default_hint = "nothing: the entry is removed and built again."
+
+
+class ArtefactError(PerfuseError):
+    """A saved artefact cannot be loaded here: wrong file, wrong version or wrong machine."""
+
+    default_hint = "compile it again on this machine with this version of Perfuse."
+
+
+class SpecError(PerfuseError):
+    """An artefact breaks the rules of its stage: a mistake of Perfuse's own."""
+
+    default_hint = "this is a bug in Perfuse; please report the program that shows it."

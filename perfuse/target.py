@@ -1,0 +1,194 @@
+"""`Target`: the machine that code is generated for, and the compiler flags that follow from it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from perfuse.config import Settings
+from perfuse.errors import CompilerMissing, ConfigError
+
+LANES = {"avx512": 16, "avx2": 8, "neon": 8, "scalar": 8}
+
+AVX2_FEATURES = ("avx2", "fma", "f16c", "bmi2")
+AVX512_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+# What an ISA name promises, spelled out: never -march=native, so that an object built on one
+# machine is right on every machine of the same ISA.
+ISA_FLAGS = {
+    "avx512": tuple(f"-m{feature}" for feature in AVX512_FEATURES + AVX2_FEATURES)
+    + ("-mprefer-vector-width=512",),
+    "avx2": tuple(f"-m{feature}" for feature in AVX2_FEATURES),
+    "neon": (),
+    "scalar": (),
+}
+
+# No -ffast-math: NaN, infinities and signed zeros mean what they mean in eager PyTorch. Contraction
+# is off because the vector math rounds by adding and subtracting large numbers; kernels ask for
+# fused multiply-add by name.
+BASE_FLAGS = (
+    "-std=c++20",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-plt",
+    "-pipe",
+    "-w",
+)
+
+# Sizes of a common server core, for machines that do not tell theirs.
+DEFAULT_CACHE_BYTES = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
+
+SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A CPU with its instruction set and caches, and the compiler that serves it."""
+
+    kind: str
+    arch: str
+    isa: str
+    lanes: int  # float32 values in one vector of the generated code
+    num_threads: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    compiler: str  # a command, shell-quoted; empty where no compiler was found
+    compiler_version: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.arch} {self.isa}, {self.num_threads} threads"
+
+    def compiler_command(self) -> tuple[str, ...]:
+        """The words that start the compiler."""
+        if not self.compiler:
+            raise CompilerMissing("no C++ compiler found (looked for $CXX, g++ and clang++)")
+        return tuple(shlex.split(self.compiler))
+
+    def cxx_flags(self, opt_level: int = 3) -> tuple[str, ...]:
+        """The flags that compile a kernel for this target; linking is the build's business."""
+        return (f"-O{opt_level}", *BASE_FLAGS, *ISA_FLAGS[self.isa])
+
+    def is_clang(self) -> bool:
+        """Whether the compiler is clang, whose OpenMP runtime is not GNU's."""
+        return "clang" in self.compiler_version.lower()
+
+
+def cpu_features(cpuinfo: str) -> frozenset[str]:
+    """The feature words of the first CPU in the text of /proc/cpuinfo."""
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return frozenset(found.group(1).split()) if found else frozenset()
+
+
+def supported_isas(arch: str, features: frozenset[str]) -> tuple[str, ...]:
+    """The instruction sets this CPU can run, widest first."""
+    isas: list[str] = []
+    if features.issuperset(AVX2_FEATURES):
+        if features.issuperset(AVX512_FEATURES):
+            isas.append("avx512")
+        isas.append("avx2")
+    if arch in ("aarch64", "arm64"):
+        isas.append("neon")
+    return (*isas, "scalar")
+
+
+def choose_isa(wanted: str, supported: tuple[str, ...]) -> str:
+    """The ISA for the setting cpu.simd."""
+    if wanted == "auto":
+        return supported[0]
+    if wanted not in supported:
+        raise ConfigError(
+            f"cpu.simd is {wanted!r}, which this CPU does not have",
+            hint=f"choose one of: auto, {', '.join(supported)}.",
+        )
+    return wanted
+
+
+def find_compiler(wanted: str) -> str:
+    """The compiler's command with its full path, or nothing where there is none."""
+    for candidate in (wanted,) if wanted else ("g++", "clang++"):
+        words = shlex.split(candidate)
+        path = shutil.which(words[0]) if words else None
+        if path is not None:
+            return shlex.join([path, *words[1:]])
+    return ""
+
+
+def compiler_version(command: str) -> str:
+    """The first line the compiler says of itself."""
+    if not command:
+        return ""
+    words = shlex.split(command)
+    try:
+        said = subprocess.run(
+            [*words, "--version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CompilerMissing(f"{command} does not run: {error}") from error
+    return said.stdout.partition("\n")[0].strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as sysfs writes it: 32K, 1024K, 16M."""
+    found = re.fullmatch(r"(\d+)([KMG]?)", text.strip())
+    return int(found.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[found.group(2)] if found else 0
+
+
+def cache_sizes(indices: Iterable[Path]) -> dict[int, int]:
+    """Bytes of the data cache of each level."""
+    sizes = dict(DEFAULT_CACHE_BYTES)
+    for index in indices:
+        level, size = _read(index / "level").strip(), parse_size(_read(index / "size"))
+        if _read(index / "type").strip() != "Instruction" and level.isdecimal() and size:
+            sizes[int(level)] = size
+    return sizes
+
+
+@cache
+def _machine() -> tuple[str, tuple[str, ...], dict[int, int]]:
+    arch = platform.machine() or "unknown"
+    isas = supported_isas(arch, cpu_features(_read(Path("/proc/cpuinfo"))))
+    indices = sorted(SYSFS_CACHES.glob("index*")) if SYSFS_CACHES.is_dir() else ()
+    return arch, isas, cache_sizes(indices)
+
+
+@cache
+def _compiler(wanted: str) -> tuple[str, str]:
+    command = find_compiler(wanted)
+    return command, compiler_version(command)
+
+
+@cache
+def _target(simd: str, num_threads: int, compiler: str) -> Target:
+    arch, isas, caches = _machine()
+    isa = choose_isa(simd, isas)
+    sizes = (caches[1], caches[2], caches[3])
+    return Target("cpu", arch, isa, LANES[isa], num_threads, *sizes, *_compiler(compiler))
+
+
+def host_target(settings: Settings) -> Target:
+    """The machine this process runs on, as the settings want it used."""
+    num_threads = settings.cpu.threads or torch.get_num_threads() or os.cpu_count() or 1
+    return _target(settings.cpu.simd, num_threads, settings.cpu.compiler)
