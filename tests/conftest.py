@@ -1,0 +1,15 @@
+"""Options shared by the test folders."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--opdb-full", action="store_true", help="every operator, dtype and many samples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: left out unless asked for with -m slow")

@@ -1,0 +1,53 @@
+"""The backend under test: a name, `perfuse` unless TEST_BACKEND says otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+
+def default_backend() -> str:
+    return os.environ.get("TEST_BACKEND", "perfuse")
+
+
+def compiled(
+    fn: Callable[..., Any],
+    backend: str | Callable[..., Any] | None = None,
+    *,
+    dynamic: bool | None = False,
+    fullgraph: bool = False,
+) -> Callable[..., Any]:
+    """`fn` through `torch.compile`; a random op draws the same numbers as eager in every backend."""
+    backend = backend or default_backend()
+    options = {"fallback_random": True} if backend == "inductor" else None
+    return torch.compile(  # type: ignore[no-any-return, call-overload]
+        fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options
+    )
+
+
+def eager_random(backend: str | None = None) -> AbstractContextManager[Any]:
+    """Inside it, random ops of the backend are bit-equal to eager's."""
+    if (backend or default_backend()) != "perfuse":
+        return contextlib.nullcontext()
+    config = importlib.import_module("perfuse").config
+    return config.patch(fallback_random=True)  # type: ignore[no-any-return]
+
+
+class Counting:
+    """A backend that counts its graphs and hands them to another backend."""
+
+    def __init__(self, inner: str | None = None) -> None:
+        self.inner = inner or default_backend()
+        self.num_graphs = 0
+
+    def __call__(self, graph: Any, example_inputs: Any) -> Any:
+        self.num_graphs += 1
+        if self.inner == "eager":
+            return graph.forward
+        return torch._dynamo.lookup_backend(self.inner)(graph, example_inputs)

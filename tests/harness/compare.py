@@ -1,0 +1,182 @@
+"""Is a compiled result as good as eager's?
+
+Tolerances are derived, never picked. `exact` is the same program in float64; the limit for an element is
+twice the largest error eager itself makes, a few units in the last place of the exact value, and twice the
+`spread`: how far the exact value moves when the inputs move by one rounding of their dtype. The spread is
+what a backward-stable algorithm may cost, and it keeps cancellation from looking like a wrong kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+# The vector math states its bounds in ulps (at most 2); two such steps make a composed function.
+NUM_ULPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Used against eager itself, where no float64 reference exists."""
+
+    rtol: float
+    atol: float
+
+
+DEFAULT_TOLERANCES = {
+    torch.float64: Tolerance(1e-7, 1e-7),
+    torch.complex128: Tolerance(1e-7, 1e-7),
+    torch.float32: Tolerance(1.3e-6, 1e-5),
+    torch.complex64: Tolerance(1.3e-6, 1e-5),
+    torch.float16: Tolerance(1e-3, 1e-5),
+    torch.bfloat16: Tolerance(1.6e-2, 1e-5),
+}
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Tensors and plain values of a nested result, in a fixed order."""
+    return pytree.tree_leaves(tree)
+
+
+def complaints(
+    got: Any,
+    eager: Any,
+    exact: Any = None,
+    spreads: Sequence[Any] = (),
+    fallback: Tolerance | None = None,
+) -> list[str]:
+    """What is wrong with `got`, in words; an empty list is a pass."""
+    got_leaves, eager_leaves = leaves(got), leaves(eager)
+    if len(got_leaves) != len(eager_leaves):
+        return [f"{len(got_leaves)} outputs, eager gives {len(eager_leaves)}"]
+    exact_leaves = aligned(exact, eager_leaves)
+    spread_leaves = [aligned(s, eager_leaves) for s in spreads]
+    found = []
+    for i, (g, e) in enumerate(zip(got_leaves, eager_leaves, strict=True)):
+        moved = [s[i] for s in spread_leaves if s[i] is not None]
+        problem = leaf_complaint(g, e, exact_leaves[i], moved, fallback)
+        if problem:
+            found.append(f"output {i}: {problem}")
+    return found
+
+
+def assert_as_good_as_eager(
+    got: Any, eager: Any, exact: Any = None, spreads: Sequence[Any] = ()
+) -> None:
+    found = complaints(got, eager, exact, spreads)
+    assert not found, "\n".join(found)
+
+
+def aligned(tree: Any, eager_leaves: list[Any]) -> list[Any]:
+    """The reference's leaves, or None wherever the reference took another shape than eager."""
+    nothing = [None] * len(eager_leaves)
+    if tree is None:
+        return nothing
+    found = leaves(tree)
+    if len(found) != len(eager_leaves):
+        return nothing
+    return [
+        f if isinstance(f, Tensor) and isinstance(e, Tensor) and f.shape == e.shape else None
+        for f, e in zip(found, eager_leaves, strict=True)
+    ]
+
+
+def leaf_complaint(
+    got: Any, eager: Any, exact: Tensor | None, spreads: list[Tensor], fallback: Tolerance | None
+) -> str | None:
+    if not isinstance(eager, Tensor) or not isinstance(got, Tensor):
+        return plain_complaint(got, eager)
+    problem = metadata_complaint(got, eager)
+    if problem or eager.numel() == 0:
+        return problem
+    got, eager = dense(got), dense(eager)
+    if not (eager.is_floating_point() or eager.is_complex()):
+        return None if torch.equal(got, eager) else describe(got, eager)
+    if exact is not None:
+        exact = dense(exact)
+        error = largest_finite((widen(eager) - widen(exact)).abs())
+        scale = largest_finite(widen(exact).abs())
+        # An eager this far from float64 took another branch (a rounding, a comparison): the
+        # reference says nothing then, and eager is the only truth left.
+        if error <= scale * torch.finfo(eager.dtype).eps ** 0.5:
+            return value_complaint(got, eager, exact, error, spreads)
+    tolerance = fallback or DEFAULT_TOLERANCES.get(eager.dtype, Tolerance(0.0, 0.0))
+    limit = tolerance.atol + tolerance.rtol * widen(eager).abs()
+    return outside(got, eager, widen(eager), limit)
+
+
+def plain_complaint(got: Any, eager: Any) -> str | None:
+    if type(got) is not type(eager):
+        return f"is a {type(got).__name__}, eager gives a {type(eager).__name__}"
+    if isinstance(eager, float):
+        return leaf_complaint(torch.tensor(got), torch.tensor(eager), None, [], None)
+    return None if got == eager else f"{got!r}, eager gives {eager!r}"
+
+
+def metadata_complaint(got: Tensor, eager: Tensor) -> str | None:
+    for what in ("shape", "dtype", "device", "layout", "requires_grad"):
+        mine, theirs = getattr(got, what), getattr(eager, what)
+        if mine != theirs:
+            return f"{what} {mine}, eager gives {theirs}"
+    return None
+
+
+def value_complaint(
+    got: Tensor, eager: Tensor, exact: Tensor, error: float, spreads: list[Tensor]
+) -> str | None:
+    truth = widen(exact)
+    finfo = torch.finfo(eager.dtype)
+    limit = 2 * error + NUM_ULPS * finfo.eps * truth.abs() + finfo.tiny
+    for moved in spreads:
+        limit = limit + 2 * (widen(dense(moved)) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
+    return outside(got, eager, truth, limit)
+
+
+def outside(got: Tensor, eager: Tensor, truth: Tensor, limit: Tensor) -> str | None:
+    """The worst element outside its limit; a value that is not finite has to be eager's own."""
+    same = (got == eager) | (got.isnan() & eager.isnan())
+    distance = (widen(got) - truth).abs()
+    bad = ~same & ~(distance <= limit)
+    if not bool(bad.any()):
+        return None
+    excess = torch.where(bad, (distance / limit).nan_to_num(float("inf"), float("inf")), 0.0)
+    at = int(excess.reshape(-1).argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), got.shape))
+    return (
+        f"{int(bad.sum())} of {bad.numel()} elements wrong, worst at {place}: "
+        f"{got[place].item()!r}, eager {eager[place].item()!r}, exact {truth[place].item()!r}, "
+        f"limit {limit.expand_as(truth)[place].item():.3g}"
+    )
+
+
+def describe(got: Tensor, eager: Tensor) -> str:
+    bad = got != eager
+    at = int(bad.reshape(-1).int().argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), got.shape))
+    return (
+        f"{int(bad.sum())} of {bad.numel()} elements differ, first at {place}: "
+        f"{got[place].item()!r}, eager {eager[place].item()!r}"
+    )
+
+
+def dense(x: Tensor) -> Tensor:
+    x = x.detach()
+    if x.is_quantized:
+        x = x.dequantize()
+    if x.layout is not torch.strided:
+        x = x.to_dense()
+    return x.resolve_conj().resolve_neg()
+
+
+def widen(x: Tensor) -> Tensor:
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def largest_finite(x: Tensor) -> float:
+    x = x[torch.isfinite(x)]
+    return float(x.max()) if x.numel() else 0.0

@@ -1,0 +1,56 @@
+"""The operator database in CI: every operator at float32, a slice of them in the other dtypes."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from tests.harness.backend import default_backend
+from tests.opdb.check import check_row
+from tests.opdb.gaps import MAX_GAPS, known_gaps
+from tests.opdb.rows import DTYPES, Row, rows
+
+# One row in SLICE of the dtypes other than float32, the same ones every time.
+SLICE = 8
+QUICK_SAMPLES = {"forward": 2, "backward": 1}
+FULL_SAMPLES = {"forward": 16, "backward": 4}
+
+
+def selected(full: bool) -> list[Row]:
+    every = rows(list(DTYPES))
+    return [r for r in every if full or r.dtype == "float32" or is_in_slice(r)]
+
+
+def is_in_slice(row: Row) -> bool:
+    return zlib.crc32(str(row).encode()) % SLICE == 0
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "row" in metafunc.fixturenames:
+        full = bool(metafunc.config.getoption("--opdb-full"))
+        metafunc.parametrize("row", selected(full), ids=str)
+
+
+def test_matches_eager(row: Row, request: pytest.FixtureRequest) -> None:
+    full = bool(request.config.getoption("--opdb-full"))
+    samples = (FULL_SAMPLES if full else QUICK_SAMPLES)[row.mode]
+    outcome = check_row(row, default_backend(), samples)
+    if outcome.status in ("skip", "capture"):
+        pytest.skip(f"{outcome.status}: {outcome.message}")
+    gap = known_gaps().get(row)
+    if gap is None:
+        assert outcome.status == "pass", f"{outcome.status}: {outcome.message}"
+    elif outcome.status == "pass":
+        pytest.fail(f"{row} passes: delete its line from known_gaps.txt and lower MAX_GAPS")
+    else:
+        pytest.xfail(gap)
+
+
+def test_gaps_only_shrink() -> None:
+    assert len(known_gaps()) <= MAX_GAPS, "a new gap is a bug to fix, not a line to add"
+
+
+def test_gaps_name_rows_that_exist() -> None:
+    unknown = set(known_gaps()) - set(rows(list(DTYPES)))
+    assert not unknown, f"no such rows: {sorted(map(str, unknown))}"

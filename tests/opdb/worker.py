@@ -1,0 +1,20 @@
+"""A worker process of `tests.opdb.run`: one row a task."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.harness.pool import Result, Task, serve
+from tests.opdb.check import check_row
+from tests.opdb.rows import Row
+
+
+def handle(task: Task) -> Result:
+    row = Row(task["op"], task["dtype"], task["mode"])
+    outcome = check_row(row, task["backend"], task["samples"])
+    return {"status": outcome.status, "message": outcome.message}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(handle)
