@@ -1,0 +1,173 @@
+"""Layer, RMS and group norms as one `var_mean` (or mean of squares) and pointwise work.
+
+Statistics are taken in float32 for half inputs. The backward is written with means instead of
+sums times a count, so that its terms stay of the size of the gradient.
+"""
+
+import torch
+from torch import Tensor
+
+from perfuse.graph.decompose_softmax import opmath
+
+
+def _inner_axes(x: Tensor, normalized_shape: list[int]) -> list[int]:
+    return list(range(x.dim() - len(normalized_shape), x.dim()))
+
+
+def _outer_axes(x: Tensor, normalized_shape: list[int]) -> list[int]:
+    return list(range(x.dim() - len(normalized_shape)))
+
+
+def _statistics_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
+    """The type of the saved mean and rstd: eager on CPU keeps the input's unless types are mixed."""
+    is_mixed = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
+    return x.dtype if x.device.type == "cpu" and not is_mixed else opmath(x).dtype
+
+
+def _sum_over(x: Tensor, axes: list[int]) -> Tensor:
+    """A sum that leaves `x` alone for no axes (torch.sum would take them all)."""
+    return torch.sum(x, axes) if axes else x
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    acc = opmath(x).contiguous()  # eager's result is contiguous whatever its input
+    axes = _inner_axes(x, normalized_shape)
+    var, mean = torch.var_mean(acc, dim=axes, correction=0, keepdim=True)
+    rstd = torch.rsqrt(var + eps)
+    out = (acc - mean) * rstd
+    if weight is not None:
+        out = out * weight.to(acc.dtype)
+    if bias is not None:
+        out = out + bias.to(acc.dtype)
+    kept = _statistics_dtype(x, weight, bias)
+    return out.to(x.dtype), mean.to(kept), rstd.to(kept)
+
+
+def layer_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad, acc = opmath(grad_out), opmath(x).contiguous()
+    scale = rstd.to(acc.dtype)
+    x_hat = (acc - mean.to(acc.dtype)) * scale
+    inner, outer = _inner_axes(x, normalized_shape), _outer_axes(x, normalized_shape)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        g = grad if weight is None else grad * weight.to(acc.dtype)
+        along = torch.mean(g * x_hat, inner, keepdim=True)
+        centred = g - torch.mean(g, inner, keepdim=True)
+        grad_x = ((centred - x_hat * along) * scale).to(x.dtype).contiguous()
+    if output_mask[1] and weight is not None:
+        grad_weight = _sum_over(grad * x_hat, outer).to(weight.dtype)
+    if output_mask[2] and bias is not None:
+        # One row: the sum over no axes is the gradient itself, which must not be returned as is.
+        grad_bias = _sum_over(grad, outer).to(bias.dtype) if outer else grad_out.clone()
+    return grad_x, grad_weight, grad_bias
+
+
+def rms_norm(
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    acc = opmath(x).contiguous()
+    axes = _inner_axes(x, normalized_shape)
+    floor = torch.finfo(acc.dtype).eps if eps is None else eps
+    rstd = torch.rsqrt(torch.mean(acc * acc, axes, keepdim=True) + floor)
+    out = acc * rstd
+    if weight is not None:
+        out = out * weight.to(acc.dtype)
+    return out.to(x.dtype), rstd
+
+
+def rms_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: list[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    grad, acc = opmath(grad_out), opmath(x).contiguous()
+    x_hat = acc * rstd
+    grad_x = grad_weight = None
+    if output_mask[0]:
+        g = grad if weight is None else grad * weight.to(acc.dtype)
+        along = torch.mean(g * x_hat, _inner_axes(x, normalized_shape), keepdim=True)
+        grad_x = ((g - x_hat * along) * rstd).to(x.dtype).contiguous()
+    if output_mask[1] and weight is not None:
+        outer = _outer_axes(x, normalized_shape)
+        grad_weight = _sum_over(grad * x_hat, outer).to(weight.dtype)
+    return grad_x, grad_weight
+
+
+def _by_group(x: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
+    """`x` in float32 as [batch, group, channel of the group, pixel]."""
+    return opmath(x).reshape(sizes)
+
+
+def _per_channel(p: Tensor, num_groups: int, dtype: torch.dtype) -> Tensor:
+    return p.to(dtype).reshape(1, num_groups, -1, 1)
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    pixels: int,
+    num_groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    acc = _by_group(x.contiguous(), (batch, num_groups, channels // num_groups, pixels))
+    var, mean = torch.var_mean(acc, dim=[2, 3], correction=0, keepdim=True)
+    rstd = torch.rsqrt(var + eps)
+    out = (acc - mean) * rstd
+    if weight is not None:
+        out = out * _per_channel(weight, num_groups, acc.dtype)
+    if bias is not None:
+        out = out + _per_channel(bias, num_groups, acc.dtype)
+    kept = _statistics_dtype(x, weight, bias)
+    flat = [batch, num_groups]
+    return out.reshape(x.shape).to(x.dtype), mean.view(flat).to(kept), rstd.view(flat).to(kept)
+
+
+def group_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    batch: int,
+    channels: int,
+    pixels: int,
+    num_groups: int,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    sizes = (batch, num_groups, channels // num_groups, pixels)
+    grad, acc = _by_group(grad_out.contiguous(), sizes), _by_group(x.contiguous(), sizes)
+    scale = rstd.to(acc.dtype).reshape(batch, num_groups, 1, 1)
+    x_hat = (acc - mean.to(acc.dtype).reshape(batch, num_groups, 1, 1)) * scale
+    kept = x.dtype if weight is None else weight.dtype
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        g = grad if weight is None else grad * _per_channel(weight, num_groups, acc.dtype)
+        along = torch.mean(g * x_hat, [2, 3], keepdim=True)
+        centred = g - torch.mean(g, [2, 3], keepdim=True)
+        grad_x = ((centred - x_hat * along) * scale).reshape(x.shape).to(x.dtype)
+    if output_mask[1]:
+        grad_weight = torch.sum(grad * x_hat, [0, 3]).reshape(channels).to(kept)
+    if output_mask[2]:
+        grad_bias = torch.sum(grad, [0, 3]).reshape(channels).to(kept)
+    return grad_x, grad_weight, grad_bias

@@ -1,0 +1,109 @@
+"""Activations as scalar formulas in float32, cast once at the end.
+
+One formula a function. Where the textbook form overflows or cancels, the comment says why ours
+does not.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from perfuse.graph.decompose_softmax import opmath
+
+_SQRT_HALF = math.sqrt(0.5)
+_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+_INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+_GELU_CUBIC = 0.044715
+# Past this, tanh(softplus(x)) is 1 in float32 and float64 alike, and e^x squared is still finite.
+_MISH_LIMIT = 20.0
+
+
+def _tanh_gelu_inner(x: Tensor) -> Tensor:
+    return _SQRT_2_OVER_PI * (x + _GELU_CUBIC * (x * x * x))
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    acc = opmath(x)
+    if approximate == "tanh":
+        result = 0.5 * acc * (1.0 + torch.tanh(_tanh_gelu_inner(acc)))
+    else:
+        result = 0.5 * acc * (1.0 + torch.erf(acc * _SQRT_HALF))
+    return result.to(x.dtype)
+
+
+def _tanh_gelu_slope(x: Tensor) -> Tensor:
+    t = torch.tanh(_tanh_gelu_inner(x))
+    inner_slope = _SQRT_2_OVER_PI * (1.0 + 3.0 * _GELU_CUBIC * (x * x))
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner_slope
+
+
+def _erf_gelu_slope(x: Tensor) -> Tensor:
+    density = torch.exp(-0.5 * (x * x)) * _INV_SQRT_2PI
+    return 0.5 * (1.0 + torch.erf(x * _SQRT_HALF)) + x * density
+
+
+def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
+    acc = opmath(x)
+    slope = _tanh_gelu_slope(acc) if approximate == "tanh" else _erf_gelu_slope(acc)
+    return (opmath(grad) * slope).to(x.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    acc = opmath(x)
+    return (acc * torch.sigmoid(acc)).to(x.dtype)
+
+
+def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    acc = opmath(x)
+    s = torch.sigmoid(acc)
+    return (opmath(grad) * s * (1.0 + acc * (1.0 - s))).to(x.dtype)
+
+
+def _mish_ratio(x: Tensor) -> Tensor:
+    """n = e^x (e^x + 2): tanh(softplus(x)) is n / (n + 2), one exp and no cancellation."""
+    e = torch.exp(torch.clamp(x, max=_MISH_LIMIT))
+    return e * (e + 2.0)
+
+
+def mish(x: Tensor) -> Tensor:
+    acc = opmath(x)
+    n = _mish_ratio(acc)
+    return (acc * (n / (n + 2.0))).to(x.dtype)
+
+
+def mish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    acc = opmath(x)
+    n = _mish_ratio(acc)
+    t = n / (n + 2.0)
+    # 1 - t^2 written out, because t is close to 1 over half of the line.
+    one_minus_square = 4.0 * (n + 1.0) / ((n + 2.0) * (n + 2.0))
+    slope = t + acc * torch.sigmoid(acc) * one_minus_square
+    return (opmath(grad) * slope).to(x.dtype)
+
+
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    acc = opmath(x)
+    scaled = acc * beta
+    # log(1 + e^z) = max(z, 0) + log1p(e^-|z|): no overflow, whatever the threshold.
+    smooth = torch.clamp(scaled, min=0.0) + torch.log1p(torch.exp(-torch.abs(scaled)))
+    return torch.where(scaled > threshold, acc, smooth / beta).to(x.dtype)
+
+
+def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
+    acc, g = opmath(x), opmath(grad)
+    scaled = acc * beta
+    return torch.where(scaled > threshold, g, g * torch.sigmoid(scaled)).to(x.dtype)
+
+
+def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    acc = opmath(x) if x.is_floating_point() else x.to(torch.get_default_dtype())
+    if acc.numel() == 0:  # amax has no identity: the sum of nothing is 0, its log -inf
+        return torch.log(torch.sum(torch.exp(acc), dim, keepdim)).to(acc.dtype)
+    # A maximum of infinity would make inf - inf: such rows are shifted by nothing, and stay inf.
+    peak = torch.amax(acc, dim, keepdim=True)
+    peak = torch.where(torch.abs(peak) == math.inf, torch.zeros_like(peak), peak)
+    total = torch.log(torch.sum(torch.exp(acc - peak), dim, keepdim=True)) + peak
+    kept = x.dtype if x.is_floating_point() else acc.dtype
+    result = total.to(kept)
+    return result if keepdim else torch.squeeze(result, list(dim) or list(range(x.dim())))

@@ -1,0 +1,148 @@
+"""Which ATen ops are spelled out in smaller ones while AOTAutograd traces, and how.
+
+Three lists decide: `OWN` are our formulas, `STANDARD` names those of PyTorch's library that fit,
+and whatever is in neither stays one node for lowering. An op that a PyTorch version does not have
+is skipped: the table only ever holds what exists.
+
+Kept whole, on purpose:
+- mm, addmm, bmm, baddbmm, convolution, and the flash attention ops: one library call each;
+- var, var_mean, sum, mean, amax, cumsum: reductions and scans that lowering knows;
+- embedding, embedding_dense_backward, index, index_put, gather, scatter: loads and stores by index;
+- _to_copy, view, expand, permute, slice, cat, constant_pad_nd: they only move an index;
+- avg_pool, max_pool: windows, which as index arithmetic would be many more nodes;
+- rand, rand_like, bernoulli, randint: lowered with the program's own seed.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from perfuse.graph import decompose_norms as norms
+from perfuse.graph import decompose_pointwise as pointwise
+from perfuse.graph import decompose_softmax as softmax
+from perfuse.torch_compat import standard_decompositions
+
+Decomposition = Callable[..., Any]
+
+NORMS = """
+native_batch_norm native_batch_norm_backward _native_batch_norm_legit
+_native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+_batch_norm_with_update_functional batch_norm_backward
+cudnn_batch_norm cudnn_batch_norm_backward miopen_batch_norm_backward
+_weight_norm_interface renorm
+""".split()
+
+ACTIVATIONS = """
+celu elu elu_backward glu glu_backward hardshrink hardsigmoid hardsigmoid_backward hardswish
+hardswish_backward hardtanh hardtanh_backward leaky_relu leaky_relu_backward
+log_sigmoid_backward log_sigmoid_forward logit_backward _prelu_kernel _prelu_kernel_backward
+relu6 rrelu_with_noise_backward selu sigmoid_backward softshrink
+tanh_backward threshold threshold_backward native_dropout
+native_dropout_backward
+""".split()
+
+LOSSES = """
+binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss
+huber_loss_backward mse_loss mse_loss_backward multi_margin_loss nll_loss_forward
+nll_loss2d_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
+soft_margin_loss_backward
+""".split()
+
+ARITHMETIC = """
+addcdiv addcmul addr aminmax clamp_max clamp_min count_nonzero deg2rad dist dot
+floor_divide frac heaviside isneginf isposinf lerp linalg_cross linalg_vector_norm logaddexp
+logaddexp2 logit mv mvlgamma nan_to_num nansum norm rad2deg rsub sgn sinc special_entr
+special_log_ndtr special_xlog1py std std_mean trace vdot xlogy hypot
+""".split()
+
+CREATION = """
+arange.default arange.start empty_like eye fill linspace logspace new_empty new_full new_ones
+new_zeros ones ones_like tril_indices triu_indices zero zeros zeros_like 
+""".split()
+
+MOVEMENT = """
+_unsafe_masked_index _unsafe_masked_index_put_accumulate block_diag channel_shuffle
+diag_embed diagonal_backward im2col col2im index_add index_copy index_fill
+isin masked_fill narrow_copy pixel_shuffle pixel_unshuffle
+reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
+reflection_pad2d_backward reflection_pad3d_backward replication_pad1d replication_pad2d
+replication_pad3d roll rot90 select_backward select_scatter slice_backward
+split_with_sizes_copy stack t take tril triu unbind unfold_backward unfold_copy unsafe_split
+unsafe_split_with_sizes split split_with_sizes transpose_copy unsqueeze_copy squeeze_copy
+expand_copy view_copy alias_copy t_copy permute_copy as_strided_copy diagonal_copy
+""".split()
+
+RESAMPLING = """
+affine_grid_generator grid_sampler_2d _upsample_nearest_exact1d _upsample_nearest_exact2d
+_upsample_nearest_exact3d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+""".split()
+
+STANDARD = (*NORMS, *ACTIVATIONS, *LOSSES, *ARITHMETIC, *CREATION, *MOVEMENT, *RESAMPLING)
+
+
+def convert_element_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """PyTorch's reference formulas cast with a primitive of their own: one spelling for all."""
+    return x.to(dtype)
+
+
+OWN: dict[str, Decomposition] = {
+    "aten._softmax.default": softmax.softmax,
+    "aten._log_softmax.default": softmax.log_softmax,
+    "aten._softmax_backward_data.default": softmax.softmax_backward,
+    "aten._log_softmax_backward_data.default": softmax.log_softmax_backward,
+    "aten.nll_loss_backward.default": softmax.nll_loss_backward,
+    "aten.nll_loss2d_backward.default": softmax.nll_loss_backward,
+    "aten.native_layer_norm.default": norms.layer_norm,
+    "aten.native_layer_norm_backward.default": norms.layer_norm_backward,
+    "aten.native_group_norm.default": norms.group_norm,
+    "aten.native_group_norm_backward.default": norms.group_norm_backward,
+    "aten._fused_rms_norm.default": norms.rms_norm,
+    "aten._fused_rms_norm_backward.default": norms.rms_norm_backward,
+    "aten.gelu.default": pointwise.gelu,
+    "aten.gelu_backward.default": pointwise.gelu_backward,
+    "aten.silu.default": pointwise.silu,
+    "aten.silu_backward.default": pointwise.silu_backward,
+    "aten.mish.default": pointwise.mish,
+    "aten.mish_backward.default": pointwise.mish_backward,
+    "aten.softplus.default": pointwise.softplus,
+    "aten.softplus_backward.default": pointwise.softplus_backward,
+    "aten.logsumexp.default": pointwise.logsumexp,
+    "prims.convert_element_type.default": convert_element_type,
+}
+
+
+def _find(name: str) -> Any | None:
+    """The op `namespace.packet[.overload]`, or None in a PyTorch that has no such op."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return None
+    return found
+
+
+def _standard_ops() -> Iterator[Any]:
+    for name in STANDARD:
+        op = _find(f"aten.{name}")
+        if op is not None:
+            yield op
+
+
+def _is_functional(op: OpOverload) -> bool:
+    """Out and in-place variants never reach a table that works below functionalization."""
+    return not op._schema.is_mutable
+
+
+def decomposition_table() -> dict[OpOverload, Decomposition]:
+    """A new table for AOTAutograd's `decompositions`: the standard rows, then our own over them."""
+    standard = standard_decompositions(list(_standard_ops()))
+    table = {op: rule for op, rule in standard.items() if _is_functional(op)}
+    for name, rule in OWN.items():
+        op = _find(name)
+        if op is not None:
+            table[op] = rule
+    return table
