@@ -45,11 +45,6 @@ def plain(default: Any, sentence: str) -> Any:
     return field(default=default, metadata={"is_key": False, "sentence": sentence})
 
 
-def group(kind: type) -> Any:
-    """A branch of the tree."""
-    return field(default_factory=kind)
-
-
 @dataclass(frozen=True, slots=True)
 class CpuSettings:
     """How CPU kernels are generated and run."""
@@ -116,11 +111,11 @@ class Settings:
     verify: bool = plain(False, "Check every stage's artefact against its spec.")
     max_autotune: bool = key(False, "Measure more implementations of matrix products.")
     cudagraphs: bool = key(False, "Replay launches on CUDA devices through CUDA graphs.")
-    cpu: CpuSettings = group(CpuSettings)
-    cache: CacheSettings = group(CacheSettings)
-    build: BuildSettings = group(BuildSettings)
-    rocm: RocmSettings = group(RocmSettings)
-    triton: TritonSettings = group(TritonSettings)
+    cpu: CpuSettings = field(default_factory=CpuSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    build: BuildSettings = field(default_factory=BuildSettings)
+    rocm: RocmSettings = field(default_factory=RocmSettings)
+    triton: TritonSettings = field(default_factory=TritonSettings)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
         """These settings with some changed, by dotted name or by nested mapping."""
