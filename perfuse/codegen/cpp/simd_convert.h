@@ -1,0 +1,179 @@
+// Storage types and conversions, bit for bit as eager PyTorch's on the CPU (NaN payloads apart).
+
+#ifndef PF_FP8_SATURATE
+#define PF_FP8_SATURATE 1  // float8_e4m3fn: overflow gives 448; 0: NaN, as PyTorch before 2.12
+#endif
+
+namespace pf {
+
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+struct f8e4m3fn { uint8_t bits; };
+struct f8e5m2 { uint8_t bits; };
+struct f8e4m3fnuz { uint8_t bits; };
+struct f8e5m2fnuz { uint8_t bits; };
+
+// raw: what lies in memory, compute: what a kernel computes with.
+template <class S> struct storage { typedef S raw; typedef S compute; };
+template <> struct storage<bool> { typedef uint8_t raw; typedef bool compute; };
+template <> struct storage<f16> { typedef uint16_t raw; typedef float compute; };
+template <> struct storage<bf16> { typedef uint16_t raw; typedef float compute; };
+template <> struct storage<f8e4m3fn> { typedef uint8_t raw; typedef float compute; };
+template <> struct storage<f8e5m2> { typedef uint8_t raw; typedef float compute; };
+template <> struct storage<f8e4m3fnuz> { typedef uint8_t raw; typedef float compute; };
+template <> struct storage<f8e5m2fnuz> { typedef uint8_t raw; typedef float compute; };
+template <class S> using raw = typename storage<S>::raw;
+template <class S> using compute = typename storage<S>::compute;
+
+// The value of every lane as T, converted as C converts (no bool on either side).
+template <class T, class X> PF_FN like<X, T> convert(X x) {
+  if constexpr (is_vec<X>) return __builtin_convertvector(x, vec<T>);
+  else return (T)x;
+}
+
+template <class To, class X> PF_FN like<X, To> cast(X x) {
+  using From = elem<X>;
+  if constexpr (is_same<To, From>) return x;
+  else if constexpr (is_same<To, bool>) return ne(x, X{});
+  else if constexpr (is_same<From, bool>) {
+    if constexpr (is_vec<X>) return convert<To>(x.bits & 1);
+    else return (To)x;
+  } else if constexpr (is_float<From> && !is_float<To> && sizeof(To) < 4) return convert<To>(convert<int32_t>(x));
+  else return convert<To>(x);
+}
+
+// ---- small floats by integer arithmetic --------------------------------------------------------
+// A format with EXP exponent bits, MAN mantissa bits and BIAS; its magnitude fits EXP + MAN bits.
+
+template <int EXP, int MAN, int BIAS> struct small {
+  static constexpr int shift = 23 - MAN;
+  static constexpr uint32_t rebias = uint32_t(127 - BIAS) << MAN;
+  static constexpr uint32_t min_normal = uint32_t(128 - BIAS) << 23;  // as float bits
+  static constexpr uint32_t magic = uint32_t(127 + 1 - BIAS - MAN + 23) << 23;  // its ulp is the format's least value
+
+  // Rounds a magnitude (float bits, not NaN, not past the format's range) to the format's bits.
+  template <class U> static PF_INLINE U encode(U a) {
+    using F = like<U, float>;
+    const U normal = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - rebias;
+    const U tiny = bits_as<U>((F)(bits_as<F>(a) + bits_as<F>(all<U>(magic)))) - magic;
+    return where(lt(a, all<U>(min_normal)), tiny, normal);
+  }
+  // The format's magnitude bits as a float; the top exponent is read as a number.
+  template <class U> static PF_INLINE like<U, float> decode(U m) {
+    using F = like<U, float>;
+    const U wide = m << shift;
+    const F normal = bits_as<F>((U)(wide + (rebias << shift)));
+    const F tiny = bits_as<F>((U)(wide + min_normal)) - bits_as<F>(all<U>(min_normal));
+    return where(lt(m, all<U>(1u << MAN)), tiny, normal);
+  }
+};
+
+template <class F> PF_FN auto float_bits(F x) { return bits_as<like<F, uint32_t>>(x); }
+template <class U> PF_FN auto bits_float(U x) { return bits_as<like<U, float>>(x); }
+
+constexpr uint32_t inf_bits = 0x7f800000u;
+
+// A magnitude held at `top`; NaN (above infinity) stays where it is by the caller's own test.
+template <class U> PF_FN U at_most(U a, uint32_t top) { return where(lt(a, all<U>(top)), a, all<U>(top)); }
+
+// encode<S>: float -> bits of S, in 32-bit lanes. decode<S>: back.
+template <class S, class F> PF_FN like<F, uint32_t> encode(F x) {
+  using U = like<F, uint32_t>;
+  const U b = float_bits(x), a = b & 0x7fffffffu;
+  const auto nan = gt(a, all<U>(inf_bits));
+  if constexpr (is_same<S, bf16>) {
+    return where(nan, all<U>(0x7fc0), (b + 0x7fff + ((b >> 16) & 1)) >> 16);
+  } else if constexpr (is_same<S, f16>) {
+    const U m = small<5, 10, 15>::encode(at_most(a, 0x47800000u));  // 65536 encodes as infinity
+    return where(nan, all<U>(0x7e00), m) | ((b >> 16) & 0x8000);
+  } else if constexpr (is_same<S, f8e5m2>) {
+    const U m = small<5, 2, 15>::encode(at_most(a, 0x47800000u));
+    return where(nan, all<U>(0x7f), m) | ((b >> 24) & 0x80);
+  } else if constexpr (is_same<S, f8e4m3fn>) {
+    constexpr uint32_t top = PF_FP8_SATURATE ? 0x43e00000u : 0x43f00000u;  // 448, or 480, which encodes as NaN
+    const U m = small<4, 3, 7>::encode(at_most(a, top));
+    return where(nan, all<U>(0x7f), m) | ((b >> 24) & 0x80);
+  } else {
+    // fnuz: one zero, one NaN (0x80), no infinity; what rounds past the largest value is NaN.
+    constexpr bool e4 = is_same<S, f8e4m3fnuz>;
+    using format = small<e4 ? 4 : 5, e4 ? 3 : 2, e4 ? 8 : 16>;
+    const U m = format::encode(at_most(a, e4 ? 0x43800000u : 0x47800000u));  // 256, 65536: 0x80
+    const U signed_m = m | ((b >> 24) & 0x80);
+    return where(lor(nan, gt(m, all<U>(0x7f))), all<U>(0x80), where(eq(m, U{}), U{}, signed_m));
+  }
+}
+
+template <class S, class U> PF_FN like<U, float> decode(U b) {
+  using F = like<U, float>;
+  if constexpr (is_same<S, bf16>) {
+    return bits_float((U)(b << 16));
+  } else if constexpr (is_same<S, f16> || is_same<S, f8e5m2>) {
+    if constexpr (is_same<S, f8e5m2>) b = b << 8;
+    const U m = b & 0x7fff, sign = (b & 0x8000) << 16;
+    const U special = (m << 13) | inf_bits;
+    const U number = float_bits(small<5, 10, 15>::decode(m));
+    return bits_float((U)(where(lt(m, all<U>(0x7c00)), number, special) | sign));
+  } else if constexpr (is_same<S, f8e4m3fn>) {
+    const U m = b & 0x7f, sign = (b & 0x80) << 24;
+    const U number = float_bits(small<4, 3, 7>::decode(m));
+    return bits_float((U)(where(eq(m, all<U>(0x7f)), all<U>(0x7fc00000u), number) | sign));
+  } else {
+    constexpr bool e4 = is_same<S, f8e4m3fnuz>;
+    const U m = b & 0x7f, sign = (b & 0x80) << 24;
+    const F number = small<e4 ? 4 : 5, e4 ? 3 : 2, e4 ? 8 : 16>::decode(m);
+    return where(eq(b, all<U>(0x80)), all<F>(__builtin_nanf("")), bits_float((U)(float_bits(number) | sign)));
+  }
+}
+
+// ---- between the memory's type and the kernel's ------------------------------------------------
+
+#ifdef __F16C__
+typedef short half8 __attribute__((vector_size(16)));
+typedef short half16 __attribute__((vector_size(32)));
+PF_FN vec<float> half_to_float(vec<uint16_t> h) {
+#ifdef __AVX512F__
+  return __builtin_ia32_vcvtph2ps512_mask((half16)h, vec<float>{}, -1, 4);
+#else
+  return __builtin_ia32_vcvtph2ps256((half8)h);
+#endif
+}
+PF_FN vec<uint16_t> float_to_half(vec<float> x) {
+#ifdef __AVX512F__
+  return (vec<uint16_t>)__builtin_ia32_vcvtps2ph512_mask(x, 0, half16{}, -1);
+#else
+  return (vec<uint16_t>)__builtin_ia32_vcvtps2ph256(x, 0);
+#endif
+}
+#endif
+
+template <class S, class R> PF_FN like<R, compute<S>> from_raw(R r) {
+  if constexpr (is_same<S, bool>) return ne(r, R{});
+  else if constexpr (is_same<S, compute<S>>) return r;
+#ifdef __F16C__
+  else if constexpr (is_vec<R> && is_same<S, f16>) return half_to_float(r);
+  else if constexpr (is_vec<R> && is_same<S, f8e5m2>) return half_to_float(convert<uint16_t>(r) << 8);
+#endif
+  else return decode<S>(convert<uint32_t>(r));
+}
+
+template <class S, class X> PF_FN like<X, raw<S>> to_raw(X x) {
+  if constexpr (is_same<S, bool>) {
+    if constexpr (is_vec<X>) return convert<uint8_t>(x.bits & 1);
+    else return (uint8_t)x;
+  } else if constexpr (is_same<S, compute<S>>) return x;
+#ifdef __F16C__
+  else if constexpr (is_vec<X> && is_same<S, f16>) return float_to_half(x);
+#endif
+  else return convert<raw<S>>(encode<S>(x));
+}
+
+// Rounds a float through a smaller type and back.
+template <class S, class X> PF_FN X round_to(X x) {
+  if constexpr (is_same<S, compute<S>>) return x;
+#ifdef __F16C__
+  else if constexpr (is_vec<X> && is_same<S, f16>) return half_to_float(float_to_half(x));
+#endif
+  else return decode<S>(encode<S>(x));
+}
+
+}  // namespace pf

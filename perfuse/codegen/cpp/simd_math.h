@@ -1,0 +1,145 @@
+// Elementary functions of float, the same code for a vector and for a scalar; of double, libm lane by lane.
+
+namespace pf {
+
+// c0 + c1 x + c2 x^2 + ...
+template <class F> PF_FN F poly(F, elem<F> c0) { return all<F>(c0); }
+template <class F, class... C> PF_FN F poly(F x, elem<F> c0, C... rest) { return fma(poly(x, (elem<F>)rest...), x, all<F>(c0)); }
+
+#define PF_LIBM(NAME)                                                   \
+  PF_FN float libm_##NAME(float x) { return __builtin_##NAME##f(x); }   \
+  PF_FN double libm_##NAME(double x) { return __builtin_##NAME(x); }
+#define PF_LANEWISE(NAME) each([](elem<X> t) { return libm_##NAME(t); }, x)
+PF_LIBM(exp) PF_LIBM(exp2) PF_LIBM(expm1) PF_LIBM(log) PF_LIBM(log2) PF_LIBM(log10) PF_LIBM(log1p)
+PF_LIBM(sin) PF_LIBM(cos) PF_LIBM(tan) PF_LIBM(tanh) PF_LIBM(sinh) PF_LIBM(cosh) PF_LIBM(asin) PF_LIBM(acos)
+PF_LIBM(atan) PF_LIBM(asinh) PF_LIBM(acosh) PF_LIBM(atanh) PF_LIBM(erf) PF_LIBM(erfc) PF_LIBM(lgamma)
+template <class X> constexpr bool in_float = is_same<elem<X>, float>;
+
+// ---- exp and its family ------------------------------------------------------------------------
+// x = n ln2 + r with |r| <= ln2/2. n comes from adding 1.5 * 2^23, which leaves the nearest whole number in the
+// low bits; ln2 is split in two so that n times the first part is exact.
+
+template <class F> struct exp_parts { F r; like<F, int32_t> n; };
+
+template <class F> PF_FN exp_parts<F> exp_reduce(F x) {
+  const F magic = all<F>(12582912.0f), t = fma(x, all<F>(1.44269504f), magic), k = t - magic;
+  const F r = fma(k, all<F>(2.12194440e-4f), fma(k, all<F>(-0.693359375f), x));
+  using I = like<F, int32_t>;
+  return {r, bits_as<I>(t) - bits_as<I>(magic)};
+}
+// (exp(r) - 1 - r) / r^2
+template <class F> PF_FN F exp_tail(F r) {
+  return poly(r, 0.5f, 0.16666538f, 0.041666266f, 0.0083672469f, 0.00139475951f);
+}
+template <class F> PF_FN F expm1_small(F r) { return fma(r * r, exp_tail(r), r); }
+template <class F> PF_FN F exp_small(F r) { return fma(r * r, exp_tail(r), r) + 1.0f; }
+// 2^n for -126 <= n <= 127
+template <class I> PF_FN like<I, float> power_of_two(I n) { return bits_as<like<I, float>>((I)((n + 127) << 23)); }
+// y 2^n for any n that a clamped exp can ask for: two steps, so that the result may be subnormal.
+template <class F, class I> PF_FN F scale(F y, I n) {
+#ifdef __AVX512F__
+  if constexpr (is_vec<F>) return __builtin_ia32_scalefps512_mask(y, __builtin_convertvector(n, F), F{}, -1, 4);
+#endif
+  const I half = n >> 1;
+  return y * power_of_two(half) * power_of_two((I)(n - half));
+}
+
+template <class X> PF_FN X exp(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(exp);
+  else {
+    x = low(all<X>(89.0f), high(all<X>(-104.0f), x));  // the constant first: NaN goes through
+    const auto p = exp_reduce(x);
+    return scale(exp_small(p.r), p.n);
+  }
+}
+template <class X> PF_FN X exp2(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(exp2);
+  else {
+    x = low(all<X>(129.0f), high(all<X>(-151.0f), x));
+    using I = like<X, int32_t>;
+    const X magic = all<X>(12582912.0f), t = x + magic;
+    const X r = (x - (t - magic)) * 0.693147181f;
+    return scale(exp_small(r), (I)(bits_as<I>(t) - bits_as<I>(magic)));
+  }
+}
+template <class X> PF_FN X expm1(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(expm1);
+  else {
+    const auto p = exp_reduce(low(all<X>(89.0f), high(all<X>(-18.0f), x)));
+    const X s = power_of_two(p.n - 1);  // half of 2^n, which may overflow
+    const X h = fma(s, expm1_small(p.r), s - 0.5f);
+    return where(eq(x, X{}), x, h + h);
+  }
+}
+// With e = exp(2|x|) - 1: e / (e + 2).
+template <class X> PF_FN X tanh(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(tanh);
+  else {
+    const X a = abs(x);
+    const auto p = exp_reduce(low(all<X>(20.0f), a + a));
+    const X s = power_of_two(p.n), e = fma(s, expm1_small(p.r), s - 1.0f);
+    return copysign(e / (e + 2.0f), x);
+  }
+}
+template <class X> PF_FN X sigmoid(X x) {
+  if constexpr (!in_float<X>) return all<X>(1) / (exp(-x) + 1.0);
+  else {
+    const auto p = exp_reduce(low(all<X>(89.0f), high(all<X>(-86.0f), -x)));
+    const X y = exp_small(p.r);
+    return 1.0f / fma(y + y, power_of_two(p.n - 1), all<X>(1.0f));
+  }
+}
+
+// ---- log and its family ------------------------------------------------------------------------
+
+// x = m 2^n with sqrt(1/2) <= m < sqrt(2); f = m - 1, and tail such that log(m) = f + tail.
+template <class F> struct log_parts { F f, tail, n; };
+
+template <class F> PF_FN log_parts<F> log_reduce(F x) {
+  using I = like<F, int32_t>;
+  const auto tiny = lt(x, all<F>(1.17549435e-38f));
+  const I b = bits_as<I>(where(tiny, x * 33554432.0f, x));
+  const I n = (b - 0x3f3504f3) >> 23;
+  const F f = bits_as<F>((I)(b - (n << 23))) - 1.0f, f2 = f * f;
+  const F p = poly(f, 0.33333311f, -0.24999985f, 0.20002273f, -0.16669357f, 0.14217716f, -0.12381806f, 0.11877915f, -0.11807859f, 0.069258653f);
+  return {f, fma(f2, all<F>(-0.5f), f2 * f * p), convert<float>(n) - where(tiny, all<F>(25.0f), F{})};
+}
+// What log has outside of (0, inf).
+template <class F> PF_FN F log_limits(F x, F y) {
+  y = where(lt(x, all<F>(__builtin_inff())), y, x);
+  y = where(lt(x, F{}), all<F>(__builtin_nanf("")), y);
+  return where(eq(x, F{}), all<F>(-__builtin_inff()), y);
+}
+template <class F> PF_FN F log_join(log_parts<F> p) {
+  return fma(p.n, all<F>(0.693359375f), p.f + fma(p.n, all<F>(-2.12194440e-4f), p.tail));
+}
+template <class X> PF_FN X log(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(log);
+  else return log_limits(x, log_join(log_reduce(x)));
+}
+template <class X> PF_FN X log1p(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(log1p);
+  else {
+    const X u = x + 1.0f;
+    auto p = log_reduce(u);
+    p.tail = p.tail + (x - (u - 1.0f)) / u;  // what was lost in 1 + x
+    return where(eq(x, X{}), x, log_limits(u, log_join(p)));
+  }
+}
+template <class X> PF_FN X log2(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(log2);
+  else {
+    const auto p = log_reduce(x);
+    return log_limits(x, fma(p.f + p.tail, all<X>(1.44269504f), p.n));
+  }
+}
+template <class X> PF_FN X log10(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(log10);
+  else {
+    const auto p = log_reduce(x);
+    const X small = fma(p.f + p.tail, all<X>(0.434294482f), p.n * 7.90341e-6f);
+    return log_limits(x, fma(p.n, all<X>(0.301022093f), small));
+  }
+}
+
+}  // namespace pf

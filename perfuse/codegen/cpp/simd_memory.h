@@ -1,0 +1,165 @@
+// Loads and stores. `_n` touches the first n lanes only, `_mask` the true ones only: no byte beyond them is read.
+
+namespace pf {
+
+template <class S> using vcompute = vform<compute<S>>;
+template <class S> using vraw = vec<raw<S>>;
+
+// ---- scalars -----------------------------------------------------------------------------------
+
+template <class S> PF_FN compute<S> load1(const S* p) {
+  raw<S> r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return from_raw<S>(r);
+}
+template <class S> PF_FN void store1(S* p, compute<S> x) {
+  const raw<S> r = to_raw<S>(x);
+  __builtin_memcpy(p, &r, sizeof r);
+}
+
+// ---- whole vectors, and the first n lanes ------------------------------------------------------
+
+template <class S> PF_FN vcompute<S> loadv(const S* p) {
+  vraw<S> r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return from_raw<S>(r);
+}
+template <class S> PF_FN void storev(S* p, vcompute<S> v) {
+  const vraw<S> r = to_raw<S>(v);
+  __builtin_memcpy(p, &r, sizeof r);
+}
+
+// n elements of SIZE bytes, n < lanes, in four steps at most and without a call.
+template <int SIZE> PF_FN void copy_n(void* to, const void* from, int n) {
+  char* d = (char*)to;
+  const char* s = (const char*)from;
+  int done = 0;
+  if (n & 8) { __builtin_memcpy(d, s, 8 * SIZE); done = 8 * SIZE; }
+  if (n & 4) { __builtin_memcpy(d + done, s + done, 4 * SIZE); done += 4 * SIZE; }
+  if (n & 2) { __builtin_memcpy(d + done, s + done, 2 * SIZE); done += 2 * SIZE; }
+  if (n & 1) { __builtin_memcpy(d + done, s + done, SIZE); }
+}
+
+template <class S> PF_FN vcompute<S> loadv_n(const S* p, int n) {
+  vraw<S> r{};
+  if (n >= lanes) __builtin_memcpy(&r, p, sizeof r);
+  else if (n > 0) copy_n<sizeof(S)>(&r, p, n);
+  return from_raw<S>(r);
+}
+template <class S> PF_FN void storev_n(S* p, vcompute<S> v, int n) {
+  const vraw<S> r = to_raw<S>(v);
+  if (n >= lanes) __builtin_memcpy(p, &r, sizeof r);
+  else if (n > 0) copy_n<sizeof(S)>(p, &r, n);
+}
+
+// ---- past the cache ----------------------------------------------------------------------------
+
+#ifdef __SSE2__
+template <int BYTES> struct stream_part { typedef float type __attribute__((vector_size(BYTES))); };
+template <> struct stream_part<8> { typedef long long type; };
+#ifdef __clang__
+template <class T> PF_FN void stream1(T* p, T v) { __builtin_nontemporal_store(v, p); }
+#else
+PF_FN void stream1(long long* p, long long v) { __builtin_ia32_movnti64(p, v); }
+PF_FN void stream1(stream_part<16>::type* p, stream_part<16>::type v) { __builtin_ia32_movntps((float*)p, v); }
+#ifdef __AVX__
+PF_FN void stream1(stream_part<32>::type* p, stream_part<32>::type v) { __builtin_ia32_movntps256((float*)p, v); }
+#endif
+#ifdef __AVX512F__
+PF_FN void stream1(stream_part<64>::type* p, stream_part<64>::type v) { __builtin_ia32_movntps512((float*)p, v); }
+#endif
+#endif
+#endif
+
+template <class S> PF_FN void streamv(S* p, vcompute<S> v) {
+  const vraw<S> r = to_raw<S>(v);
+#ifdef __SSE2__
+  constexpr int bytes = sizeof r < native_bytes ? sizeof r : native_bytes;
+  typedef typename stream_part<bytes>::type part;
+  if (((unsigned long long)p & (bytes - 1)) == 0) {
+    part t[sizeof r / bytes];
+    __builtin_memcpy(t, &r, sizeof r);
+    for (int i = 0; i < int(sizeof r / bytes); i++) stream1((part*)p + i, t[i]);
+    return;
+  }
+#endif
+  __builtin_memcpy(p, &r, sizeof r);
+}
+PF_FN void stream_fence() {
+#ifdef __SSE2__
+  __builtin_ia32_sfence();
+#endif
+}
+
+// ---- lane by lane ------------------------------------------------------------------------------
+
+template <class S> PF_FN raw<S> raw_at(const S* p) {
+  raw<S> r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return r;
+}
+template <class S> PF_FN void put_raw(S* p, raw<S> r) { __builtin_memcpy(p, &r, sizeof r); }
+
+template <class S> PF_FN vcompute<S> load_strided(const S* p, int64_t stride) {
+  vraw<S> r;
+  for (int i = 0; i < lanes; i++) r[i] = raw_at(p + i * stride);
+  return from_raw<S>(r);
+}
+template <class S> PF_FN vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
+  vraw<S> r{};
+  for (int i = 0; i < lanes; i++)
+    if (i < n) r[i] = raw_at(p + i * stride);
+  return from_raw<S>(r);
+}
+template <class S> PF_FN void store_strided(S* p, int64_t stride, vcompute<S> v) {
+  const vraw<S> r = to_raw<S>(v);
+  for (int i = 0; i < lanes; i++) put_raw(p + i * stride, r[i]);
+}
+template <class S> PF_FN void store_strided_n(S* p, int64_t stride, vcompute<S> v, int n) {
+  const vraw<S> r = to_raw<S>(v);
+  for (int i = 0; i < lanes; i++)
+    if (i < n) put_raw(p + i * stride, r[i]);
+}
+
+template <class S> PF_FN vcompute<S> gather(const S* base, vec<int64_t> at) {
+  vraw<S> r;
+  for (int i = 0; i < lanes; i++) r[i] = raw_at(base + at[i]);
+  return from_raw<S>(r);
+}
+template <class S> PF_FN vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
+  vraw<S> r{};
+  for (int i = 0; i < lanes; i++)
+    if (i < n) r[i] = raw_at(base + at[i]);
+  return from_raw<S>(r);
+}
+template <class S> PF_FN vcompute<S> gather_mask(const S* base, vec<int64_t> at, mask m, compute<S> fill) {
+  vraw<S> r{};
+  for (int i = 0; i < lanes; i++)
+    if (m.bits[i]) r[i] = raw_at(base + at[i]);
+  return where(m, from_raw<S>(r), all<vcompute<S>>(fill));
+}
+template <class S> PF_FN vcompute<S> load_mask(const S* p, mask m, compute<S> fill) {
+  vraw<S> r{};
+  if (hall(m)) __builtin_memcpy(&r, p, sizeof r);
+  else
+    for (int i = 0; i < lanes; i++)
+      if (m.bits[i]) r[i] = raw_at(p + i);
+  return where(m, from_raw<S>(r), all<vcompute<S>>(fill));
+}
+
+template <class S> PF_FN void scatter(S* base, vec<int64_t> at, vcompute<S> v) {
+  const vraw<S> r = to_raw<S>(v);
+  for (int i = 0; i < lanes; i++) put_raw(base + at[i], r[i]);
+}
+template <class S> PF_FN void scatter_n(S* base, vec<int64_t> at, vcompute<S> v, int n) {
+  const vraw<S> r = to_raw<S>(v);
+  for (int i = 0; i < lanes; i++)
+    if (i < n) put_raw(base + at[i], r[i]);
+}
+template <class S> PF_FN void scatter_mask(S* base, vec<int64_t> at, vcompute<S> v, mask m) {
+  const vraw<S> r = to_raw<S>(v);
+  for (int i = 0; i < lanes; i++)
+    if (m.bits[i]) put_raw(base + at[i], r[i]);
+}
+
+}  // namespace pf

@@ -1,0 +1,260 @@
+// Vectors, masks and the arithmetic on them. Every function takes a vector or a scalar.
+//
+// A kernel is compiled for one number of lanes (PF_LANES), and every vector in it has that many lanes
+// whatever the size of an element, so lane i of any two vectors belongs to the same element of the loop.
+// No header is included: <immintrin.h> alone costs the compiler 0.4 s per file.
+
+#ifndef PF_LANES
+#error "compile with -DPF_LANES=16 (AVX-512) or -DPF_LANES=8"
+#endif
+
+typedef __INT8_TYPE__ int8_t;
+typedef __INT16_TYPE__ int16_t;
+typedef __INT32_TYPE__ int32_t;
+typedef __INT64_TYPE__ int64_t;
+typedef __UINT8_TYPE__ uint8_t;
+typedef __UINT16_TYPE__ uint16_t;
+typedef __UINT32_TYPE__ uint32_t;
+typedef __UINT64_TYPE__ uint64_t;
+
+#define PF_FN static inline __attribute__((always_inline, unused))
+#define PF_INLINE inline __attribute__((always_inline))
+#pragma GCC diagnostic ignored "-Wpragmas"
+#pragma GCC diagnostic ignored "-Wunknown-warning-option"
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+namespace pf {
+
+constexpr int lanes = PF_LANES;
+
+template <class T> struct vec_of { typedef T type __attribute__((vector_size(sizeof(T) * PF_LANES))); };
+template <class T> using vec = typename vec_of<T>::type;
+
+// The vector form of bool: every lane is 0 or -1. A type of its own, so that a cast knows it from vec<int32_t>.
+struct mask { vec<int32_t> bits; };
+
+// ---- what a type is ----------------------------------------------------------------------------
+
+template <class X> struct kind { typedef X elem; static constexpr bool vector = false; };
+template <> struct kind<mask> { typedef bool elem; static constexpr bool vector = true; };
+#define PF_KIND(T) \
+  template <> struct kind<vec<T>> { typedef T elem; static constexpr bool vector = true; };
+PF_KIND(float) PF_KIND(double)
+PF_KIND(int8_t) PF_KIND(int16_t) PF_KIND(int32_t) PF_KIND(int64_t)
+PF_KIND(uint8_t) PF_KIND(uint16_t) PF_KIND(uint32_t) PF_KIND(uint64_t)
+#undef PF_KIND
+
+template <class X> using elem = typename kind<X>::elem;
+template <class X> constexpr bool is_vec = kind<X>::vector;
+
+template <class A, class B> constexpr bool is_same = false;
+template <class A> constexpr bool is_same<A, A> = true;
+template <class T> constexpr bool is_float = is_same<T, float> || is_same<T, double>;
+template <class T> constexpr bool is_signed = T(-1) < T(1);
+
+template <class T> struct vector_form { typedef vec<T> type; };
+template <> struct vector_form<bool> { typedef mask type; };
+template <class T> using vform = typename vector_form<T>::type;
+
+template <bool V, class T> struct pick_form { typedef T type; };
+template <class T> struct pick_form<true, T> { typedef vform<T> type; };
+// `like<X, T>`: T in the form of X, so a vector if X is one and a scalar if not.
+template <class X, class T> using like = typename pick_form<is_vec<X>, T>::type;
+
+template <int BYTES> struct ints;
+template <> struct ints<1> { typedef int8_t s; typedef uint8_t u; };
+template <> struct ints<2> { typedef int16_t s; typedef uint16_t u; };
+template <> struct ints<4> { typedef int32_t s; typedef uint32_t u; };
+template <> struct ints<8> { typedef int64_t s; typedef uint64_t u; };
+template <class X> using signed_of = like<X, typename ints<sizeof(elem<X>)>::s>;
+template <class X> using unsigned_of = like<X, typename ints<sizeof(elem<X>)>::u>;
+
+template <class To, class From> PF_FN To bits_as(From x) {
+  static_assert(sizeof(To) == sizeof(From), "bits_as keeps the size");
+  To r;
+  __builtin_memcpy(&r, &x, sizeof r);
+  return r;
+}
+
+// ---- making vectors ----------------------------------------------------------------------------
+
+template <class T> PF_FN vec<T> splat(T x) { return vec<T>{} + x; }
+template <> PF_INLINE vec<float> splat<float>(float x) { return x - vec<float>{}; }
+template <> PF_INLINE vec<double> splat<double>(double x) { return x - vec<double>{}; }
+PF_FN mask splat(bool x) { return mask{vec<int32_t>{} - int32_t(x)}; }
+
+// A constant in the form of X.
+template <class X> PF_FN X all(elem<X> x) {
+  if constexpr (is_same<X, mask>) return splat(x);
+  else if constexpr (is_vec<X>) return splat<elem<X>>(x);
+  else return x;
+}
+
+template <class T> PF_FN vec<T> iota(T start) {
+#if PF_LANES == 16
+  const vec<T> step = {T(0), T(1), T(2), T(3), T(4), T(5), T(6), T(7),
+                       T(8), T(9), T(10), T(11), T(12), T(13), T(14), T(15)};
+#else
+  const vec<T> step = {T(0), T(1), T(2), T(3), T(4), T(5), T(6), T(7)};
+#endif
+  return splat<T>(start) + step;
+}
+
+PF_FN mask first_lanes(int n) { return mask{iota<int32_t>(0) < splat<int32_t>(n)}; }
+
+// f lane by lane: for the functions that have no vector code.
+template <class T, class F> PF_FN T each(F f, T a) {
+  if constexpr (is_vec<T>) {
+    T r;
+    for (int i = 0; i < lanes; i++) r[i] = f(a[i]);
+    return r;
+  } else return f(a);
+}
+template <class T, class F> PF_FN T each(F f, T a, T b) {
+  if constexpr (is_vec<T>) {
+    T r;
+    for (int i = 0; i < lanes; i++) r[i] = f(a[i], b[i]);
+    return r;
+  } else return f(a, b);
+}
+
+// ---- comparisons, logic, selection -------------------------------------------------------------
+
+template <class C> PF_FN auto as_mask(C c) {
+  if constexpr (is_same<C, bool>) return c;
+  else return mask{__builtin_convertvector(c, vec<int32_t>)};
+}
+template <class X> PF_FN auto eq(X a, X b) { return as_mask(a == b); }
+template <class X> PF_FN auto ne(X a, X b) { return as_mask(a != b); }
+template <class X> PF_FN auto lt(X a, X b) { return as_mask(a < b); }
+template <class X> PF_FN auto le(X a, X b) { return as_mask(a <= b); }
+template <class X> PF_FN auto gt(X a, X b) { return as_mask(a > b); }
+template <class X> PF_FN auto ge(X a, X b) { return as_mask(a >= b); }
+
+PF_FN mask land(mask a, mask b) { return mask{a.bits & b.bits}; }
+PF_FN mask lor(mask a, mask b) { return mask{a.bits | b.bits}; }
+PF_FN mask lxor(mask a, mask b) { return mask{a.bits ^ b.bits}; }
+PF_FN mask lnot(mask a) { return mask{~a.bits}; }
+PF_FN bool land(bool a, bool b) { return a & b; }
+PF_FN bool lor(bool a, bool b) { return a | b; }
+PF_FN bool lxor(bool a, bool b) { return a ^ b; }
+PF_FN bool lnot(bool a) { return !a; }
+PF_FN mask operator&(mask a, mask b) { return land(a, b); }
+PF_FN mask operator|(mask a, mask b) { return lor(a, b); }
+PF_FN mask operator^(mask a, mask b) { return lxor(a, b); }
+PF_FN mask operator~(mask a) { return lnot(a); }
+PF_FN mask eq(mask a, mask b) { return lnot(a ^ b); }
+PF_FN mask ne(mask a, mask b) { return a ^ b; }
+PF_FN mask lt(mask a, mask b) { return ~a & b; }
+PF_FN mask le(mask a, mask b) { return ~a | b; }
+PF_FN mask gt(mask a, mask b) { return a & ~b; }
+PF_FN mask ge(mask a, mask b) { return a | ~b; }
+
+template <class X> PF_FN X where(mask m, X a, X b) {
+  if constexpr (is_same<X, mask>) return mask{(m.bits & a.bits) | (~m.bits & b.bits)};
+  else return __builtin_convertvector(m.bits, signed_of<X>) ? a : b;
+}
+template <class X> PF_FN X where(bool c, X a, X b) { return c ? a : b; }
+
+// ---- arithmetic --------------------------------------------------------------------------------
+// Integers go through the unsigned type: a signed overflow wraps, as in eager, and is never undefined.
+
+#define PF_WRAPPING(NAME, OP)                                        \
+  template <class X> PF_FN X NAME(X a, X b) {                        \
+    if constexpr (is_float<elem<X>>) return a OP b;                  \
+    else return (X)((unsigned_of<X>)a OP (unsigned_of<X>)b);         \
+  }
+PF_WRAPPING(add, +) PF_WRAPPING(sub, -) PF_WRAPPING(mul, *)
+#undef PF_WRAPPING
+template <class X> PF_FN X div(X a, X b) { return a / b; }
+template <class X> PF_FN X reciprocal(X a) { return all<X>(1) / a; }
+template <class X> PF_FN X neg(X a) {
+  if constexpr (is_float<elem<X>>) return -a;
+  else return sub(X{}, a);
+}
+
+template <class X> PF_FN X bit_and(X a, X b) { return a & b; }
+template <class X> PF_FN X bit_or(X a, X b) { return a | b; }
+template <class X> PF_FN X bit_xor(X a, X b) { return a ^ b; }
+template <class X> PF_FN X bit_not(X a) { return ~a; }
+
+// A shift by the width or more gives 0 (or the sign, to the right), and so does a negative one: as in eager.
+template <class X> PF_FN X shl(X a, X b) {
+  using U = unsigned_of<X>;
+  const U width = all<U>(sizeof(elem<X>) * 8), n = (U)b;
+  return where(lt(n, width), (X)((U)a << (n & (width - 1))), X{});
+}
+template <class X> PF_FN X shr(X a, X b) {
+  using U = unsigned_of<X>;
+  const U last = all<U>(sizeof(elem<X>) * 8 - 1), n = (U)b;
+  if constexpr (is_signed<elem<X>>) return a >> (X)where(lt(n, last), n, last);
+  else return where(le(n, last), (X)(a >> (n & last)), X{});
+}
+
+template <class X> PF_FN X abs(X a) {
+  using E = elem<X>;
+  if constexpr (is_float<E>) {
+    using U = unsigned_of<X>;
+    return bits_as<X>((U)(bits_as<U>(a) & all<U>(elem<U>(-1) >> 1)));
+  } else if constexpr (is_signed<E>) return where(lt(a, X{}), neg(a), a);
+  else return a;
+}
+template <class X> PF_FN auto isnan(X a) { return ne(a, a); }
+template <class X> PF_FN auto isinf(X a) { return eq(abs(a), all<X>(__builtin_inf())); }
+template <class X> PF_FN auto isfinite(X a) { return lt(abs(a), all<X>(__builtin_inf())); }
+template <class X> PF_FN auto signbit(X a) {
+  if constexpr (is_signed<elem<X>>) {
+    using S = signed_of<X>;
+    return lt(bits_as<S>(a), S{});
+  } else return lt(a, a);
+}
+template <class X> PF_FN X copysign(X a, X b) {
+  using U = unsigned_of<X>;
+  const U sign = all<U>(elem<U>(1) << (sizeof(elem<U>) * 8 - 1));
+  return bits_as<X>((U)((bits_as<U>(a) & ~sign) | (bits_as<U>(b) & sign)));
+}
+
+// low/high: the one instruction of the machine, which gives b when either is NaN.
+template <class X> PF_FN X low(X a, X b) { return where(lt(a, b), a, b); }
+template <class X> PF_FN X high(X a, X b) { return where(gt(a, b), a, b); }
+template <class X> PF_FN X min(X a, X b) {
+  if constexpr (is_float<elem<X>>) return where(isnan(a), a, low(a, b));
+  else return low(a, b);
+}
+template <class X> PF_FN X max(X a, X b) {
+  if constexpr (is_float<elem<X>>) return where(isnan(a), a, high(a, b));
+  else return high(a, b);
+}
+template <class X> PF_FN X fmin(X a, X b) { return where(isnan(b), a, low(a, b)); }
+template <class X> PF_FN X fmax(X a, X b) { return where(isnan(b), a, high(a, b)); }
+PF_FN mask min(mask a, mask b) { return a & b; }
+PF_FN mask max(mask a, mask b) { return a | b; }
+PF_FN bool min(bool a, bool b) { return a & b; }
+PF_FN bool max(bool a, bool b) { return a | b; }
+
+template <class X> PF_FN X sign(X a) {
+  const X zero{}, one = all<X>(1);
+  X r = where(gt(a, zero), one, zero);
+  if constexpr (is_signed<elem<X>>) r = where(lt(a, zero), all<X>(elem<X>(-1)), r);
+  return r;  // 0 for NaN, as in eager
+}
+
+// ---- across the lanes --------------------------------------------------------------------------
+
+template <class X, class F> PF_FN elem<X> fold(X v, F f) {
+  elem<X> t[lanes];
+  __builtin_memcpy(t, &v, sizeof v);
+  for (int width = lanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) t[i] = f(t[i], t[i + width]);
+  return t[0];
+}
+template <class X> PF_FN elem<X> hsum(X v) { return fold(v, [](auto a, auto b) { return add(a, b); }); }
+template <class X> PF_FN elem<X> hprod(X v) { return fold(v, [](auto a, auto b) { return mul(a, b); }); }
+template <class X> PF_FN elem<X> hmin(X v) { return fold(v, [](auto a, auto b) { return min(a, b); }); }
+template <class X> PF_FN elem<X> hmax(X v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+PF_FN bool hany(mask m) { return fold(m.bits, [](int32_t a, int32_t b) { return a | b; }) != 0; }
+PF_FN bool hall(mask m) { return fold(m.bits, [](int32_t a, int32_t b) { return a & b; }) != 0; }
+PF_FN bool hany(bool m) { return m; }
+PF_FN bool hall(bool m) { return m; }
+
+}  // namespace pf
