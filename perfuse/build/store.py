@@ -89,12 +89,15 @@ class Store:
         self._lock = Lock()
         self._verified: set[Path] = set()
         self._bytes_since_look = 0
+        self._read_only: Path | None = None  # a safe root that can be read but not written
         reason = reason_unusable(root)
         self.root = root if reason is None else self._leave(root, reason)
 
     def get(self, key: str) -> Entry | None:
         """The entry of this key, checked; a damaged one is counted, removed, and not found."""
         path = self._path(key)
+        if not path.is_dir() and self._read_only is not None:
+            path = self._read_only / path.relative_to(self.root)
         if not path.is_dir():
             return None
         try:
@@ -116,7 +119,7 @@ class Store:
         except OSError as error:
             if self.root == private_folder():
                 raise PerfuseError(f"cannot store built code: {error}", at=str(path)) from error
-            self.root = self._leave(self.root, str(error))
+            self._stop_writing(error)
             return self._put(key, self._path(key), files, about or {})
 
     @contextmanager
@@ -127,7 +130,7 @@ class Store:
         except OSError as error:
             if self.root == private_folder():
                 raise PerfuseError(f"cannot build: {error}", at=str(self.root)) from error
-            self.root = self._leave(self.root, str(error))
+            self._stop_writing(error)
             folder = self._new_folder()
         try:
             yield folder
@@ -169,6 +172,11 @@ class Store:
         )
         self._counters.inc("cache.unusable")
         return private_folder()
+
+    def _stop_writing(self, error: OSError) -> None:
+        root = self.root
+        self.root = self._leave(root, str(error))
+        self._read_only = root
 
     def _new_folder(self) -> Path:
         parent = self.root / "tmp"

@@ -1,0 +1,43 @@
+# The two commands to know: `make demo` shows it, `make test` proves it.
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CODE := perfuse tests benchmarks examples tools
+
+.PHONY: venv demo check test bench-cpu clean compiler
+
+venv: $(STAMP)
+
+# torch comes first and pinned: a resolver left free to choose pulls gigabytes of CUDA packages.
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' \
+	    2>/dev/null || $(BIN)/pip install --quiet torch==$(TORCH)
+	$(BIN)/pip install --quiet -e '.[test,dev,bench]'
+	@touch $@
+
+compiler:
+	@command -v "$${CXX:-g++}" >/dev/null || command -v clang++ >/dev/null || { \
+	    echo "No C++ compiler found: install g++ (apt-get install g++) or set CXX."; exit 1; }
+
+demo: venv compiler
+	$(BIN)/python examples/demo.py
+
+check: venv
+	$(BIN)/ruff format --check $(wildcard $(CODE))
+	$(BIN)/ruff check $(wildcard $(CODE))
+	$(BIN)/mypy --strict perfuse
+	@$(BIN)/python tools/size.py perfuse
+
+test: check compiler
+	$(BIN)/pytest -q -n 2 -m "not gpu and not slow" tests
+
+bench-cpu: venv compiler
+	$(BIN)/python benchmarks/cpu.py
+
+clean:
+	rm -rf $(VENV) build dist perfuse.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
