@@ -9,7 +9,7 @@ what a backward-stable algorithm may cost, and it keeps cancellation from lookin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,16 @@ class Tolerance:
 
     rtol: float
     atol: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What one output is held against, besides eager."""
+
+    exact: Tensor | None = None
+    spreads: list[Tensor] = field(default_factory=list)
+    fallback: Tolerance | None = None
+    eps: float = 0.0
 
 
 DEFAULT_TOLERANCES = {
@@ -49,8 +59,12 @@ def complaints(
     exact: Any = None,
     spreads: Sequence[Any] = (),
     fallback: Tolerance | None = None,
+    eps: float = 0.0,
 ) -> list[str]:
-    """What is wrong with `got`, in words; an empty list is a pass."""
+    """What is wrong with `got`, in words; an empty list is a pass.
+
+    `eps` is the coarsest rounding on the way, where that is coarser than the output's own dtype.
+    """
     got_leaves, eager_leaves = leaves(got), leaves(eager)
     if len(got_leaves) != len(eager_leaves):
         return [f"{len(got_leaves)} outputs, eager gives {len(eager_leaves)}"]
@@ -59,7 +73,7 @@ def complaints(
     found = []
     for i, (g, e) in enumerate(zip(got_leaves, eager_leaves, strict=True)):
         moved = [s[i] for s in spread_leaves if s[i] is not None]
-        problem = leaf_complaint(g, e, exact_leaves[i], moved, fallback)
+        problem = leaf_complaint(g, e, Reference(exact_leaves[i], moved, fallback, eps))
         if problem:
             found.append(f"output {i}: {problem}")
     return found
@@ -86,9 +100,7 @@ def aligned(tree: Any, eager_leaves: list[Any]) -> list[Any]:
     ]
 
 
-def leaf_complaint(
-    got: Any, eager: Any, exact: Tensor | None, spreads: list[Tensor], fallback: Tolerance | None
-) -> str | None:
+def leaf_complaint(got: Any, eager: Any, reference: Reference) -> str | None:
     if not isinstance(eager, Tensor) or not isinstance(got, Tensor):
         return plain_complaint(got, eager)
     problem = metadata_complaint(got, eager)
@@ -97,15 +109,16 @@ def leaf_complaint(
     got, eager = dense(got), dense(eager)
     if not (eager.is_floating_point() or eager.is_complex()):
         return None if torch.equal(got, eager) else describe(got, eager)
-    if exact is not None:
-        exact = dense(exact)
+    if reference.exact is not None:
+        exact = dense(reference.exact)
         error = largest_finite((widen(eager) - widen(exact)).abs())
         scale = largest_finite(widen(exact).abs())
         # An eager this far from float64 took another branch (a rounding, a comparison): the
         # reference says nothing then, and eager is the only truth left.
-        if error <= scale * torch.finfo(eager.dtype).eps ** 0.5:
-            return value_complaint(got, eager, exact, error, spreads)
-    tolerance = fallback or DEFAULT_TOLERANCES.get(eager.dtype, Tolerance(0.0, 0.0))
+        eps = max(torch.finfo(eager.dtype).eps, reference.eps)
+        if error <= scale * eps**0.5:
+            return value_complaint(got, eager, error, reference)
+    tolerance = reference.fallback or DEFAULT_TOLERANCES.get(eager.dtype, Tolerance(0.0, 0.0))
     limit = tolerance.atol + tolerance.rtol * widen(eager).abs()
     return outside(got, eager, widen(eager), limit)
 
@@ -114,7 +127,7 @@ def plain_complaint(got: Any, eager: Any) -> str | None:
     if type(got) is not type(eager):
         return f"is a {type(got).__name__}, eager gives a {type(eager).__name__}"
     if isinstance(eager, float):
-        return leaf_complaint(torch.tensor(got), torch.tensor(eager), None, [], None)
+        return leaf_complaint(torch.tensor(got), torch.tensor(eager), Reference())
     return None if got == eager else f"{got!r}, eager gives {eager!r}"
 
 
@@ -127,12 +140,13 @@ def metadata_complaint(got: Tensor, eager: Tensor) -> str | None:
 
 
 def value_complaint(
-    got: Tensor, eager: Tensor, exact: Tensor, error: float, spreads: list[Tensor]
+    got: Tensor, eager: Tensor, error: float, reference: Reference
 ) -> str | None:
-    truth = widen(exact)
+    assert reference.exact is not None
+    truth = widen(dense(reference.exact))
     finfo = torch.finfo(eager.dtype)
-    limit = 2 * error + NUM_ULPS * finfo.eps * truth.abs() + finfo.tiny
-    for moved in spreads:
+    limit = 2 * error + NUM_ULPS * max(finfo.eps, reference.eps) * truth.abs() + finfo.tiny
+    for moved in reference.spreads:
         limit = limit + 2 * (widen(dense(moved)) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
     return outside(got, eager, truth, limit)
 

@@ -1,0 +1,138 @@
+"""One program against eager, in every size it is run with, and the smallest program that still fails."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.harness.backend import compiled
+from tests.harness.compare import complaints
+from tests.random_programs.program import Program, widened
+
+MAX_SHRINK_STEPS = 80
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """pass, wrong, error, or skip when eager itself cannot run the program."""
+
+    status: str
+    message: str = ""
+
+
+def check_program(program: Program, backend: str) -> Verdict:
+    inputs, function = program.functions()
+    torch._dynamo.reset()
+    candidate = compiled(function, backend, dynamic=program.is_dynamic)
+    num_checked = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sizes in program.sizes:
+            try:
+                values = inputs(*sizes)
+                eager = evaluate(program, function, fresh(values))
+            except Exception:
+                continue  # not every size makes a program that eager runs
+            verdict = check_sizes(program, candidate, values, eager)
+            if verdict.status != "pass":
+                return Verdict(verdict.status, f"sizes {sizes}: {verdict.message}")
+            num_checked += 1
+    return Verdict("pass" if num_checked else "skip")
+
+
+def check_sizes(
+    program: Program, candidate: Function, values: list[Tensor], eager: dict[str, Any]
+) -> Verdict:
+    try:
+        got = evaluate(program, candidate, fresh(values))
+    except Exception as error:
+        return Verdict("error", f"{type(error).__name__}: {' '.join(str(error).split())[:600]}")
+    if got["aliases"] != eager["aliases"]:
+        return Verdict("wrong", f"aliases {got['aliases']}, eager {eager['aliases']}")
+    eps = program.float_eps()
+    exact, *spreads = (exact_of(program, values, shift) for shift in (0.0, eps, -eps))
+    found = complaints(
+        got["values"], eager["values"], exact, [s for s in spreads if s is not None], eps=eps
+    )
+    return Verdict("wrong", "; ".join(found)) if found else Verdict("pass")
+
+
+def evaluate(program: Program, function: Function, values: list[Tensor]) -> dict[str, Any]:
+    """Outputs, the inputs afterwards, gradients, and which outputs live in an input's memory."""
+    outputs = function(*values)
+    result = [*outputs, *values]
+    if program.has_backward:
+        result += gradients(outputs, values)
+    aliases = [
+        (i, j)
+        for i, output in enumerate(outputs)
+        for j, value in enumerate(values)
+        if output.numel() and output.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+    ]
+    return {"values": result, "aliases": aliases}
+
+
+def gradients(outputs: list[Tensor], values: list[Tensor]) -> list[Tensor]:
+    roots = [o for o in outputs if o.requires_grad]
+    wanted = [v for v in values if v.requires_grad]
+    if not roots or not wanted:
+        return []
+    seeds = [cotangent(r) for r in roots]
+    found = torch.autograd.grad(roots, wanted, seeds, allow_unused=True)
+    return [torch.zeros(()) if f is None else f for f in found]
+
+
+def cotangent(output: Tensor) -> Tensor:
+    ramp = torch.arange(output.numel(), dtype=torch.float64).remainder(5).sub(2).div(2)
+    return ramp.reshape(output.shape).to(output.dtype)
+
+
+def exact_of(program: Program, values: list[Tensor], shift: float) -> list[Tensor] | None:
+    _, function = program.functions(exact=True)
+    try:
+        wide = [widened(v, shift) for v in values]
+        return list(evaluate(program, function, wide)["values"])
+    except Exception:
+        return None
+
+
+def fresh(values: list[Tensor]) -> list[Tensor]:
+    """Copies with the same strides; a leaf that wants a gradient still does."""
+    return [copy.deepcopy(v.detach()).requires_grad_(v.requires_grad) for v in values]
+
+
+def shrink(program: Program, backend: str) -> Program:
+    """Take statements away, from the end, as long as the failure stays of the same kind."""
+    status = check_program(program, backend).status
+    steps = 0
+    for index in reversed(range(len(program.body))):
+        smaller = program.without(index) if index < len(program.body) else None
+        steps += 1
+        if smaller is None or steps > MAX_SHRINK_STEPS:
+            continue
+        if check_program(smaller, backend).status == status:
+            program = smaller
+    return with_fewer_outputs(program, backend, status)
+
+
+def with_fewer_outputs(program: Program, backend: str, status: str) -> Program:
+    for name in program.outputs:
+        alone = Program(
+            program.seed,
+            program.inputs,
+            program.body,
+            (name,),
+            program.sizes,
+            program.is_dynamic,
+            program.has_backward,
+        )
+        if len(program.outputs) > 1 and check_program(alone, backend).status == status:
+            return alone
+    return program
