@@ -25,10 +25,73 @@ template <> struct storage<f8e5m2fnuz> { typedef uint8_t raw; typedef float comp
 template <class S> using raw = typename storage<S>::raw;
 template <class S> using compute = typename storage<S>::compute;
 
+// Between 32-bit lanes and smaller ones. g++ takes a conversion by a factor of four apart lane by lane.
+#if !defined(__clang__) && defined(__AVX2__)
+typedef char bytes16 __attribute__((vector_size(16)));
+typedef char bytes32 __attribute__((vector_size(32)));
+typedef short shorts __attribute__((vector_size(2 * PF_LANES)));
+template <class R> PF_FN vec<int32_t> widen(R r) {
+  if constexpr (sizeof(elem<R>) == 1) {
+    bytes16 b{};
+    __builtin_memcpy(&b, &r, sizeof r);
+#ifdef __AVX512F__
+    if constexpr (is_signed<elem<R>>) return __builtin_ia32_pmovsxbd512_mask(b, vec<int32_t>{}, -1);
+    else return __builtin_ia32_pmovzxbd512_mask(b, vec<int32_t>{}, -1);
+  } else {
+    if constexpr (is_signed<elem<R>>) return __builtin_ia32_pmovsxwd512_mask((shorts)r, vec<int32_t>{}, -1);
+    else return __builtin_ia32_pmovzxwd512_mask((shorts)r, vec<int32_t>{}, -1);
+#else
+    if constexpr (is_signed<elem<R>>) return __builtin_ia32_pmovsxbd256(b);
+    else return __builtin_ia32_pmovzxbd256(b);
+  } else {
+    if constexpr (is_signed<elem<R>>) return __builtin_ia32_pmovsxwd256((shorts)r);
+    else return __builtin_ia32_pmovzxwd256((shorts)r);
+#endif
+  }
+}
+template <class T> PF_FN vec<T> narrow(vec<int32_t> x) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(T) == 1) return (vec<T>)__builtin_ia32_pmovdb512_mask(x, bytes16{}, -1);
+  else return (vec<T>)__builtin_ia32_pmovdw512_mask(x, shorts{}, -1);
+#else
+  // Inside each half the wanted bytes come first; then the two halves side by side.
+  constexpr char z = -1;
+  const bytes32 order = sizeof(T) == 1
+    ? bytes32{0, 4, 8, 12, z, z, z, z, z, z, z, z, z, z, z, z, 0, 4, 8, 12, z, z, z, z, z, z, z, z, z, z, z, z}
+    : bytes32{0, 1, 4, 5, 8, 9, 12, 13, z, z, z, z, z, z, z, z, 0, 1, 4, 5, 8, 9, 12, 13, z, z, z, z, z, z, z, z};
+  const vec<int32_t> at = sizeof(T) == 1 ? vec<int32_t>{0, 4, 1, 1, 1, 1, 1, 1} : vec<int32_t>{0, 1, 4, 5, 2, 2, 2, 2};
+  const vec<int32_t> packed = __builtin_ia32_permvarsi256((vec<int32_t>)__builtin_ia32_pshufb256((bytes32)x, order), at);
+  vec<T> r;
+  __builtin_memcpy(&r, &packed, sizeof r);
+  return r;
+#endif
+}
+#else
+template <class R> PF_FN vec<int32_t> widen(R r) {
+  typedef typename ints<2>::s s;
+  typedef typename ints<2>::u u;
+  if constexpr (sizeof(elem<R>) == 2) return __builtin_convertvector(r, vec<int32_t>);
+  else if constexpr (is_signed<elem<R>>) return __builtin_convertvector(__builtin_convertvector(r, vec<s>), vec<int32_t>);
+  else return __builtin_convertvector(__builtin_convertvector(r, vec<u>), vec<int32_t>);
+}
+template <class T> PF_FN vec<T> narrow(vec<int32_t> x) {
+  if constexpr (sizeof(T) == 1) return __builtin_convertvector(__builtin_convertvector(x, vec<int16_t>), vec<T>);
+  else return __builtin_convertvector(x, vec<T>);
+}
+#endif
+
 // The value of every lane as T, converted as C converts (no bool on either side).
 template <class T, class X> PF_FN like<X, T> convert(X x) {
-  if constexpr (is_vec<X>) return __builtin_convertvector(x, vec<T>);
-  else return (T)x;
+  using From = elem<X>;
+  constexpr bool small_from = sizeof(From) < 4, small_to = sizeof(T) < 4;
+  if constexpr (!is_vec<X>) return (T)x;
+  else if constexpr (sizeof(From) == sizeof(T) && is_float<From> == is_float<T>) return (vec<T>)x;
+  else if constexpr (is_same<T, uint32_t> && small_from) return (vec<T>)widen(x);
+  else if constexpr (is_same<From, uint32_t> && small_to) return narrow<T>((vec<int32_t>)x);
+  else if constexpr (is_same<T, int32_t> && small_from) return widen(x);
+  else if constexpr (is_same<From, int32_t> && small_to) return narrow<T>(x);
+  else if constexpr (small_from || small_to) return convert<T>(convert<int32_t>(x));
+  else return __builtin_convertvector(x, vec<T>);
 }
 
 template <class To, class X> PF_FN like<X, To> cast(X x) {
@@ -45,6 +108,12 @@ template <class To, class X> PF_FN like<X, To> cast(X x) {
 // ---- small floats by integer arithmetic --------------------------------------------------------
 // A format with EXP exponent bits, MAN mantissa bits and BIAS; its magnitude fits EXP + MAN bits.
 
+// Both sides below 2^31: the signed comparison is the one that every machine has.
+template <class U> PF_FN auto less(U a, uint32_t b) {
+  using I = like<U, int32_t>;
+  return lt((I)a, all<I>((int32_t)b));
+}
+
 template <int EXP, int MAN, int BIAS> struct small {
   static constexpr int shift = 23 - MAN;
   static constexpr uint32_t rebias = uint32_t(127 - BIAS) << MAN;
@@ -54,9 +123,9 @@ template <int EXP, int MAN, int BIAS> struct small {
   // Rounds a magnitude (float bits, not NaN, not past the format's range) to the format's bits.
   template <class U> static PF_INLINE U encode(U a) {
     using F = like<U, float>;
-    const U normal = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - rebias;
+    const U normal = (a + (((1u << (shift - 1)) - 1) - (rebias << shift)) + ((a >> shift) & 1)) >> shift;
     const U tiny = bits_as<U>((F)(bits_as<F>(a) + bits_as<F>(all<U>(magic)))) - magic;
-    return where(lt(a, all<U>(min_normal)), tiny, normal);
+    return where(less(a, min_normal), tiny, normal);
   }
   // The format's magnitude bits as a float; the top exponent is read as a number.
   template <class U> static PF_INLINE like<U, float> decode(U m) {
@@ -64,7 +133,7 @@ template <int EXP, int MAN, int BIAS> struct small {
     const U wide = m << shift;
     const F normal = bits_as<F>((U)(wide + (rebias << shift)));
     const F tiny = bits_as<F>((U)(wide + min_normal)) - bits_as<F>(all<U>(min_normal));
-    return where(lt(m, all<U>(1u << MAN)), tiny, normal);
+    return where(less(m, 1u << MAN), tiny, normal);
   }
 };
 
@@ -74,13 +143,16 @@ template <class U> PF_FN auto bits_float(U x) { return bits_as<like<U, float>>(x
 constexpr uint32_t inf_bits = 0x7f800000u;
 
 // A magnitude held at `top`; NaN (above infinity) stays where it is by the caller's own test.
-template <class U> PF_FN U at_most(U a, uint32_t top) { return where(lt(a, all<U>(top)), a, all<U>(top)); }
+template <class U> PF_FN U at_most(U a, uint32_t top) {
+  using I = like<U, int32_t>;
+  return (U)low((I)a, all<I>((int32_t)top));
+}
 
 // encode<S>: float -> bits of S, in 32-bit lanes. decode<S>: back.
 template <class S, class F> PF_FN like<F, uint32_t> encode(F x) {
   using U = like<F, uint32_t>;
   const U b = float_bits(x), a = b & 0x7fffffffu;
-  const auto nan = gt(a, all<U>(inf_bits));
+  const auto nan = lnot(less(a, inf_bits + 1));
   if constexpr (is_same<S, bf16>) {
     return where(nan, all<U>(0x7fc0), (b + 0x7fff + ((b >> 16) & 1)) >> 16);
   } else if constexpr (is_same<S, f16>) {
@@ -112,7 +184,7 @@ template <class S, class U> PF_FN like<U, float> decode(U b) {
     const U m = b & 0x7fff, sign = (b & 0x8000) << 16;
     const U special = (m << 13) | inf_bits;
     const U number = float_bits(small<5, 10, 15>::decode(m));
-    return bits_float((U)(where(lt(m, all<U>(0x7c00)), number, special) | sign));
+    return bits_float((U)(where(less(m, 0x7c00), number, special) | sign));
   } else if constexpr (is_same<S, f8e4m3fn>) {
     const U m = b & 0x7f, sign = (b & 0x80) << 24;
     const U number = float_bits(small<4, 3, 7>::decode(m));

@@ -3,21 +3,7 @@
 
 namespace pf {
 
-#if defined(__AVX512F__)
-constexpr int native_bytes = 64;
-#elif defined(__AVX__)
-constexpr int native_bytes = 32;
-#else
-constexpr int native_bytes = 16;
-#endif
-
-// A vector wider than the machine's, as an array of the machine's.
-template <class T> struct native_of { typedef T type __attribute__((vector_size(native_bytes))); };
-template <class T> using native = typename native_of<T>::type;
-template <class X> struct parts {
-  static constexpr int count = sizeof(X) <= native_bytes ? 1 : sizeof(X) / native_bytes;
-  native<elem<X>> part[count];
-};
+template <class T> using native = typename vec_n<T, native_bytes / sizeof(T)>::type;
 
 #if defined(__AVX512F__)
 typedef native<float> f32n;
@@ -76,8 +62,8 @@ template <class X> PF_FN X fma(X a, X b, X c) {
   else if constexpr (!is_vec<X>) return fma1(a, b, c);
   else {
 #ifdef PF_HAS_FMA
-    parts<X> x = bits_as<parts<X>>(a), y = bits_as<parts<X>>(b), z = bits_as<parts<X>>(c);
-    for (int i = 0; i < parts<X>::count; i++) z.part[i] = native_fma(x.part[i], y.part[i], z.part[i]);
+    auto x = bits_as<parts<X>>(a), y = bits_as<parts<X>>(b), z = bits_as<parts<X>>(c);
+    for (int i = 0; i < num_parts<X>; i++) z.part[i] = native_fma(x.part[i], y.part[i], z.part[i]);
     return bits_as<X>(z);
 #elif defined(__ARM_FEATURE_FMA)
     X r;
@@ -93,11 +79,8 @@ PF_FN float sqrt1(float a) { return __builtin_sqrtf(a); }
 PF_FN double sqrt1(double a) { return __builtin_sqrt(a); }
 template <class X> PF_FN X sqrt(X a) {
 #ifdef __SSE2__
-  if constexpr (is_vec<X>) {
-    parts<X> x = bits_as<parts<X>>(a);
-    for (int i = 0; i < parts<X>::count; i++) x.part[i] = native_sqrt(x.part[i]);
-    return bits_as<X>(x);
-  } else
+  if constexpr (is_vec<X>) return by_parts([](auto t) { return native_sqrt(t); }, a);
+  else
 #endif
     return each([](elem<X> t) { return sqrt1(t); }, a);
 }
@@ -114,11 +97,8 @@ template <int MODE, class X> PF_FN X round_mode(X a) {
   if constexpr (!is_float<elem<X>>) return a;
   else {
 #ifdef PF_HAS_ROUND
-    if constexpr (is_vec<X>) {
-      parts<X> x = bits_as<parts<X>>(a);
-      for (int i = 0; i < parts<X>::count; i++) x.part[i] = native_round<MODE | 8>(x.part[i]);
-      return bits_as<X>(x);
-    } else
+    if constexpr (is_vec<X>) return by_parts([](auto t) { return native_round<MODE | 8>(t); }, a);
+    else
 #endif
       return each([](elem<X> t) { return round1<MODE>(t); }, a);
   }

@@ -118,18 +118,57 @@ template <class T, class F> PF_FN T each(F f, T a, T b) {
   } else return f(a, b);
 }
 
+// ---- by parts ----------------------------------------------------------------------------------
+// A vector wider than the machine's is an array of the machine's: the compiler splits + and * by itself, but takes
+// comparisons and selections apart lane by lane unless it is given the parts.
+
+#if defined(__AVX512F__)
+constexpr int native_bytes = 64;
+#elif defined(__AVX__)
+constexpr int native_bytes = 32;
+#else
+constexpr int native_bytes = 16;
+#endif
+
+template <class T, int N> struct vec_n { typedef T type __attribute__((vector_size(sizeof(T) * N))); };
+template <class X> constexpr bool is_wide = is_vec<X> && sizeof(X) > native_bytes;
+// How many parts X has, and how many lanes are in each; T in vectors of that many lanes.
+template <class X> constexpr int num_parts = is_wide<X> ? sizeof(X) / native_bytes : 1;
+template <class X, class T = elem<X>> struct parts { typename vec_n<T, lanes / num_parts<X>>::type part[num_parts<X>]; };
+
+template <class X, class F> PF_FN X by_parts(F f, X a) {
+  if constexpr (!is_wide<X>) return f(a);
+  else {
+    auto x = bits_as<parts<X>>(a);
+    for (int i = 0; i < num_parts<X>; i++) x.part[i] = f(x.part[i]);
+    return bits_as<X>(x);
+  }
+}
+template <class X, class F> PF_FN X by_parts(F f, X a, X b) {
+  if constexpr (!is_wide<X>) return f(a, b);
+  else {
+    auto x = bits_as<parts<X>>(a), y = bits_as<parts<X>>(b);
+    for (int i = 0; i < num_parts<X>; i++) x.part[i] = f(x.part[i], y.part[i]);
+    return bits_as<X>(x);
+  }
+}
+template <class X, class F> PF_FN mask compare_parts(F f, X a, X b) {
+  auto x = bits_as<parts<X>>(a), y = bits_as<parts<X>>(b);
+  parts<X, int32_t> m;
+  for (int i = 0; i < num_parts<X>; i++) m.part[i] = __builtin_convertvector(f(x.part[i], y.part[i]), decltype(m.part[0] + 0));
+  return bits_as<mask>(m);
+}
+
 // ---- comparisons, logic, selection -------------------------------------------------------------
 
-template <class C> PF_FN auto as_mask(C c) {
-  if constexpr (is_same<C, bool>) return c;
-  else return mask{__builtin_convertvector(c, vec<int32_t>)};
-}
-template <class X> PF_FN auto eq(X a, X b) { return as_mask(a == b); }
-template <class X> PF_FN auto ne(X a, X b) { return as_mask(a != b); }
-template <class X> PF_FN auto lt(X a, X b) { return as_mask(a < b); }
-template <class X> PF_FN auto le(X a, X b) { return as_mask(a <= b); }
-template <class X> PF_FN auto gt(X a, X b) { return as_mask(a > b); }
-template <class X> PF_FN auto ge(X a, X b) { return as_mask(a >= b); }
+#define PF_COMPARE(NAME, OP)                                                                     \
+  template <class X> PF_FN auto NAME(X a, X b) {                                                 \
+    if constexpr (!is_vec<X>) return a OP b;                                                     \
+    else if constexpr (is_wide<X>) return compare_parts([](auto s, auto t) { return s OP t; }, a, b); \
+    else return mask{__builtin_convertvector(a OP b, vec<int32_t>)};                             \
+  }
+PF_COMPARE(eq, ==) PF_COMPARE(ne, !=) PF_COMPARE(lt, <) PF_COMPARE(le, <=) PF_COMPARE(gt, >) PF_COMPARE(ge, >=)
+#undef PF_COMPARE
 
 PF_FN mask land(mask a, mask b) { return mask{a.bits & b.bits}; }
 PF_FN mask lor(mask a, mask b) { return mask{a.bits | b.bits}; }
@@ -152,7 +191,14 @@ PF_FN mask ge(mask a, mask b) { return a | ~b; }
 
 template <class X> PF_FN X where(mask m, X a, X b) {
   if constexpr (is_same<X, mask>) return mask{(m.bits & a.bits) | (~m.bits & b.bits)};
-  else return __builtin_convertvector(m.bits, signed_of<X>) ? a : b;
+  else if constexpr (!is_wide<X>) return __builtin_convertvector(m.bits, signed_of<X>) ? a : b;
+  else {
+    auto x = bits_as<parts<X>>(a), y = bits_as<parts<X>>(b);
+    auto c = bits_as<parts<X, int32_t>>(m);
+    for (int i = 0; i < num_parts<X>; i++)
+      x.part[i] = __builtin_convertvector(c.part[i], decltype(x.part[i] < x.part[i])) ? x.part[i] : y.part[i];
+    return bits_as<X>(x);
+  }
 }
 template <class X> PF_FN X where(bool c, X a, X b) { return c ? a : b; }
 
@@ -215,8 +261,12 @@ template <class X> PF_FN X copysign(X a, X b) {
 }
 
 // low/high: the one instruction of the machine, which gives b when either is NaN.
-template <class X> PF_FN X low(X a, X b) { return where(lt(a, b), a, b); }
-template <class X> PF_FN X high(X a, X b) { return where(gt(a, b), a, b); }
+template <class X> PF_FN X low(X a, X b) {
+  return by_parts([](auto s, auto t) { return s < t ? s : t; }, a, b);
+}
+template <class X> PF_FN X high(X a, X b) {
+  return by_parts([](auto s, auto t) { return s > t ? s : t; }, a, b);
+}
 template <class X> PF_FN X min(X a, X b) {
   if constexpr (is_float<elem<X>>) return where(isnan(a), a, low(a, b));
   else return low(a, b);
