@@ -21,5 +21,5 @@ def test_counts_and_forgets() -> None:
 def test_threads_lose_nothing() -> None:
     counters = Counters()
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: [counters.inc("n") for _ in range(1000)], range(8)))
+        list(pool.map(counters.inc, ["n"] * 8000))
     assert counters["n"] == 8000

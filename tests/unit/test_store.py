@@ -130,7 +130,7 @@ def race(root: str, start: float, results: multiprocessing.Queue[str]) -> None:
 
 def test_eight_processes_race(store: Store) -> None:
     spawn = multiprocessing.get_context("fork")
-    results: multiprocessing.Queue[str] = spawn.Queue()  # type: ignore[assignment]
+    results: multiprocessing.Queue[str] = spawn.Queue()
     args = (str(store.root), time.time() + 0.3, results)
     racers = [spawn.Process(target=race, args=args) for _ in range(8)]
     for racer in racers:
