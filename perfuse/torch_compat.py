@@ -1,12 +1,65 @@
 """The only file that touches private PyTorch APIs: PyTorch 2.11 to 2.15 is its problem alone."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._decomp import get_decompositions
-from torch._ops import OpOverload
+from torch._functorch._aot_autograd import descriptors as _descriptors
+from torch._ops import OpOverload as OpOverload
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def standard_decompositions(ops: Sequence[Any]) -> dict[OpOverload, Callable[..., Any]]:
     """PyTorch's own formulas for `ops` (overloads or packets), those without one left out."""
-    return dict(get_decompositions(ops))
+    found = get_decompositions(ops)
+    return {op: rule for op, rule in found.items() if isinstance(op, OpOverload)}
+
+
+def op_name(target: Any) -> str:
+    """A name by which the host finds an op again; "py:..." for what is not in torch.ops."""
+    if isinstance(target, OpOverload):
+        return str(target)
+    name = getattr(target, "__name__", type(target).__name__)
+    return f"py:{name}"
+
+
+def is_view_op(target: Any) -> bool:
+    """Whether a call returns a window on its first argument's memory."""
+    return isinstance(target, OpOverload) and bool(target.is_view)
+
+
+def source_line(node: Any) -> str:
+    """The user's line an FX node comes from, as file:line, or ""."""
+    trace = node.meta.get("stack_trace") or ""
+    for line in reversed(trace.splitlines()):
+        line = line.strip()
+        if line.startswith("File "):
+            parts = line.split('"')
+            number = line.rsplit("line ", 1)[-1].split(",")[0]
+            return f"{parts[1]}:{number}" if len(parts) > 1 else ""
+    return ""
+
+
+def disable_dispatch_modes() -> AbstractContextManager[Any]:
+    """A block in which tensors are real even while a fake or tracing mode is active around it."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+def sym_expression(value: Any) -> Any:
+    """The expression behind a SymInt, SymFloat or SymBool, to compare without adding a guard."""
+    return value.node.expr
+
+
+def free_symbols_of(value: Any) -> set[Any]:
+    """The size symbols that a fake tensor's shape and strides, or a SymInt, speak of."""
+    return set(free_symbols(value))
+
+
+def saved_output_description(index: int, is_unchecked: bool) -> Any:
+    """AOTAutograd's name for the `index`-th value a forward saves, None where it keeps none."""
+    name = "SavedForBackwardsNoVcCheckAOTOutput" if is_unchecked else "SavedForBackwardsAOTOutput"
+    kind = getattr(_descriptors, name, None)
+    return None if kind is None else kind(index)

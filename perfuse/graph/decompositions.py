@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from perfuse.graph import decompose_norms as norms
 from perfuse.graph import decompose_pointwise as pointwise
 from perfuse.graph import decompose_softmax as softmax
-from perfuse.torch_compat import standard_decompositions
+from perfuse.torch_compat import OpOverload, standard_decompositions
 
 Decomposition = Callable[..., Any]
 

@@ -1,0 +1,149 @@
+"""Which values of a graph share memory, and what becomes of that memory.
+
+AOTAutograd's graphs are functional but for the copies into mutated inputs at their end. Every
+rewrite that lets one value stand for another must still ask: would a result now share memory with
+an input or another result, or be overwritten? The answer is kept by classes of aliases.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from perfuse.graph.facts import is_known, output_leaves, tensor_of
+from perfuse.torch_compat import OpOverload
+
+
+@dataclass(slots=True)
+class _Class:
+    """One set of values in the same memory."""
+
+    has_input: bool = False
+    has_output: bool = False
+    is_mutated: bool = False
+
+    def absorb(self, other: "_Class") -> None:
+        self.has_input |= other.has_input
+        self.has_output |= other.has_output
+        self.is_mutated |= other.is_mutated
+
+
+def _nodes_in(value: Any) -> Iterable[Node]:
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _nodes_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _nodes_in(item)
+
+
+def aliased_inputs(node: Node) -> list[Node]:
+    """The arguments whose memory the result of `node` may share."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return []
+    if not isinstance(node.target, OpOverload):
+        # getitem and size arithmetic share at most their first argument; others, anything.
+        return node.all_input_nodes[:1] if is_known(node) else list(node.all_input_nodes)
+    return _marked(node, lambda info: True) if _returns_alias(node.target) else []
+
+
+def mutated_inputs(node: Node) -> list[Node]:
+    """The arguments that `node` writes to, or might."""
+    if node.op in ("placeholder", "get_attr", "output") or (
+        is_known(node) and not isinstance(node.target, OpOverload)
+    ):
+        return []
+    if not isinstance(node.target, OpOverload):
+        return list(node.all_input_nodes)
+    return _marked(node, lambda info: info.is_write) if node.target._schema.is_mutable else []
+
+
+def _returns_alias(op: OpOverload) -> bool:
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+def _marked(node: Node, accept: Any) -> list[Node]:
+    """The argument nodes that the schema marks as aliased, where the mark is accepted."""
+    assert isinstance(node.target, OpOverload)
+    found: list[Node] = []
+    for i, arg in enumerate(node.target._schema.arguments):
+        if arg.alias_info is None or not accept(arg.alias_info):
+            continue
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(arg.name)
+        found.extend(_nodes_in(value))
+    return found
+
+
+@dataclass(slots=True)
+class Aliases:
+    """Alias classes of a graph's nodes, growing as a pass merges values (union-find)."""
+
+    _parent: dict[Node, Node] = field(default_factory=dict)
+    _class: dict[Node, _Class] = field(default_factory=dict)
+
+    @staticmethod
+    def of(graph: Graph) -> "Aliases":
+        aliases = Aliases()
+        for node in graph.nodes:
+            aliases.add(node)
+        for leaf in output_leaves(graph):
+            if isinstance(leaf, Node):
+                aliases.of_node(leaf).has_output = True
+        return aliases
+
+    def add(self, node: Node) -> None:
+        """Take in a node whose inputs are already known."""
+        self._parent[node] = node
+        self._class[node] = _Class(has_input=node.op in ("placeholder", "get_attr"))
+        for source in aliased_inputs(node):
+            self.join(node, source)
+        for written in mutated_inputs(node):
+            self.of_node(written).is_mutated = True
+
+    def add_with(self, node: Node, origin: Mapping[Node, Node]) -> None:
+        """Take in a node of another graph, whose inputs stand for `origin`'s nodes."""
+        self._parent[node] = node
+        self._class[node] = _Class()
+        for source in aliased_inputs(node):
+            self.join(node, origin[source])
+
+    def root(self, node: Node) -> Node:
+        while self._parent[node] is not node:
+            self._parent[node] = self._parent[self._parent[node]]
+            node = self._parent[node]
+        return node
+
+    def of_node(self, node: Node) -> _Class:
+        return self._class[self.root(node)]
+
+    def join(self, a: Node, b: Node) -> None:
+        """From now on `a` and `b` are in the same memory."""
+        root_a, root_b = self.root(a), self.root(b)
+        if root_a is not root_b:
+            self._parent[root_a] = root_b
+            self._class[root_b].absorb(self._class[root_a])
+
+    def can_stand_for(self, new: Node, old: Node) -> bool:
+        """Whether every use of `old` may read `new`'s memory instead."""
+        if self.root(new) is self.root(old):
+            return True
+        a, b = self.of_node(new), self.of_node(old)
+        if a.is_mutated or b.is_mutated:
+            return False
+        # A result must not begin to share memory with an input or with another result.
+        return not (b.has_output and (a.has_input or a.has_output))
+
+
+def is_view(node: Node) -> bool:
+    """The node only looks at its input's memory in another shape."""
+    target = node.target
+    return (
+        isinstance(target, OpOverload)
+        and not target._schema.is_mutable
+        and _returns_alias(target)
+        and isinstance(tensor_of(node), torch.Tensor)
+    )

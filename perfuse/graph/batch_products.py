@@ -1,0 +1,7 @@
+"""Small products together."""
+
+from torch.fx import GraphModule
+
+
+def batch_products(gm: GraphModule) -> GraphModule:
+    return gm

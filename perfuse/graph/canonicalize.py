@@ -1,0 +1,80 @@
+"""One spelling for one call, so that equal expressions look equal to every later room.
+
+Arguments go where the schema has them, those that only repeat a default are left out, and names
+for the same tensor (`alias`, `detach`, `lift_fresh`) disappear.
+"""
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from perfuse.graph.facts import is_known, tensor_of
+from perfuse.graph.rewrite import Builder, Rule, index_rules, rewrite
+from perfuse.torch_compat import OpOverload
+
+ALIASES = ("alias", "detach", "lift_fresh", "lift_fresh_copy", "lift")
+
+
+def same_tensor(node: Node, build: Builder) -> Node | None:
+    source = node.args[0] if node.args else None
+    return source if isinstance(source, Node) else None
+
+
+_INDEXED = index_rules(
+    (
+        Rule("another name for x -> x", ALIASES, same_tensor),
+        # Whether the copy was needed to keep results apart is the loop's question.
+        Rule("clone(x), same strides -> x", ("clone",), same_tensor),
+    )
+)
+
+
+def canonicalize(gm: GraphModule) -> GraphModule:
+    """The pass: calls in their schema's spelling, without mere renamings."""
+    renamed = rewrite(gm, _INDEXED)
+    for node in renamed.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, OpOverload) and is_known(node):
+            node.args, node.kwargs = schema_spelling(node.target, node.args, node.kwargs)
+    renamed.recompile()
+    return renamed
+
+
+def schema_spelling(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call's arguments: positional ones in place, keyword ones in order, defaults left out."""
+    is_factory = not any(isinstance(tensor_of(arg), torch.Tensor) for arg in args)
+    positional: list[tuple[Any, bool]] = []
+    keywords: dict[str, Any] = {}
+    for i, formal in enumerate(op._schema.arguments):
+        is_given = i < len(args) if not formal.kwarg_only else False
+        if not is_given and formal.name not in kwargs:
+            if not formal.kwarg_only and formal.has_default_value():
+                positional.append((formal.default_value, True))
+            continue
+        value = args[i] if is_given else kwargs[formal.name]
+        is_default = formal.has_default_value() and is_same_argument(value, formal.default_value)
+        if not formal.kwarg_only:
+            positional.append((value, is_default))
+        elif not (is_default or _says_nothing(formal.name, value, is_factory)):
+            keywords[formal.name] = value
+    while positional and positional[-1][1]:
+        positional.pop()
+    return tuple(value for value, _ in positional), keywords
+
+
+def is_same_argument(a: Any, b: Any) -> bool:
+    """Equal in value and in type: 1 is not 1.0, and not True."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(is_same_argument, a, b))
+    if isinstance(a, Node) or isinstance(b, Node):
+        return a is b
+    return type(a) is type(b) and bool(a == b)
+
+
+def _says_nothing(name: str, value: Any, is_factory: bool) -> bool:
+    """Keywords that tracing writes out although they ask for what is done anyway."""
+    if name == "pin_memory":
+        return value is False
+    return name == "layout" and value is torch.strided and is_factory

@@ -1,0 +1,115 @@
+"""Equal subexpressions once.
+
+One forward sweep reaches the fixed point, because a node's key is made of the representatives of
+its inputs. Keys carry the type of every constant: 1, 1.0 and True are equal in Python and are
+three different arguments here.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+
+from perfuse.graph.aliases import Aliases, mutated_inputs
+from perfuse.graph.facts import has_effects, is_known, is_pure
+
+_OPAQUE = object()
+"""Stands for an argument that cannot be compared: a node that has one is never merged."""
+
+
+def eliminate_common_subexpressions(gm: GraphModule) -> GraphModule:
+    """The pass: the module with every pure expression computed once."""
+    return GraphModule(gm, fx_graph_cse(gm.graph))
+
+
+def fx_graph_cse(graph: Graph) -> Graph:
+    """A new graph in which every pure expression of `graph` is computed once."""
+    return _Sweep(graph).run()
+
+
+class _Sweep:
+    """One walk over a graph, with the expressions seen so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._old = graph
+        self._new = Graph()
+        self._aliases = Aliases.of(graph)
+        self._copy: dict[Node, Node] = {}
+        self._kept: dict[Node, Node] = {}  # old node -> the old node computed in its stead
+        self._seen: dict[Hashable, Node] = {}
+        self._num_writes: dict[Node, int] = {}  # by class of aliases
+        self._num_unknown = 0  # calls that may have written anywhere
+
+    def run(self) -> Graph:
+        for node in self._old.nodes:
+            self._take(node)
+        self._new._codegen = self._old._codegen
+        return self._new
+
+    def _take(self, node: Node) -> None:
+        kept = self._merge(node)
+        self._kept[node] = kept
+        if kept is node:
+            self._copy[node] = self._new.node_copy(node, lambda n: self._copy[n])
+        else:
+            self._copy[node] = self._copy[kept]
+        self._note_writes(node)
+
+    def _merge(self, node: Node) -> Node:
+        """The earlier node that computes the same value, or `node` itself."""
+        if not (node.op == "get_attr" or is_pure(node)):
+            return node
+        if self._aliases.of_node(node).is_mutated:
+            return node
+        key = self._key(node)
+        if key is None:
+            return node
+        first = self._seen.setdefault(key, node)
+        if first is node or not self._aliases.can_stand_for(first, node):
+            return node
+        self._aliases.join(node, first)
+        return first
+
+    def _note_writes(self, node: Node) -> None:
+        if has_effects(node) and not is_known(node):
+            self._num_unknown += 1
+        for written in mutated_inputs(node):
+            root = self._aliases.root(written)
+            self._num_writes[root] = self._num_writes.get(root, 0) + 1
+
+    def _key(self, node: Node) -> Hashable | None:
+        reads = tuple(self._num_writes.get(self._aliases.root(n), 0) for n in node.all_input_nodes)
+        args = self._freeze(node.args)
+        kwargs = self._freeze(node.kwargs)
+        if args is _OPAQUE or kwargs is _OPAQUE:
+            return None
+        return (node.op, node.target, args, kwargs, reads, self._num_unknown)
+
+    def _freeze(self, value: Any) -> Hashable:
+        """`value` as a key in which only equal arguments are equal."""
+        if isinstance(value, Node):
+            return (Node, self._kept[value])
+        if isinstance(value, (list, tuple)):
+            kind: type = list if isinstance(value, list) else tuple
+            return self._freeze_all(kind, value)
+        if isinstance(value, dict):
+            return self._freeze_all(dict, [part for k in sorted(value) for part in (k, value[k])])
+        if isinstance(value, slice):
+            return self._freeze_all(slice, (value.start, value.stop, value.step))
+        return _freeze_constant(value)
+
+    def _freeze_all(self, kind: type, items: Any) -> Hashable:
+        frozen = tuple(self._freeze(item) for item in items)
+        return _OPAQUE if any(f is _OPAQUE for f in frozen) else (kind, frozen)
+
+
+def _freeze_constant(value: Any) -> Hashable:
+    if isinstance(value, float):
+        return (float, value.hex())  # -0.0 is not 0.0, and a NaN is itself
+    if isinstance(value, complex):
+        return (complex, value.real.hex(), value.imag.hex())
+    try:
+        hash(value)
+    except TypeError:
+        return _OPAQUE
+    return (type(value), value)

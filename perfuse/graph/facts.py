@@ -1,0 +1,159 @@
+"""What every pass asks about a node: may it be merged, dropped, recomputed, does it only look."""
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from perfuse.torch_compat import OpOverload, sym_expression
+
+# Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
+# talk to a network, so it is never merged nor dropped.
+_KNOWN_NAMESPACES = frozenset({"aten", "prims"})
+
+# ATen ops whose schema does not show their effect.
+_EFFECTFUL_PACKETS = frozenset(
+    {
+        "_assert_async",
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "_functional_assert_async",
+        "_functional_assert_scalar",
+        "_functional_sym_constrain_range",
+        "_functional_sym_constrain_range_for_size",
+        "_local_scalar_dense",  # makes an unbacked symbol: two calls are two symbols
+        "_print",
+        "item",
+        "nonzero",  # likewise, in its shape
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    }
+)
+
+# Python arithmetic on sizes, and getitem of a tuple of results. The in-place operators stay out.
+_PURE_PYTHON = frozenset(
+    {
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.floordiv,
+        operator.truediv,
+        operator.mod,
+        operator.pow,
+        operator.neg,
+        operator.eq,
+        operator.ne,
+        operator.lt,
+        operator.le,
+        operator.gt,
+        operator.ge,
+        operator.and_,
+        operator.or_,
+        operator.getitem,
+        torch.sym_int,
+        torch.sym_float,
+        torch.sym_max,
+        torch.sym_min,
+        torch.sym_not,
+        torch.sym_sum,
+        torch.sym_ite,
+    }
+)
+
+
+def packet_name(node: Node) -> str:
+    """`add` for aten.add.Tensor, and "" for whatever is no ATen or prims call."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload):
+        return ""
+    if target.namespace not in _KNOWN_NAMESPACES:
+        return ""
+    return str(target._schema.name).partition("::")[2]
+
+
+def is_random(node: Node) -> bool:
+    """Two equal calls give two values."""
+    target = node.target
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_known(node: Node) -> bool:
+    """A call whose effects we can name: an ATen or prims op, or size arithmetic."""
+    if node.op != "call_function":
+        return node.op in ("placeholder", "get_attr", "output")
+    return packet_name(node) != "" or node.target in _PURE_PYTHON
+
+
+def has_effects(node: Node) -> bool:
+    """It does more than make its result, or might: such a node stays, once, and in its place."""
+    if node.op in ("call_method", "call_module"):
+        return True
+    if node.op != "call_function":
+        return False
+    if not is_known(node) or packet_name(node) in _EFFECTFUL_PACKETS:
+        return True
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def is_pure(node: Node) -> bool:
+    """Equal inputs give an equal value, and nothing else happens."""
+    return node.op == "call_function" and not has_effects(node) and not is_random(node)
+
+
+def is_sym(node: Node) -> bool:
+    """The node's value is a size (or a number or truth about sizes), not a tensor."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The fake tensor that describes the node's value, None if it is no tensor."""
+    val = node.meta.get("val") if isinstance(node, Node) else None
+    return val if isinstance(val, torch.Tensor) else None
+
+
+def output_node(graph: torch.fx.Graph) -> Node:
+    """The one output node of a graph."""
+    node: Node = next(iter(graph.find_nodes(op="output")))
+    return node
+
+
+def output_leaves(graph: torch.fx.Graph) -> list[Any]:
+    """What the graph returns, flat: nodes, None, and constants."""
+    return _leaves(output_node(graph).args)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    return [leaf for item in value for leaf in _leaves(item)]
+
+
+def is_same_size(a: Any, b: Any) -> bool:
+    """Two sizes are known to be equal. Never adds a guard: unknown means no."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    if isinstance(a, int) or isinstance(b, int):
+        return False
+    return bool(sym_expression(a) == sym_expression(b))
+
+
+def is_same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dim() == b.dim() and all(map(is_same_size, a.shape, b.shape))
+
+
+def is_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal shape, and equal strides wherever a stride is ever used."""
+    if not is_same_shape(a, b) or a.layout != b.layout:
+        return False
+    if a.layout != torch.strided:
+        return False
+    strides = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(is_same_size(size, 1) or is_same_size(p, q) for size, p, q in strides)
+
+
+def is_same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """One may stand for the other: type, device, shape and strides agree."""
+    return a.dtype == b.dtype and a.device == b.device and is_same_layout(a, b)

@@ -1,0 +1,155 @@
+"""What depends on nothing but constants is computed now.
+
+A folded value that is one number everywhere becomes a `full`, which later rooms see through; a
+small table becomes an attribute of the module. Larger ones stay: computing them in a fused loop
+costs less than reading them.
+"""
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from perfuse.graph.facts import is_pure, output_leaves, packet_name, tensor_of
+from perfuse.torch_compat import disable_dispatch_modes
+
+MAX_ELEMENTS = 1024
+
+# Constants by nature. They are cheap as they are, so folding one alone gains nothing.
+_SOURCES = frozenset({"full", "scalar_tensor", "arange"})
+
+
+def fold_constants(gm: GraphModule) -> GraphModule:
+    """The pass: constant expressions of up to `MAX_ELEMENTS` elements, evaluated."""
+    with disable_dispatch_modes(), torch.no_grad():
+        values = _evaluate(gm)
+    return _Fold(gm, values).run() if values else GraphModule(gm, _copied(gm.graph))
+
+
+def _copied(graph: Graph) -> Graph:
+    new = Graph()
+    new.output(new.graph_copy(graph, {}))
+    return new
+
+
+def _evaluate(gm: GraphModule) -> dict[Node, torch.Tensor]:
+    """The value of every constant node that is small enough."""
+    values: dict[Node, torch.Tensor] = {}
+    for node in gm.graph.nodes:
+        value = _value(gm, node, values)
+        if value is not None:
+            values[node] = value
+    return values
+
+
+def _value(gm: GraphModule, node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
+    if node.op == "get_attr":
+        held = _attribute(gm, str(node.target))
+        is_small = isinstance(held, torch.Tensor) and held.numel() <= MAX_ELEMENTS
+        is_frozen = is_small and not isinstance(held, torch.nn.Parameter)
+        return held if is_frozen and _is_foldable(node) else None
+    if not is_pure(node) or not _is_foldable(node):
+        return None
+    if any(n not in values for n in node.all_input_nodes):
+        return None
+    if not node.all_input_nodes and packet_name(node) not in _SOURCES:
+        return None  # `empty` and its like: no inputs, and no value either
+    result = node.target(*_real(node.args, values), **_real(node.kwargs, values))  # type: ignore[operator]
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _is_foldable(node: Node) -> bool:
+    """A small tensor of static shape, of a type whose numbers Python can hold, on the CPU."""
+    tensor = tensor_of(node)
+    if tensor is None or tensor.device.type != "cpu" or tensor.dtype.is_complex:
+        return False
+    if any(not isinstance(size, int) for size in tensor.shape):
+        return False
+    return tensor.numel() <= MAX_ELEMENTS
+
+
+def _attribute(gm: GraphModule, path: str) -> Any:
+    held: Any = gm
+    for part in path.split("."):
+        held = getattr(held, part, None)
+    return held
+
+
+def _real(value: Any, values: dict[Node, torch.Tensor]) -> Any:
+    if isinstance(value, Node):
+        return values[value]
+    if isinstance(value, (list, tuple)):
+        return [_real(item, values) for item in value]
+    if isinstance(value, dict):
+        return {key: _real(item, values) for key, item in value.items()}
+    return value
+
+
+def uniform_value(tensor: torch.Tensor) -> bool | int | float | None:
+    """The number that every element is, bit for bit; None if they differ or there are none."""
+    if tensor.numel() == 0:
+        return None
+    flat = tensor.reshape(-1)
+    number: Any = flat[0].item()
+    if not isinstance(number, (bool, int, float)):
+        return None
+    again = torch.full_like(flat, number)
+    is_uniform = torch.equal(again.view(torch.uint8), flat.contiguous().view(torch.uint8))
+    return number if is_uniform else None
+
+
+class _Fold:
+    """Builds the new graph with what has been evaluated."""
+
+    def __init__(self, gm: GraphModule, values: dict[Node, torch.Tensor]) -> None:
+        self._gm = gm
+        self._values = values
+        self._new = Graph()
+        self._tables: dict[str, torch.Tensor] = {}
+        self._outputs = {leaf for leaf in output_leaves(gm.graph) if isinstance(leaf, Node)}
+
+    def run(self) -> GraphModule:
+        copy: dict[Node, Node] = {}
+        for node in self._gm.graph.nodes:
+            folded = self._folded(node)
+            copy[node] = folded or self._new.node_copy(node, lambda n: copy[n])
+        self._new._codegen = self._gm.graph._codegen
+        root: dict[str, Any] = {**_attributes(self._gm), **self._tables}
+        return GraphModule(root, self._new, self._gm.__class__.__name__)
+
+    def _folded(self, node: Node) -> Node | None:
+        value = self._values.get(node)
+        tensor = tensor_of(node)
+        if value is None or tensor is None or packet_name(node) in _SOURCES:
+            return None
+        if not tensor.is_contiguous() or node in self._outputs:
+            return None  # a result must be the caller's own, and a stride must stay what it was
+        with disable_dispatch_modes(), torch.no_grad():
+            number = uniform_value(value)
+        if number is None and (node.op == "get_attr" or not self._is_frontier(node)):
+            return None
+        folded = self._table(value) if number is None else self._full(tensor, number)
+        folded.meta = dict(node.meta)
+        return folded
+
+    def _is_frontier(self, node: Node) -> bool:
+        """Somebody who is not folded himself reads it."""
+        return any(user not in self._values for user in node.users)
+
+    def _full(self, tensor: torch.Tensor, number: bool | int | float) -> Node:
+        kwargs: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+        args = (list(tensor.shape), number)
+        return self._new.call_function(torch.ops.aten.full.default, args, kwargs)
+
+    def _table(self, value: torch.Tensor) -> Node:
+        name = f"_folded_{len(self._tables)}"
+        while hasattr(self._gm, name):
+            name += "_"
+        self._tables[name] = value.contiguous().clone()
+        return self._new.create_node("get_attr", name)
+
+
+def _attributes(gm: GraphModule) -> dict[str, Any]:
+    """Everything the graph's nodes fetch by name."""
+    nodes = (*gm.graph.find_nodes(op="get_attr"), *gm.graph.find_nodes(op="call_module"))
+    return {str(node.target): _attribute(gm, str(node.target)) for node in nodes}

@@ -1,0 +1,172 @@
+"""The one loop under every pass that replaces nodes by simpler ones.
+
+A rule sees a node of the new graph, whose inputs are already simple, and offers another node for
+it. Whether the offer is taken is decided here, once for all rules: type, device, shape and
+strides must be the same, and no result may begin to share memory with an input.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from perfuse.graph.aliases import Aliases
+from perfuse.graph.facts import is_same_tensor, output_leaves, packet_name, tensor_of
+
+MAX_STEPS = 16  # rewrites in a row of one node; rules shrink, so this is only a fuse
+
+
+class Builder:
+    """Makes new nodes, with their fake values, in front of where the sweep stands."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """A call that takes the place of `like`: it inherits all of its meta but the value."""
+        node = self._graph.call_function(target, args, kwargs)
+        node.meta = {key: value for key, value in like.meta.items() if key != "val"}
+        node.meta["val"] = target(*_values(args), **_values(kwargs))
+        return node
+
+
+def _values(value: Any) -> Any:
+    """The fake values of all nodes inside an argument."""
+    if isinstance(value, Node):
+        return value.meta["val"]
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_values, value))
+    if isinstance(value, dict):
+        return {key: _values(item) for key, item in value.items()}
+    return value
+
+
+Match = Callable[[Node, Builder], Node | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What it does in words, the op packets it looks at, and the offer it makes for a node."""
+
+    text: str
+    packets: tuple[str, ...]
+    offer: Match
+
+
+def index_rules(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
+    """The rules by the packet they look at."""
+    table: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for packet in rule.packets:
+            table.setdefault(packet, []).append(rule)
+    return table
+
+
+def rewrite(gm: GraphModule, rules: Mapping[str, Sequence[Rule]]) -> GraphModule:
+    """A new module in which every rule has been applied as far as it goes."""
+    return _Rewrite(gm, rules).run()
+
+
+class _Rewrite:
+    def __init__(self, gm: GraphModule, rules: Mapping[str, Sequence[Rule]]) -> None:
+        self._gm = gm
+        self._rules = rules
+        self._new = Graph()
+        self._builder = Builder(self._new)
+        self._aliases = Aliases.of(gm.graph)
+        self._outputs = {leaf for leaf in output_leaves(gm.graph) if isinstance(leaf, Node)}
+        self._copy: dict[Node, Node] = {}
+        self._origin: dict[Node, Node] = {}  # new node -> old node of the same memory
+
+    def run(self) -> GraphModule:
+        for node in self._gm.graph.nodes:
+            copied = self._new.node_copy(node, lambda n: self._copy[n])
+            self._origin[copied] = node
+            self._copy[node] = self._simplify(node, copied)
+        self._new._codegen = self._gm.graph._codegen
+        return GraphModule(self._gm, self._new)
+
+    def _simplify(self, old: Node, node: Node) -> Node:
+        for _ in range(MAX_STEPS):
+            mark = _last(self._new)
+            better = self._step(old, node)
+            if better is None:
+                return node
+            if not node.users:
+                self._erase(node)
+                mark = node.prev if mark is node else mark
+            if better not in _since(self._new, mark):
+                return better  # an earlier node, which has had its turn
+            node = better
+        return node
+
+    def _erase(self, node: Node) -> None:
+        self._origin.pop(node, None)
+        self._new.erase_node(node)
+
+    def _step(self, old: Node, node: Node) -> Node | None:
+        if tensor_of(node) is None or any("val" not in n.meta for n in node.all_input_nodes):
+            return None
+        for rule in self._rules.get(packet_name(node), ()):
+            mark = _last(self._new)
+            offer = rule.offer(node, self._builder)
+            if offer is None:
+                continue
+            self._adopt_since(mark)
+            if self._is_fit(old, node, offer):
+                self._aliases.join(old, self._origin[offer])
+                return offer
+            self._forget_since(mark)
+        return None
+
+    def _adopt_since(self, mark: Node) -> None:
+        """Give nodes that a rule has made their class of aliases: as a stand-in old node."""
+        for node in _since(self._new, mark):
+            if node not in self._origin:
+                self._origin[node] = node
+                self._aliases.add_with(node, self._origin)
+
+    def _forget_since(self, mark: Node) -> None:
+        for node in reversed(list(_since(self._new, mark))):
+            if not node.users:
+                self._erase(node)
+
+    def _is_fit(self, old: Node, node: Node, offer: Node) -> bool:
+        wanted, given = tensor_of(node), tensor_of(offer)
+        if wanted is None or given is None or not is_same_tensor(wanted, given):
+            return False
+        if offer.op in ("placeholder", "get_attr") and old in self._outputs:
+            return False  # a caller may tell a result from its own argument
+        return self._aliases.can_stand_for(self._origin[offer], old)
+
+
+def _last(graph: Graph) -> Node:
+    last: Node = graph._root.prev
+    return last
+
+
+def _since(graph: Graph, mark: Node) -> list[Node]:
+    """The nodes after `mark`, first to last."""
+    found: list[Node] = []
+    node = graph._root.prev
+    while node is not mark:
+        found.append(node)
+        node = node.prev
+    return found[::-1]
+
+
+def scalar_of(value: Any) -> bool | int | float | complex | None:
+    """The one number that an argument is everywhere: a Python number or a `full` of one."""
+    if isinstance(value, (bool, int, float, complex)):
+        return value
+    if isinstance(value, Node) and packet_name(value) in ("full", "scalar_tensor"):
+        fill = value.args[1] if packet_name(value) == "full" else value.args[0]
+        return fill if isinstance(fill, (bool, int, float, complex)) else None
+    return None
+
+
+def dtype_of(node: Any) -> torch.dtype | None:
+    tensor = tensor_of(node)
+    return None if tensor is None else tensor.dtype
