@@ -5,4 +5,7 @@
 #include "simd_native.h"
 #include "simd_convert.h"
 #include "simd_memory.h"
+#include "simd_divide.h"
 #include "simd_math.h"
+#include "simd_special.h"
+#include "simd_random.h"

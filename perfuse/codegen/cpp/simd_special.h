@@ -1,0 +1,264 @@
+// Circular, inverse and special functions, and powers.
+
+namespace pf {
+
+// ---- sin, cos, tan -----------------------------------------------------------------------------
+// x = k pi/2 + r with |r| <= pi/4, pi/2 in three parts. It needs the fused multiply-add and |x| < 2^15: libm has the rest.
+
+#if defined(PF_HAS_FMA) || defined(__ARM_FEATURE_FMA)
+constexpr bool fused = true;
+#else
+constexpr bool fused = false;
+#endif
+
+template <class F> struct circle { F sin, cos; like<F, int32_t> quadrant; };
+
+template <class F> PF_FN circle<F> on_circle(F x) {
+  using I = like<F, int32_t>;
+  const F magic = all<F>(12582912.0f), t = fma(x, all<F>(0.636619772f), magic), k = t - magic;
+  F r = fma(k, all<F>(-1.57079637f), x);
+  r = fma(k, all<F>(4.37113883e-8f), r);
+  r = fma(k, all<F>(1.71512451e-15f), r);
+  const F s = r * r;
+  const F sine = fma(s * r, poly(s, -0.166666672f, 0.00833332911f, -0.000198393274f, 2.71823728e-06f), r);
+  const F cosine = fma(s * s, poly(s, 0.0416666456f, -0.00138873619f, 2.44377279e-05f), fma(s, all<F>(-0.5f), all<F>(1.0f)));
+  return {sine, cosine, bits_as<I>(t) & 3};
+}
+template <class F> PF_FN bool on_reach(F x) { return fused && hall(lt(abs(x), all<F>(32768.0f))); }
+
+template <class X> PF_FN X sin(X x) {
+  if constexpr (in_float<X>) if (on_reach(x)) {
+    using I = like<X, int32_t>;
+    const auto c = on_circle(x);
+    const X y = where(ne(c.quadrant & 1, I{}), c.cos, c.sin);
+    return where(eq(x, X{}), x, where(ne(c.quadrant & 2, I{}), -y, y));
+  }
+  return PF_LANEWISE(sin);
+}
+template <class X> PF_FN X cos(X x) {
+  if constexpr (in_float<X>) if (on_reach(x)) {
+    using I = like<X, int32_t>;
+    const auto c = on_circle(x);
+    const X y = where(ne(c.quadrant & 1, I{}), c.sin, c.cos);
+    return where(ne((c.quadrant + 1) & 2, I{}), -y, y);
+  }
+  return PF_LANEWISE(cos);
+}
+template <class X> PF_FN X tan(X x) {
+  if constexpr (in_float<X>) if (on_reach(x)) {
+    using I = like<X, int32_t>;
+    const auto c = on_circle(x);
+    const auto odd = ne(c.quadrant & 1, I{});
+    const X y = where(odd, -c.cos, c.sin) / where(odd, c.sin, c.cos);
+    return where(eq(x, X{}), x, y);
+  }
+  return PF_LANEWISE(tan);
+}
+
+// ---- their inverses ----------------------------------------------------------------------------
+
+// asin on [0, 1/2]
+template <class F> PF_FN F asin_small(F x) {
+  const F s = x * x;
+  return fma(x * s, poly(s, 0.166666597f, 0.0750051215f, 0.0445154719f, 0.0318198204f, 0.0143938055f, 0.0375781581f), x);
+}
+template <class X> PF_FN X asin(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(asin);
+  else {
+    const X a = abs(x);
+    const auto far = gt(a, all<X>(0.5f));
+    const X y = asin_small(where(far, sqrt((1.0f - a) * 0.5f), a));
+    return copysign(where(far, fma(y, all<X>(-2.0f), all<X>(-4.37113883e-8f)) + 1.57079637f, y), x);
+  }
+}
+template <class X> PF_FN X acos(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(acos);
+  else {
+    const X a = abs(x);
+    const auto far = gt(a, all<X>(0.5f)), minus = lt(x, X{});
+    const X y = asin_small(where(far, sqrt((1.0f - a) * 0.5f), a));
+    const X near_one = where(minus, 3.14159274f - fma(y, all<X>(2.0f), all<X>(8.74227766e-8f)), y + y);
+    const X middle = 1.57079637f - (where(minus, -y, y) + 4.37113883e-8f);
+    return where(far, near_one, middle);
+  }
+}
+
+// atan on [0, 1]
+template <class F> PF_FN F atan_small(F x) {
+  const F s = x * x;
+  const F p = poly(s, -0.333333284f, 0.19999671f, -0.142798334f, 0.110582218f, -0.0881108493f, 0.0674158186f,
+                   -0.0446897298f, 0.0225396883f, -0.00731787179f, 0.00111377181f);
+  return fma(x * s, p, x);
+}
+template <class X> PF_FN X atan(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(atan);
+  else {
+    const X a = abs(x);
+    const auto far = gt(a, all<X>(1.0f));
+    const X y = atan_small(where(far, 1.0f / a, a));
+    return copysign(where(far, 1.57079637f - (y + 4.37113883e-8f), y), x);
+  }
+}
+PF_FN double libm_atan2(double y, double x) { return __builtin_atan2(y, x); }
+template <class X> PF_FN X atan2(X y, X x) {
+  if constexpr (!in_float<X>) return each([](double s, double t) { return libm_atan2(s, t); }, y, x);
+  else {
+    const X ax = abs(x), ay = abs(y), more = high(ax, ay), less = low(ax, ay);
+    X t = less / more;
+    t = where(eq(less, more), all<X>(1.0f), t);  // two infinities
+    t = where(eq(more, X{}), more, t);           // two zeros
+    X r = atan_small(t);
+    r = where(gt(ay, ax), 1.57079637f - (r + 4.37113883e-8f), r);
+    r = where(signbit(x), 3.14159274f - (r + 8.74227766e-8f), r);
+    return where(lor(isnan(x), isnan(y)), x + y, copysign(r, y));
+  }
+}
+
+// ---- hyperbolic --------------------------------------------------------------------------------
+
+template <class X> PF_FN X sinh(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(sinh);
+  else {
+    const X a = abs(x), e = expm1(a), half = exp(a * 0.5f);
+    const X y = where(gt(a, all<X>(80.0f)), 0.5f * half * half, 0.5f * (e + e / (e + 1.0f)));
+    return copysign(y, x);
+  }
+}
+template <class X> PF_FN X cosh(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(cosh);
+  else {
+    const X a = abs(x), e = exp(a), half = exp(a * 0.5f);
+    return where(gt(a, all<X>(80.0f)), 0.5f * half * half, fma(e, all<X>(0.5f), 0.5f / e));
+  }
+}
+template <class X> PF_FN X asinh(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(asinh);
+  else {
+    const X a = abs(x), s = a * a;
+    const auto far = gt(a, all<X>(1e9f));  // a^2 + 1 is a^2
+    const X y = log1p(where(far, a, a + s / (sqrt(s + 1.0f) + 1.0f)));
+    return copysign(where(far, y + 0.693147181f, y), x);
+  }
+}
+template <class X> PF_FN X acosh(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(acosh);
+  else {
+    const X t = x - 1.0f;
+    const auto far = gt(x, all<X>(1e9f));
+    const X y = log1p(where(far, x, t + sqrt(t * (t + 2.0f))));
+    return where(lt(x, all<X>(1.0f)), all<X>(__builtin_nanf("")), where(far, y + 0.693147181f, y));
+  }
+}
+template <class X> PF_FN X atanh(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(atanh);
+  else {
+    const X a = abs(x);
+    return copysign(0.5f * log1p((a + a) / (1.0f - a)), x);
+  }
+}
+
+// ---- error function ----------------------------------------------------------------------------
+
+template <class X> PF_FN X erf(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(erf);
+  else {
+    const X a = abs(x), s = x * x;
+    const X near = fma(a, poly(s, 0.128379166f, -0.376126379f, 0.112837821f, -0.0268654004f, 0.00522094546f,
+                               -0.000848282885f, 0.000112569476f, -9.64151604e-06f), a);
+    const X t = low(all<X>(4.05f), a);  // 1 - exp(-q(t)) is 1 from here
+    const X q = poly(t, 0.000188031685f, -1.12957835f, -0.633219957f, -0.108418494f, 0.0252082031f, -0.00420454191f,
+                     0.000441332348f, -2.16865064e-05f);
+    const auto p = exp_reduce(q);
+    const X far = fma(exp_small(p.r), -power_of_two(p.n), all<X>(1.0f));
+    return copysign(where(lt(a, all<X>(1.0f)), near, far), x);
+  }
+}
+template <class X> PF_FN X erfc(X x) { return PF_LANEWISE(erfc); }
+
+// Solves erf(y) = x by Halley's steps from a closed form good to 2e-3.
+PF_FN double erfinv1(double x, int steps) {
+  const double a = __builtin_fabs(x);
+  if (!(a < 1)) return a == 1 ? x * __builtin_inf() : __builtin_nan("");
+  if (a == 0) return x;
+  const double l = __builtin_log1p(-a * a), s = 4.330746750799873 + l / 2;
+  double y = __builtin_sqrt(__builtin_sqrt(s * s - l / 0.147) - s);
+  for (int i = 0; i < steps; i++) {
+    const double e = a > 0.5 ? (1 - a) - __builtin_erfc(y) : __builtin_erf(y) - a;
+    const double d = e / (1.1283791670955126 * __builtin_exp(-y * y));
+    y -= d / (1 + y * d);
+  }
+  return __builtin_copysign(y, x);
+}
+template <class X> PF_FN X erfinv(X x) {
+  return each([](elem<X> t) { return (elem<X>)erfinv1(t, in_float<X> ? 2 : 3); }, x);
+}
+
+// ---- gamma -------------------------------------------------------------------------------------
+
+template <class X> PF_FN X lgamma(X x) { return PF_LANEWISE(lgamma); }
+
+// Recurrence up to 10, then the asymptotic series; the reflection for negative arguments.
+PF_FN double digamma1(double x) {
+  if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
+  double y = 0;
+  if (x < 0) {
+    if (x == __builtin_trunc(x)) return __builtin_nan("");
+    const double f = x - __builtin_trunc(x);
+    y = -3.141592653589793 / __builtin_tan(3.141592653589793 * f);
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) y -= 1 / x;
+  const double z = 1 / (x * x);
+  const double tail = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
+  return y + __builtin_log(x) - 0.5 / x - tail;
+}
+template <class X> PF_FN X digamma(X x) {
+  return each([](elem<X> t) { return (elem<X>)digamma1(t); }, x);
+}
+
+// ---- pow ---------------------------------------------------------------------------------------
+
+PF_FN float libm_pow(float x, float y) { return __builtin_powf(x, y); }
+PF_FN double libm_pow(double x, double y) { return __builtin_pow(x, y); }
+
+// 2^(y log2 x) in double for 0 < x < inf and finite y.
+template <class F> PF_FN F pow_positive(F x, F y) {
+  using D = like<F, double>;
+  using I = like<F, int32_t>;
+  using L = like<F, int64_t>;
+  const auto tiny = lt(x, all<F>(1.17549435e-38f));
+  const I b = bits_as<I>(where(tiny, x * 33554432.0f, x));
+  const I n = (b - 0x3f3504f3) >> 23;
+  const D m = convert<double>(bits_as<F>((I)(b - (n << 23))));
+  const D e = convert<double>(convert<float>(n) - where(tiny, all<F>(25.0f), F{}));
+  const D s = (m - 1.0) / (m + 1.0);
+  const D l = fma(s, poly(D(s * s), 2.885390081777846, 0.9617966941192926, 0.5770779405160181, 0.41220944993926534,
+                          0.3198971862483245, 0.28302720620270544), e);
+  const D z = low(all<D>(200.0), high(all<D>(-200.0), convert<double>(y) * l));
+  const D magic = all<D>(6755399441055744.0), t = z + magic;
+  const D p = poly(D(z - (t - magic)), 1.0000000005541876, 0.693147205737198, 0.24022646890480584, 0.05550328777076456,
+                   0.009618488973740617, 0.0013399931183567981, 0.00015345807533693204);
+  const L shift = (bits_as<L>(t) - bits_as<L>(magic)) << 52;
+  return convert<float>(bits_as<D>((L)(bits_as<L>(p) + shift)));
+}
+template <class X> PF_FN X pow(X x, X y) {
+  using T = elem<X>;
+  if constexpr (!is_float<T>) {
+    // Integers: by squaring. A negative exponent gives 0 but for 1 and -1, as in eager.
+    return each([](T a, T n) {
+      T r = 1;
+      if (is_signed<T> && n < T(0)) return a == T(1) ? T(1) : a == T(-1) ? (n % 2 ? T(-1) : T(1)) : T(0);
+      for (; n > T(0); n = T(n / 2), a = mul(a, a))
+        if (n % 2) r = mul(r, a);
+      return r;
+    }, x, y);
+  } else if constexpr (!in_float<X>) return each([](T a, T b) { return libm_pow(a, b); }, x, y);
+  else {
+    const auto plain = land(land(gt(x, X{}), lt(x, all<X>(__builtin_inff()))), isfinite(y));
+    X r = pow_positive(x, y);
+    if (hall(plain)) return r;
+    return where(plain, r, each([](T a, T b) { return libm_pow(a, b); }, x, y));
+  }
+}
+
+}  // namespace pf
