@@ -1,0 +1,1 @@
+"""Loop-level IR: dtypes, index algebra, scalar expressions and the immutable Program."""

@@ -1,0 +1,105 @@
+"""Element types: how a value is stored, and in which type it is computed."""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+
+
+class DType(enum.Enum):
+    """One element type; the value is its short name as printed in artefacts."""
+
+    BOOL = "bool"
+    U8 = "u8"
+    I8 = "i8"
+    U16 = "u16"
+    I16 = "i16"
+    U32 = "u32"
+    I32 = "i32"
+    U64 = "u64"
+    I64 = "i64"
+    F8E4M3FN = "f8e4m3fn"
+    F8E5M2 = "f8e5m2"
+    F8E4M3FNUZ = "f8e4m3fnuz"
+    F8E5M2FNUZ = "f8e5m2fnuz"
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+    F64 = "f64"
+
+    def __repr__(self) -> str:
+        return self.value
+
+    __str__ = __repr__
+
+    # Members are singletons: identity hashing keeps expression interning cheap.
+    __hash__ = object.__hash__
+
+    @property
+    def num_bytes(self) -> int:
+        return _NUM_BYTES[self]
+
+    @property
+    def is_float(self) -> bool:
+        return self in _FLOATS
+
+    @property
+    def is_int(self) -> bool:
+        return self not in _FLOATS and self is not DType.BOOL
+
+    @property
+    def is_signed(self) -> bool:
+        return self in _FLOATS or self in _SIGNED
+
+    @property
+    def compute(self) -> DType:
+        """The type arithmetic happens in: small floats are widened to float32."""
+        return DType.F32 if self in _SMALL_FLOATS else self
+
+    @property
+    def is_narrow_float(self) -> bool:
+        return self in _SMALL_FLOATS
+
+
+_SMALL_FLOATS = frozenset(
+    {DType.F8E4M3FN, DType.F8E5M2, DType.F8E4M3FNUZ, DType.F8E5M2FNUZ, DType.F16, DType.BF16}
+)
+_FLOATS = _SMALL_FLOATS | {DType.F32, DType.F64}
+_SIGNED = frozenset({DType.I8, DType.I16, DType.I32, DType.I64})
+_NUM_BYTES = {
+    DType.BOOL: 1, DType.U8: 1, DType.I8: 1, DType.U16: 2, DType.I16: 2, DType.U32: 4,
+    DType.I32: 4, DType.U64: 8, DType.I64: 8, DType.F8E4M3FN: 1, DType.F8E5M2: 1,
+    DType.F8E4M3FNUZ: 1, DType.F8E5M2FNUZ: 1, DType.F16: 2, DType.BF16: 2, DType.F32: 4,
+    DType.F64: 8,
+}  # fmt: skip
+
+_FROM_TORCH = {
+    torch.bool: DType.BOOL,
+    torch.uint8: DType.U8,
+    torch.int8: DType.I8,
+    torch.uint16: DType.U16,
+    torch.int16: DType.I16,
+    torch.uint32: DType.U32,
+    torch.int32: DType.I32,
+    torch.uint64: DType.U64,
+    torch.int64: DType.I64,
+    torch.float8_e4m3fn: DType.F8E4M3FN,
+    torch.float8_e5m2: DType.F8E5M2,
+    torch.float8_e4m3fnuz: DType.F8E4M3FNUZ,
+    torch.float8_e5m2fnuz: DType.F8E5M2FNUZ,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.float32: DType.F32,
+    torch.float64: DType.F64,
+}
+_TO_TORCH = {ours: theirs for theirs, ours in _FROM_TORCH.items()}
+
+
+def from_torch(dtype: torch.dtype) -> DType | None:
+    """Our name for a torch dtype, or None for one we never compute on (complex, quantised)."""
+    return _FROM_TORCH.get(dtype)
+
+
+def to_torch(dtype: DType) -> torch.dtype:
+    return _TO_TORCH[dtype]

@@ -1,0 +1,303 @@
+"""Scalar code as a hash-consed expression DAG: fusing is substitution, equality is identity.
+
+An expression computes one element. Its dtype is always a compute dtype (small floats are float32
+here: loads widen, stores narrow, `round_to` rounds in between where the program says so).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.index import Atom, Dim
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """Meaning of one scalar op: its arity, the dtype of its result, what it costs."""
+
+    arity: int
+    result: str  # "same": of the last argument; "bool"; "attr": named by the attribute
+    cost: int  # in units of one add; steers recomputation, never correctness
+
+
+def _rows() -> dict[str, ScalarOp]:
+    table: dict[str, ScalarOp] = {}
+
+    def put(names: str, arity: int, result: str, cost: int) -> None:
+        for name in names.split():
+            table[name] = ScalarOp(arity, result, cost)
+
+    put("neg abs sign floor ceil trunc round bit_not", 1, "same", 1)
+    put("sqrt rsqrt reciprocal", 1, "same", 4)
+    put("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, "same", 12)
+    put("sin cos tan sinh cosh asin acos atan asinh acosh atanh erf erfc erfinv", 1, "same", 16)
+    put("lgamma digamma", 1, "same", 60)
+    put("add sub mul min max fmin fmax bit_and bit_or bit_xor shl shr copysign", 2, "same", 1)
+    put("div", 2, "same", 4)
+    put("floordiv truncdiv mod fmod", 2, "same", 10)
+    put("pow atan2 hypot nextafter", 2, "same", 30)
+    put("fma", 3, "same", 1)
+    put("eq ne lt le gt ge", 2, "bool", 1)
+    put("land lor lxor", 2, "bool", 1)
+    put("lnot isnan isinf isfinite signbit", 1, "bool", 1)
+    put("where", 3, "same", 1)
+    put("cast", 1, "attr", 1)
+    put("round_to", 1, "same", 2)
+    put("rand_f32", 2, "attr", 30)
+    put("randn_f32", 2, "attr", 60)
+    put("randint64", 4, "attr", 30)
+    return table
+
+
+SCALAR_OPS = _rows()
+_LEAF_COST = {"const": 0, "index": 1, "load": 0}
+_COST_LIMIT = 1 << 20
+
+
+class Expr:
+    """One scalar value. Build with the functions of this module, never directly."""
+
+    __slots__ = ("__weakref__", "_vars", "args", "attr", "cost", "dtype", "num_loads", "op")
+    op: str
+    args: tuple[Expr, ...]
+    dtype: DType
+    attr: Any
+    cost: int
+    num_loads: int
+    _vars: frozenset[Atom] | None
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        """The expression as Python-like text, shared parts written out again."""
+        inner = ", ".join(a.text() for a in self.args)
+        if self.op == "const":
+            return f"{self.attr!r}:{self.dtype}" if self.dtype is not DType.F32 else repr(self.attr)
+        if self.op == "load":
+            name, index = self.attr
+            masked = f" if {inner}" if inner else ""
+            return f"{name}[{index!r}{masked}]"
+        if self.op == "index":
+            return f"index({self.attr!r})"
+        if self.op == "cast":
+            return f"{self.dtype}({inner})"
+        if self.op == "round_to":
+            return f"round_to_{self.attr}({inner})"
+        return f"{self.op}({inner})"
+
+    def variables(self) -> frozenset[Atom]:
+        """The loop variables this value depends on."""
+        if self._vars is None:
+            found: frozenset[Atom] = frozenset()
+            for arg in self.args:
+                found |= arg.variables()
+            if self.op in ("load", "index"):
+                found |= index_variables(self.attr[1] if self.op == "load" else self.attr)
+            self._vars = found
+        return self._vars
+
+
+def index_variables(index: Dim) -> frozenset[Atom]:
+    """Loop variables of an index, also those inside values read from data."""
+    found: set[Atom] = set()
+    for atom in ix.atoms_of(index):
+        if atom.kind == "var":
+            found.add(atom)
+        elif atom.kind == "value":
+            found |= atom.parts[0].variables()
+    return frozenset(found)
+
+
+_INTERNED: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+
+
+def _make(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any = None) -> Expr:
+    key_attr = (type(attr), repr(attr)) if op == "const" else attr
+    key = (op, args, dtype, key_attr)
+    found = _INTERNED.get(key)
+    if found is None:
+        found = Expr()
+        found.op, found.args, found.dtype, found.attr, found._vars = op, args, dtype, attr, None
+        own = SCALAR_OPS[op].cost if op in SCALAR_OPS else _LEAF_COST[op]
+        cost = own + sum(a.cost for a in args)
+        loads = (op == "load") + sum(a.num_loads for a in args)
+        if op in ("load", "index"):
+            for atom in ix.atoms_of(attr[1] if op == "load" else attr):
+                if atom.kind == "value":
+                    cost, loads = cost + atom.parts[0].cost, loads + atom.parts[0].num_loads
+        found.cost, found.num_loads = min(cost, _COST_LIMIT), min(loads, _COST_LIMIT)
+        _INTERNED[key] = found
+    return found
+
+
+def const(value: bool | int | float, dtype: DType) -> Expr:
+    """A literal, held in the Python type that prints the same on every machine."""
+    if dtype is DType.BOOL:
+        return _make("const", (), dtype, bool(value))
+    if dtype.is_float:
+        return _make("const", (), dtype.compute, float(value))
+    return _make("const", (), dtype, int(value))
+
+
+def load(buffer: str, index: Dim, dtype: DType) -> Expr:
+    """The element of a buffer at an index; `dtype` is the buffer's storage dtype."""
+    return _make("load", (), dtype.compute, (buffer, index))
+
+
+def masked_load(buffer: str, index: Dim, dtype: DType, mask: Expr, fill: Expr) -> Expr:
+    """A load that touches memory only where the mask holds, and is `fill` elsewhere."""
+    if mask.op == "const":
+        return load(buffer, index, dtype) if mask.attr else fill
+    return _make("load", (mask, fill), dtype.compute, (buffer, index))
+
+
+def index_value(index: Dim) -> Expr:
+    """An index as a 64-bit integer value."""
+    if isinstance(index, int):
+        return const(index, DType.I64)
+    return _make("index", (), DType.I64, index)
+
+
+def cast(value: Expr, dtype: DType) -> Expr:
+    """Conversion to the compute type of `dtype`; no rounding to small floats (see `round_to`)."""
+    dtype = dtype.compute
+    if value.dtype is dtype:
+        return value
+    if value.op == "const" and not (dtype.is_int and not math.isfinite(value.attr)):
+        if dtype.is_float or dtype is DType.BOOL or dtype is DType.I64:
+            return const(_rounded_f32(value.attr) if dtype is DType.F32 else value.attr, dtype)
+    return _make("cast", (value,), dtype)
+
+
+def _rounded_f32(value: float) -> float:
+    """Keep float32 literals exactly representable, so that printing and folding agree."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def round_to(value: Expr, dtype: DType) -> Expr:
+    """Round a float32 value through a small float type, as storing and loading it would."""
+    if not dtype.is_narrow_float or (value.op == "round_to" and value.attr is dtype):
+        return value
+    return _make("round_to", (cast(value, DType.F32),), DType.F32, dtype)
+
+
+def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
+    """One scalar op over values of equal dtype (`where` takes a bool first)."""
+    info = SCALAR_OPS[op]
+    assert len(args) == info.arity, f"{op} takes {info.arity} values, got {len(args)}"
+    if op == "where" and args[0].op == "const":
+        return args[1] if args[0].attr else args[2]
+    if op in ("land", "lor"):
+        folded = _fold_logic(op, args)
+        if folded is not None:
+            return folded
+    if info.result == "bool":
+        result = DType.BOOL
+    elif info.result == "attr":
+        assert dtype is not None
+        result = dtype
+    else:
+        result = args[-1].dtype
+    return _make(op, args, result)
+
+
+def _fold_logic(op: str, args: tuple[Expr, ...]) -> Expr | None:
+    for this, other in (args, args[::-1]):
+        if this.op == "const":
+            if op == "land":
+                return other if this.attr else this
+            return this if this.attr else other
+    return None
+
+
+class Substitution:
+    """Replaces loop variables throughout expressions, sharing work between calls."""
+
+    def __init__(
+        self,
+        mapping: Mapping[Atom, Dim],
+        on_load: Callable[[Expr], Expr] | None = None,
+    ) -> None:
+        self._mapping = mapping
+        self._on_load = on_load
+        self._done: dict[Expr, Expr] = {}
+
+    def __call__(self, value: Expr) -> Expr:
+        found = self._done.get(value)
+        if found is None:
+            found = self._done[value] = self._rewrite(value)
+        return found
+
+    def index(self, index: Dim) -> Dim:
+        return ix.substitute(index, self._mapping, self)
+
+    def _rewrite(self, value: Expr) -> Expr:
+        args = tuple([self(a) for a in value.args])
+        if value.op == "load":
+            name, index = value.attr
+            made = _make("load", args, value.dtype, (name, self.index(index)))
+            if args and args[0].op == "const":
+                made = _make("load", (), value.dtype, made.attr) if args[0].attr else args[1]
+            return self._on_load(made) if self._on_load and made.op == "load" else made
+        if value.op == "index":
+            return index_value(self.index(value.attr))
+        if args == value.args:
+            return value
+        if value.op in ("where", "land", "lor"):
+            return apply(value.op, *args)
+        return _make(value.op, args, value.dtype, value.attr)
+
+
+def substitute(value: Expr, mapping: Mapping[Atom, Dim]) -> Expr:
+    return Substitution(mapping)(value) if mapping else value
+
+
+def walk(value: Expr, seen: set[Expr]) -> list[Expr]:
+    """Every distinct sub-expression, arguments before users, also those inside indices."""
+    order: list[Expr] = []
+    _walk(value, seen, order)
+    return order
+
+
+def _walk(value: Expr, seen: set[Expr], order: list[Expr]) -> None:
+    if value in seen:
+        return
+    seen.add(value)
+    for arg in value.args:
+        _walk(arg, seen, order)
+    if value.op in ("load", "index"):
+        for atom in _value_atoms(value.attr[1] if value.op == "load" else value.attr):
+            _walk(atom.parts[0], seen, order)
+    order.append(value)
+
+
+def _value_atoms(index: Dim) -> list[Atom]:
+    found = [a for a in ix.atoms_of(index) if a.kind == "value"]
+    return sorted(found, key=lambda atom: atom.sort_key)
+
+
+def loads_of(value: Expr) -> list[Expr]:
+    """The loads a value performs, in evaluation order."""
+    return [e for e in walk(value, set()) if e.op == "load"]
+
+
+def guard_loads(value: Expr, mask: Expr) -> Expr:
+    """The same formula with every load made under a mask (0 where it does not hold)."""
+
+    def guard(made: Expr) -> Expr:
+        held = apply("land", made.args[0], mask) if made.args else mask
+        fill = made.args[1] if made.args else const(0, made.dtype)
+        return _make("load", (held, fill), made.dtype, made.attr)
+
+    return Substitution({}, guard)(value)

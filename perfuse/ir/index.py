@@ -1,0 +1,468 @@
+"""Index arithmetic: polynomials over loop variables and size symbols, with floor division and modulo.
+
+Everything is canonical and interned, so two indices are equal exactly when they are the same
+object. A constant index is a plain Python int. sympy stays at PyTorch's border: this small
+algebra decides what schedulers ask (contiguity, bounds, equality) in microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from perfuse.ir.expr import Expr
+
+
+class Atom:
+    """An indivisible factor of an index: a variable, a symbol, a quotient, a remainder, a value."""
+
+    __slots__ = ("__weakref__", "kind", "parts", "sort_key")
+    kind: str
+    parts: tuple[Any, ...]
+    sort_key: str
+
+    def __repr__(self) -> str:
+        return self.sort_key
+
+
+class Index:
+    """A sum of monomials with integer coefficients, plus a constant. Build with the operators."""
+
+    __slots__ = ("__weakref__", "_atoms", "const", "terms")
+    terms: tuple[tuple[tuple[Atom, ...], int], ...]
+    const: int
+    _atoms: frozenset[Atom] | None
+
+    def __add__(self, other: int | Index) -> int | Index:
+        return add(self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int | Index) -> int | Index:
+        return add(self, mul(other, -1))
+
+    def __rsub__(self, other: int | Index) -> int | Index:
+        return add(other, mul(self, -1))
+
+    def __mul__(self, other: int | Index) -> int | Index:
+        return mul(self, other)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> int | Index:
+        return mul(self, -1)
+
+    def __floordiv__(self, other: int | Index) -> int | Index:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: int | Index) -> int | Index:
+        return floordiv(other, self)
+
+    def __mod__(self, other: int | Index) -> int | Index:
+        return mod(self, other)
+
+    def __rmod__(self, other: int | Index) -> int | Index:
+        return mod(other, self)
+
+    def __repr__(self) -> str:
+        return render(self, lambda atom: atom.sort_key)
+
+
+Dim = int | Index
+
+_ATOMS: WeakValueDictionary[tuple[Any, ...], Atom] = WeakValueDictionary()
+_INDICES: WeakValueDictionary[tuple[Any, ...], Index] = WeakValueDictionary()
+
+
+def _atom(kind: str, parts: tuple[Any, ...], text: str) -> Atom:
+    key = (kind, *parts)
+    found = _ATOMS.get(key)
+    if found is None:
+        found = Atom()
+        found.kind, found.parts, found.sort_key = kind, parts, text
+        _ATOMS[key] = found
+    return found
+
+
+def _index(terms: tuple[tuple[tuple[Atom, ...], int], ...], const: int) -> Dim:
+    if not terms:
+        return const
+    key = (terms, const)
+    found = _INDICES.get(key)
+    if found is None:
+        found = Index()
+        found.terms, found.const, found._atoms = terms, const, None
+        _INDICES[key] = found
+    return found
+
+
+def _of(atom: Atom) -> Index:
+    made = _index((((atom,), 1),), 0)
+    assert isinstance(made, Index)
+    return made
+
+
+def var(name: str, size: Dim) -> Dim:
+    """The loop variable `name` in [0, size); of a loop of one step it is the constant 0."""
+    if size == 1:
+        return 0
+    return _of(_atom("var", (name, size), name))
+
+
+def symbol(name: str, lower: int = 0) -> Index:
+    """A size known only at run time, at least `lower`."""
+    return _of(_atom("sym", (name, lower), name))
+
+
+def indirect(value: Expr, size: Dim) -> Index:
+    """An index read from data at run time, already wrapped and checked to be in [0, size)."""
+    return _of(_atom("value", (value, size), f"[{value.text()}]"))
+
+
+def as_atom(index: Dim) -> Atom | None:
+    """The single atom an index consists of, if it is just that."""
+    if isinstance(index, int) or index.const or len(index.terms) != 1:
+        return None
+    monomial, coefficient = index.terms[0]
+    return monomial[0] if coefficient == 1 and len(monomial) == 1 else None
+
+
+def _canonical(collected: dict[tuple[Atom, ...], int], const: int) -> Dim:
+    terms = [(m, c) for m, c in collected.items() if c]
+    if len(terms) > 1:
+        terms.sort(key=lambda term: [a.sort_key for a in term[0]])
+        if any(a.kind == "mod" for m, _ in terms for a in m):
+            rebuilt = _rejoin(dict(terms), const)
+            if rebuilt is not None:
+                return rebuilt
+    return _index(tuple(terms), const)
+
+
+def _rejoin(collected: dict[tuple[Atom, ...], int], const: int) -> Dim | None:
+    """d*(x//d) + x%d is x again: what a reshape there and back leaves behind."""
+    for monomial, coefficient in collected.items():
+        if len(monomial) != 1 or monomial[0].kind != "mod":
+            continue
+        numerator, divisor = monomial[0].parts
+        quotient = mul(floordiv(numerator, divisor), divisor * coefficient)
+        if isinstance(quotient, int) or quotient.const:
+            continue
+        if all(collected.get(m) == c for m, c in quotient.terms):
+            rest = {m: c for m, c in collected.items() if m != monomial}
+            for m, _ in quotient.terms:
+                del rest[m]
+            return add(_canonical(rest, const), mul(numerator, coefficient))
+    return None
+
+
+def add(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int):
+        if isinstance(b, int):
+            return a + b
+        a, b = b, a
+    if isinstance(b, int):
+        return a if b == 0 else _index(a.terms, a.const + b)
+    collected = dict(a.terms)
+    for monomial, coefficient in b.terms:
+        collected[monomial] = collected.get(monomial, 0) + coefficient
+    return _canonical(collected, a.const + b.const)
+
+
+def mul(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int):
+        if isinstance(b, int):
+            return a * b
+        a, b = b, a
+    if isinstance(b, int):
+        if b == 0:
+            return 0
+        return a if b == 1 else _index(tuple((m, c * b) for m, c in a.terms), a.const * b)
+    collected: dict[tuple[Atom, ...], int] = {}
+    for ma, ca in (*a.terms, ((), a.const)):
+        for mb, cb in (*b.terms, ((), b.const)):
+            monomial = tuple(sorted(ma + mb, key=lambda atom: atom.sort_key))
+            collected[monomial] = collected.get(monomial, 0) + ca * cb
+    const = collected.pop((), 0)
+    return _canonical(collected, const)
+
+
+def product(sizes: tuple[Dim, ...] | list[Dim]) -> Dim:
+    total: Dim = 1
+    for size in sizes:
+        total = mul(total, size)
+    return total
+
+
+def _monomial_quotient(monomial: tuple[Atom, ...], by: tuple[Atom, ...]) -> tuple[Atom, ...] | None:
+    rest = list(monomial)
+    for atom in by:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def _split_by(numerator: Dim, divisor: Dim) -> tuple[Dim, Dim]:
+    """(q, r) with numerator == q*divisor + r, q taking every term that divides evenly."""
+    if isinstance(numerator, int):
+        if isinstance(divisor, int):
+            return numerator // divisor, numerator % divisor
+        return 0, numerator
+    if isinstance(divisor, int):
+        by: tuple[Atom, ...] = ()
+        factor = divisor
+    elif len(divisor.terms) == 1 and divisor.const == 0:
+        by, factor = divisor.terms[0]
+    else:
+        return (1, 0) if numerator is divisor else (0, numerator)
+    out: dict[tuple[Atom, ...], int] = {}
+    out_const = 0
+    left: dict[tuple[Atom, ...], int] = {}
+    for monomial, coefficient in numerator.terms:
+        rest = _monomial_quotient(monomial, by)
+        if rest is None or coefficient % factor:
+            left[monomial] = coefficient
+        elif rest:
+            out[rest] = coefficient // factor
+        else:
+            out_const += coefficient // factor
+    left_const = numerator.const
+    if not by:
+        out_const, left_const = out_const + left_const // factor, left_const % factor
+    return _canonical(out, out_const), _canonical(left, left_const)
+
+
+def exact_div(numerator: Dim, divisor: Dim) -> Dim | None:
+    """numerator / divisor when it comes out even, else None."""
+    if isinstance(divisor, int) and divisor == 0:
+        return None
+    quotient, rest = _split_by(numerator, divisor)
+    return quotient if rest == 0 else None
+
+
+def _part_by_scale(index: Index, divisor: int) -> tuple[int, Dim, Dim] | None:
+    """(g, coarse, fine) with index == g*coarse + fine, 0 <= fine < g and g dividing the divisor."""
+    scales = {math.gcd(c, divisor) for _, c in index.terms}
+    for scale in sorted(scales - {1}, reverse=True):
+        coarse = {m: c // scale for m, c in index.terms if c % scale == 0}
+        fine = {m: c for m, c in index.terms if c % scale}
+        if coarse and (fine or index.const):
+            small = _canonical(fine, index.const % scale)
+            if is_within(small, scale):
+                return scale, _canonical(coarse, index.const // scale), small
+    return None
+
+
+def floordiv(numerator: Dim, divisor: Dim) -> Dim:
+    if divisor == 1:
+        return numerator
+    if isinstance(numerator, int) and isinstance(divisor, int):
+        return numerator // divisor
+    quotient, rest = _split_by(numerator, divisor)
+    if is_within(rest, divisor):
+        return quotient
+    if isinstance(divisor, int) and isinstance(rest, Index):
+        common = math.gcd(divisor, *(c for _, c in rest.terms))
+        if common > 1:
+            shrunk = _index(tuple((m, c // common) for m, c in rest.terms), rest.const // common)
+            return add(quotient, floordiv(shrunk, divisor // common))
+        parted = _part_by_scale(rest, divisor)
+        if parted is not None:
+            scale, coarse, _ = parted
+            return add(quotient, floordiv(coarse, divisor // scale))
+        inner = as_atom(rest)
+        if inner is not None and inner.kind == "div" and isinstance(inner.parts[1], int):
+            return add(quotient, floordiv(inner.parts[0], inner.parts[1] * divisor))
+    atom = _atom("div", (rest, divisor), f"({rest!r} // {divisor!r})")
+    return add(quotient, _of(atom))
+
+
+def mod(numerator: Dim, divisor: Dim) -> Dim:
+    if divisor == 1:
+        return 0
+    if isinstance(numerator, int) and isinstance(divisor, int):
+        return numerator % divisor
+    _, rest = _split_by(numerator, divisor)
+    if is_within(rest, divisor):
+        return rest
+    if isinstance(divisor, int) and isinstance(rest, Index):
+        common = math.gcd(divisor, rest.const, *(c for _, c in rest.terms))
+        if common > 1:
+            shrunk = _index(tuple((m, c // common) for m, c in rest.terms), rest.const // common)
+            return mul(mod(shrunk, divisor // common), common)
+        parted = _part_by_scale(rest, divisor)
+        if parted is not None:
+            scale, coarse, fine = parted
+            return add(mul(mod(coarse, divisor // scale), scale), fine)
+        inner = as_atom(rest)
+        if inner is not None and inner.kind == "mod" and isinstance(inner.parts[1], int):
+            if inner.parts[1] % divisor == 0:
+                return mod(inner.parts[0], divisor)
+    return _of(_atom("mod", (rest, divisor), f"({rest!r} % {divisor!r})"))
+
+
+def _atom_bounds(atom: Atom) -> tuple[Dim, Dim | None]:
+    """(least, most) value of an atom; most is None when nothing is known."""
+    if atom.kind in ("var", "value"):
+        return 0, add(atom.parts[1], -1)
+    if atom.kind == "sym":
+        return atom.parts[1], _of(atom)
+    numerator, divisor = atom.parts
+    if atom.kind == "mod":
+        return 0, add(divisor, -1)
+    low, high = bounds(numerator)
+    if isinstance(low, int) and low >= 0 and isinstance(divisor, int):
+        if isinstance(high, int):
+            return low // divisor, high // divisor
+        if high is not None:
+            return 0, floordiv(high, divisor)
+    return (0, None) if isinstance(low, int) and low >= 0 else (-(2**62), None)
+
+
+def bounds(index: Dim) -> tuple[Dim, Dim | None]:
+    """Least and most value over all loop variables, as expressions of the size symbols."""
+    if isinstance(index, int):
+        return index, index
+    low: Dim = index.const
+    high: Dim | None = index.const
+    for monomial, coefficient in index.terms:
+        least: Dim = 1
+        most: Dim | None = 1
+        for atom in monomial:
+            a, b = _atom_bounds(atom)
+            if atom.kind == "sym":
+                a = _of(atom)
+            least = mul(least, a)
+            most = None if most is None or b is None else mul(most, b)
+        if coefficient < 0:
+            if most is None:
+                return -(2**62), None
+            low = add(low, mul(most, coefficient))
+            high = None if high is None else add(high, mul(least, coefficient))
+        else:
+            low = add(low, mul(least, coefficient))
+            high = None if high is None or most is None else add(high, mul(most, coefficient))
+    return low, high
+
+
+def is_nonnegative(index: Dim) -> bool:
+    """Provably >= 0, taking every symbol at its least."""
+    if isinstance(index, int):
+        return index >= 0
+    # Substituting sym -> lower + t (t >= 0) makes a sufficient test: no negative coefficient.
+    total: Dim = index.const
+    for monomial, coefficient in index.terms:
+        factor: Dim = coefficient
+        for atom in monomial:
+            if atom.kind == "sym":
+                slack = _of(_atom("sym", (atom.parts[0] + "'", 0), atom.parts[0] + "'"))
+                factor = mul(factor, add(slack, atom.parts[1]))
+            else:
+                low, _ = _atom_bounds(atom)
+                if not isinstance(low, int) or low < 0:
+                    return False
+                factor = mul(factor, _of(atom))
+        total = add(total, factor)
+    if isinstance(total, int):
+        return total >= 0
+    return total.const >= 0 and all(c >= 0 for _, c in total.terms)
+
+
+def is_within(index: Dim, size: Dim) -> bool:
+    """Provably 0 <= index < size."""
+    low, high = bounds(index)
+    if high is None or not is_nonnegative(low):
+        return False
+    return is_nonnegative(add(add(size, mul(high, -1)), -1))
+
+
+def substitute(index: Dim, mapping: Mapping[Atom, Dim], on_value: Callable[[Expr], Expr]) -> Dim:
+    """The index with variables replaced; `on_value` rewrites the expressions inside value atoms."""
+    if isinstance(index, int):
+        return index
+    total: Dim = index.const
+    for monomial, coefficient in index.terms:
+        factor: Dim = coefficient
+        for atom in monomial:
+            factor = mul(factor, _substitute_atom(atom, mapping, on_value))
+        total = add(total, factor)
+    return total
+
+
+def _substitute_atom(
+    atom: Atom, mapping: Mapping[Atom, Dim], on_value: Callable[[Expr], Expr]
+) -> Dim:
+    found = mapping.get(atom)
+    if found is not None:
+        return found
+    if atom.kind == "div":
+        return floordiv(*(substitute(p, mapping, on_value) for p in atom.parts))
+    if atom.kind == "mod":
+        return mod(*(substitute(p, mapping, on_value) for p in atom.parts))
+    if atom.kind == "value":
+        value = on_value(atom.parts[0])
+        return _of(atom) if value is atom.parts[0] else indirect(value, atom.parts[1])
+    return _of(atom)
+
+
+def atoms_of(index: Dim) -> frozenset[Atom]:
+    """Every variable, symbol and value atom reached, also inside quotients and remainders."""
+    if isinstance(index, int):
+        return frozenset()
+    if index._atoms is None:
+        found: set[Atom] = set()
+        for monomial, _ in index.terms:
+            for atom in monomial:
+                if atom.kind in ("div", "mod"):
+                    found |= atoms_of(atom.parts[0]) | atoms_of(atom.parts[1])
+                else:
+                    found.add(atom)
+        index._atoms = frozenset(found)
+    return index._atoms
+
+
+def coefficient_of(index: Dim, variable: Atom) -> Dim | None:
+    """The stride of a variable in an index; None when it occurs other than linearly."""
+    if isinstance(index, int):
+        return 0
+    total: Dim = 0
+    for monomial, coefficient in index.terms:
+        if variable in monomial:
+            rest = _monomial_quotient(monomial, (variable,))
+            assert rest is not None
+            if any(variable in atoms_of(_of(a)) for a in rest):
+                return None
+            total = add(total, _index(((rest, coefficient),), 0) if rest else coefficient)
+        elif any(variable in atoms_of(_of(a)) for a in monomial if a.kind in ("div", "mod")):
+            return None
+        elif any(_value_uses(a, variable) for a in monomial):
+            return None
+    return total
+
+
+def _value_uses(atom: Atom, variable: Atom) -> bool:
+    if atom.kind == "value":
+        return variable in atom.parts[0].variables()
+    if atom.kind in ("div", "mod"):
+        return any(_value_uses(a, variable) for p in atom.parts for a in atoms_of(p))
+    return False
+
+
+def render(index: Dim, spell: Callable[[Atom], str]) -> str:
+    """The index as an expression text, with atoms spelled by the caller."""
+    if isinstance(index, int):
+        return str(index)
+    pieces = []
+    for monomial, coefficient in index.terms:
+        factors = [spell(atom) for atom in monomial]
+        if coefficient == -1:
+            factors[0] = "-" + factors[0]
+        elif coefficient != 1:
+            factors.insert(0, str(coefficient))
+        pieces.append("*".join(factors))
+    if index.const or not pieces:
+        pieces.append(str(index.const))
+    return " + ".join(pieces)

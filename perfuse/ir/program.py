@@ -1,0 +1,181 @@
+"""The Program: buffers and the nodes that fill them, as frozen data that prints itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr, loads_of
+from perfuse.ir.index import Atom, Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A strided piece of memory. `role`: input, constant, temp (ours) or extern (ATen's result)."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    role: str = "temp"
+
+    def index(self, position: tuple[Dim, ...]) -> Dim:
+        total: Dim = 0
+        for step, stride in zip(position, self.strides, strict=True):
+            total = ix.add(total, ix.mul(step, stride))
+        return total
+
+    @property
+    def num_elements(self) -> Dim:
+        """Elements of storage spanned, so that gaps between strides are counted."""
+        span: Dim = 1
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if size == 0:
+                return 0
+            span = ix.add(span, ix.mul(ix.add(size, -1), stride))
+        return span
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(repr, self.shape))
+        return f"{self.name}: {self.dtype}[{dims}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop: its variable, its size, and whether the node reduces over it."""
+
+    name: str
+    size: Dim
+    reduced: bool = False
+
+    @property
+    def atom(self) -> Atom | None:
+        return ix.as_atom(ix.var(self.name, self.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """out[index] = value for every step of the axes, reduced over the axes marked so.
+
+    `kind`: "map" or a reduction name (sum, prod, max, min, any, all, argmax, argmin) or a scan
+    (cumsum, cumprod, ...) along the last axis, or "scatter_add" (a map whose stores accumulate).
+    Axes stand in the natural order of the tensor that is read, reduced ones among the others.
+    """
+
+    out: str
+    axes: tuple[Axis, ...]
+    kind: str
+    value: Expr
+    index: Dim
+    origin: str = field(default="", compare=False)
+
+    @property
+    def is_reduction(self) -> bool:
+        return any(a.reduced for a in self.axes)
+
+    @property
+    def kept(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if not a.reduced)
+
+    def reads(self) -> tuple[Expr, ...]:
+        found = loads_of(self.value)
+        for atom in sorted(ix.atoms_of(self.index), key=lambda a: a.sort_key):
+            if atom.kind == "value":
+                found += loads_of(atom.parts[0])
+        return tuple(found)
+
+    def __str__(self) -> str:
+        loops = ", ".join(f"{a.name}<{a.size!r}{' reduced' if a.reduced else ''}" for a in self.axes)
+        return f"{self.out}[{self.index!r}] = {self.kind}({self.value.text()}) for {loops}"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor argument or result: a buffer seen through sizes, strides and an offset."""
+
+    buffer: str
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    offset: Dim = 0
+
+    def __str__(self) -> str:
+        return f"{self.buffer}.as({list(self.shape)}, {list(self.strides)}, {self.offset!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """An ATen call inside the program. Arguments are views, dims, plain values or lists of these.
+
+    `outs` are the buffers that receive its results (None where a result is not used or not a
+    tensor). With `into_out`, the call writes into memory we own through its out= variant.
+    """
+
+    op: str
+    outs: tuple[str | None, ...]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    reason: str
+    into_out: bool = False
+    mutates: tuple[str, ...] = ()
+    returns_list: bool = False
+    origin: str = field(default="", compare=False)
+
+    def views(self) -> tuple[View, ...]:
+        found: list[View] = []
+
+        def visit(value: Any) -> None:
+            if isinstance(value, View):
+                found.append(value)
+            elif isinstance(value, tuple | list):
+                for item in value:
+                    visit(item)
+
+        visit(self.args)
+        visit([v for _, v in self.kwargs])
+        return tuple(found)
+
+    def __str__(self) -> str:
+        inner = ", ".join([*map(str, self.args), *(f"{k}={v}" for k, v in self.kwargs)])
+        return f"{', '.join(str(o) for o in self.outs)} = {self.op}({inner})  # {self.reason}"
+
+
+Node = Loop | Extern
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A whole graph as loops and calls over named buffers.
+
+    `inputs` name one entry per graph argument (a buffer name, or a symbol name for an int);
+    `outputs` hold a View, a Dim, or None per graph result.
+    """
+
+    inputs: tuple[str, ...]
+    buffers: dict[str, Buffer]
+    nodes: tuple[Node, ...]
+    outputs: tuple[View | Dim | None | float | bool, ...]
+    symbols: tuple[tuple[str, str], ...] = ()  # name, and how the host computes it
+    constants: dict[str, Any] = field(default_factory=dict)  # tensors held by the graph module
+
+    def __str__(self) -> str:
+        lines = [f"program({', '.join(str(self.buffers.get(i, i)) for i in self.inputs)}):"]
+        for name, how in self.symbols:
+            lines.append(f"  {name} = {how}")
+        for node in self.nodes:
+            names = [node.out] if isinstance(node, Loop) else [o for o in node.outs if o]
+            types = ", ".join(str(self.buffers[n]) for n in names)
+            lines.append(f"  {node}  # {types}")
+        lines.append(f"  return ({', '.join(map(str, self.outputs))})")
+        return "\n".join(lines)
+
+
+def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Row-major strides; sizes of zero count as one, as in PyTorch."""
+    strides: list[Dim] = []
+    step: Dim = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = ix.mul(step, 1 if size == 0 else size)
+    return tuple(reversed(strides))

@@ -1,0 +1,152 @@
+"""`Builder`: collects the buffers and nodes of one Program while its graph is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, View, contiguous_strides
+from perfuse.lower.symbols import Symbols
+from perfuse.lower.tensor import Tensor, as_view, expand, positions, reindex
+
+
+# From this cost on (see ir.expr.SCALAR_OPS) a value is not recomputed per repetition.
+_DEAR_COST = 4
+
+
+class Builder:
+    """The one mutable value of this room; a lowering sees it, no later room does."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.buffers: dict[str, Buffer] = {}
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Any] = {}
+        self.symbols = Symbols()
+        self.origin = ""
+        self._num_names = 0
+
+    def new_name(self) -> str:
+        self._num_names += 1
+        return f"v{self._num_names}"
+
+    # -- buffers ---------------------------------------------------------------------------
+
+    def new_buffer(
+        self,
+        dtype: DType,
+        shape: Sequence[Dim],
+        strides: Sequence[Dim] | None = None,
+        *,
+        role: str = "temp",
+        name: str | None = None,
+    ) -> Buffer:
+        shape = tuple(shape)
+        made = Buffer(
+            name or f"b{len(self.buffers)}",
+            dtype,
+            shape,
+            contiguous_strides(shape) if strides is None else tuple(strides),
+            role,
+        )
+        self.buffers[made.name] = made
+        return made
+
+    def tensor_of(self, buffer: Buffer) -> Tensor:
+        index = buffer.index(positions(buffer.shape))
+        return Tensor(buffer.shape, buffer.dtype, ex.load(buffer.name, index, buffer.dtype))
+
+    def tensor_of_view(self, view: View) -> Tensor:
+        buffer = self.buffers[view.buffer]
+        index = view.offset
+        for at, stride in zip(positions(view.shape), view.strides, strict=True):
+            index = ix.add(index, ix.mul(at, stride))
+        return Tensor(view.shape, buffer.dtype, ex.load(buffer.name, index, buffer.dtype))
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    def store(self, tensor: Tensor, buffer: Buffer, index: Dim | None = None) -> None:
+        """Emit the loop that writes every element of a tensor into a buffer."""
+        at = positions(tensor.shape)
+        axes = tuple(Axis(f"d{i}", size) for i, size in enumerate(tensor.shape) if size != 1)
+        where = buffer.index(at) if index is None else index
+        self.nodes.append(Loop(buffer.name, axes, "map", tensor.value, where, self.origin))
+
+    def realize(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
+        """The tensor in memory: itself if it is a window on a buffer already, else computed."""
+        view = as_view(tensor)
+        if view is not None and self.buffers[view.buffer].dtype is tensor.dtype:
+            if strides is None or _same_layout(view, strides):
+                return tensor
+        buffer = self.new_buffer(tensor.dtype, tensor.shape, strides)
+        self.store(tensor, buffer)
+        return self.tensor_of(buffer)
+
+    def realize_copy(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
+        """The tensor in memory of its own, even if it is a window on a buffer already."""
+        buffer = self.new_buffer(tensor.dtype, tensor.shape, strides)
+        self.store(tensor, buffer)
+        return self.tensor_of(buffer)
+
+    def broadcast(self, tensor: Tensor, shape: Sequence[Dim]) -> Tensor:
+        """Expand, computing a dear value once before it is repeated."""
+        if tensor.value.cost >= _DEAR_COST and tensor.numel != ix.product(tuple(shape)):
+            tensor = self.realize(tensor)
+        return expand(tensor, shape)
+
+    def view_of(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> View:
+        """A window for an ATen call, computed into memory first if need be."""
+        view = as_view(self.realize(tensor, strides))
+        assert view is not None
+        return view
+
+    def reduce(
+        self, kind: str, tensor: Tensor, dims: Sequence[int], dtype: DType, keepdim: bool = False
+    ) -> Tensor:
+        """A reduction over dimensions, accumulated in the compute type of `dtype`."""
+        reduced = {d % tensor.ndim for d in dims} if tensor.ndim else set()
+        at = positions(tensor.shape)
+        axes = tuple(
+            Axis(f"d{i}", size, i in reduced) for i, size in enumerate(tensor.shape) if size != 1
+        )
+        kept = [i for i in range(tensor.ndim) if i not in reduced]
+        buffer = self.new_buffer(dtype, [tensor.shape[i] for i in kept])
+        index = buffer.index(tuple(at[i] for i in kept))
+        if any(a.reduced for a in axes):
+            self.nodes.append(Loop(buffer.name, axes, kind, tensor.value, index, self.origin))
+        else:
+            value = _of_single(kind, tensor.value)
+            self.nodes.append(Loop(buffer.name, axes, "map", value, index, self.origin))
+        result = self.tensor_of(buffer)
+        if keepdim and tensor.ndim:
+            result = unsqueeze_dims(result, sorted(reduced))
+        return result
+
+    def extern(self, node: Extern) -> None:
+        self.nodes.append(node)
+
+
+def _of_single(kind: str, value: Expr) -> Expr:
+    """A reduction over nothing but sizes of one."""
+    if kind in ("argmax", "argmin"):
+        return ex.const(0, DType.I64)
+    return ex.cast(value, DType.BOOL) if kind in ("any", "all") else value
+
+
+def unsqueeze_dims(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """Insert sizes of one so that they end up at `dims` (ascending, of the result)."""
+    shape: list[Dim] = list(tensor.shape)
+    for d in dims:
+        shape.insert(d, 1)
+    at = positions(shape)
+    return reindex(tensor, shape, [at[i] for i in range(len(shape)) if i not in set(dims)])
+
+
+def _same_layout(view: View, strides: Sequence[Dim]) -> bool:
+    pairs = zip(view.shape, view.strides, strides, strict=True)
+    return all(size == 1 or have == want for size, have, want in pairs)

@@ -1,0 +1,64 @@
+"""Matrix products: library calls that write into memory we own, any strides accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfuse.ir.dtype import DType
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Extern, View
+from perfuse.lower.builder import Builder
+from perfuse.lower.families.pointwise import add as add_tensors
+from perfuse.lower.registry import CannotLower, lowers
+from perfuse.lower.tensor import Tensor
+
+_LIBRARY = "matrix products go to the library"
+
+
+def _call(
+    builder: Builder, op: str, args: Sequence[Any], shape: Sequence[Dim], dtype: DType, **kw: Any
+) -> Tensor:
+    windows = tuple(_window(builder, a) if isinstance(a, Tensor) else a for a in args)
+    out = builder.new_buffer(dtype, shape)
+    builder.extern(
+        Extern(op, (out.name,), windows, tuple(kw.items()), _LIBRARY, into_out=True,
+               origin=builder.origin)
+    )  # fmt: skip
+    return builder.tensor_of(out)
+
+
+def _window(builder: Builder, tensor: Tensor) -> View:
+    view = builder.view_of(tensor)
+    if any(stride == 0 and size != 1 for stride, size in zip(view.strides, view.shape, strict=True)):
+        view = builder.view_of(builder.realize_copy(tensor))
+    return view
+
+
+@lowers("aten.mm.default")
+def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+    return _call(builder, "aten.mm.out", [a, b], (a.shape[0], b.shape[1]), a.dtype)
+
+
+@lowers("aten.bmm.default")
+def bmm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+    shape = (a.shape[0], a.shape[1], b.shape[2])
+    return _call(builder, "aten.bmm.out", [a, b], shape, a.dtype)
+
+
+@lowers("aten.addmm.default")
+def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Any:
+    if beta != 1 or alpha != 1 or not a.dtype.is_float:
+        raise CannotLower("addmm with factors")
+    if a.dtype.is_narrow_float:
+        raise CannotLower("addmm of small floats rounds once, in the library")
+    return add_tensors(builder, mm(builder, a, b), bias)
+
+
+@lowers("aten.baddbmm.default")
+def baddbmm(
+    builder: Builder, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    if beta != 1 or alpha != 1 or not a.dtype.is_float or a.dtype.is_narrow_float:
+        raise CannotLower("baddbmm with factors or small floats")
+    return add_tensors(builder, bmm(builder, a, b), bias)

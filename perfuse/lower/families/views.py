@@ -1,0 +1,372 @@
+"""Views and rearrangements: each says at which source position a result element is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Dim, Index
+from perfuse.lower.builder import Builder, unsqueeze_dims
+from perfuse.lower.promotion import promote
+from perfuse.lower.registry import CannotLower, lowers
+from perfuse.lower.tensor import Tensor, cast_tensor, positions, reindex
+
+
+@lowers("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default",
+        "aten.alias_copy.default", "aten.detach_copy.default")  # fmt: skip
+def alias(builder: Builder, x: Tensor) -> Tensor:
+    return x
+
+
+@lowers("aten.expand.default", "aten.expand_copy.default")
+def expand(builder: Builder, x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
+    lead = len(size) - x.ndim
+    shape = [
+        x.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size)
+    ]
+    return builder.broadcast(x, shape)
+
+
+@lowers("aten.permute.default", "aten.permute_copy.default")
+def permute(builder: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
+    order = [d % x.ndim for d in dims]
+    shape = [x.shape[d] for d in order]
+    at = positions(shape)
+    source: list[Dim] = [0] * x.ndim
+    for new, old in enumerate(order):
+        source[old] = at[new]
+    return reindex(x, shape, source)
+
+
+@lowers("aten.transpose.int", "aten.transpose_copy.int", "aten.swapaxes.default")
+def transpose(builder: Builder, x: Tensor, a: int, b: int) -> Tensor:
+    if x.ndim == 0:
+        return x
+    order = list(range(x.ndim))
+    order[a], order[b] = order[b], order[a]
+    return permute(builder, x, order)
+
+
+@lowers("aten.t.default", "aten.t_copy.default")
+def t(builder: Builder, x: Tensor) -> Tensor:
+    return x if x.ndim < 2 else transpose(builder, x, 0, 1)
+
+
+@lowers("aten.unsqueeze.default", "aten.unsqueeze_copy.default")
+def unsqueeze(builder: Builder, x: Tensor, dim: int) -> Tensor:
+    return unsqueeze_dims(x, [dim % (x.ndim + 1)])
+
+
+@lowers("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims",
+        "aten.squeeze_copy.default", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims")  # fmt: skip
+def squeeze(builder: Builder, x: Tensor, dim: Any = None) -> Tensor:
+    if x.ndim == 0:
+        return x
+    if dim is None:
+        chosen = set(range(x.ndim))
+    else:
+        chosen = {d % x.ndim for d in (dim if isinstance(dim, list | tuple) else [dim])}
+    gone = {d for d in chosen if x.shape[d] == 1}
+    shape = [s for i, s in enumerate(x.shape) if i not in gone]
+    at = iter(positions(shape))
+    return reindex(x, shape, [0 if i in gone else next(at) for i in range(x.ndim)])
+
+
+@lowers("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default",
+        "aten.view_copy.default", "aten._reshape_copy.default")  # fmt: skip
+def reshape(builder: Builder, x: Tensor, size: Sequence[Dim]) -> Tensor:
+    shape = _with_inferred(x, size)
+    if len(shape) == x.ndim and all(a == b for a, b in zip(shape, x.shape, strict=True)):
+        return x
+    source = reshaped_position(x.shape, shape)
+    if _is_tangled(source) and x.value.cost:
+        # Quotients of variables in every load would slow the loop: read the value back instead.
+        x = builder.realize(x)
+    return reindex(x, shape, source)
+
+
+def _with_inferred(x: Tensor, size: Sequence[Dim]) -> list[Dim]:
+    shape = list(size)
+    for i, s in enumerate(shape):
+        if isinstance(s, int) and s == -1:
+            rest = ix.product([d for j, d in enumerate(shape) if j != i])
+            shape[i] = ix.floordiv(x.numel, rest) if rest != 0 else 0
+    return shape
+
+
+def reshaped_position(old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
+    """Where each element of the new shape lies in the old one, dimension by dimension.
+
+    Dimensions are matched in groups of equal products first, so that quotients and remainders
+    appear only where sizes really split or merge.
+    """
+    at = positions(new)
+    source: list[Dim] = []
+    i = j = 0
+    while i < len(old):
+        group_old, group_new = [i], []
+        have: Dim = old[i]
+        want: Dim = 1
+        i += 1
+        while j < len(new) and want != have:
+            want = ix.mul(want, new[j])
+            group_new.append(j)
+            j += 1
+            while (
+                isinstance(want, int) and isinstance(have, int) and want > have and i < len(old)
+            ):
+                have = ix.mul(have, old[i])
+                group_old.append(i)
+                i += 1
+        if want != have:
+            return _flat_position(old, new)
+        source += _split_flat([old[g] for g in group_old], _flat([new[g] for g in group_new],
+                                                                 [at[g] for g in group_new]))
+    return source
+
+
+def _flat(sizes: Sequence[Dim], at: Sequence[Dim]) -> Dim:
+    total: Dim = 0
+    for size, position in zip(sizes, at, strict=True):
+        total = ix.add(ix.mul(total, size), position)
+    return total
+
+
+def _split_flat(sizes: Sequence[Dim], flat: Dim) -> list[Dim]:
+    parts: list[Dim] = []
+    step: Dim = 1
+    for k, size in enumerate(reversed(sizes)):
+        part = ix.floordiv(flat, step) if step != 1 else flat
+        last = k == len(sizes) - 1
+        parts.append(part if last else ix.mod(part, size) if size != 0 else 0)
+        step = ix.mul(step, size if size != 0 else 1)
+    return parts[::-1]
+
+
+def _flat_position(old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
+    if any(s == 0 for s in (*old, *new)):
+        return [0] * len(old)
+    return _split_flat(old, _flat(new, positions(new)))
+
+
+def _is_tangled(source: Sequence[Dim]) -> bool:
+    return any(
+        atom.kind in ("div", "mod")
+        for s in source
+        if isinstance(s, Index)
+        for monomial, _ in s.terms
+        for atom in monomial
+    )
+
+
+def clamp_slice(start: Any, end: Any, size: Dim) -> tuple[Dim, Dim]:
+    """Python's slice rules for one dimension."""
+    def wrapped(value: Any, default: Dim) -> Dim:
+        if value is None:
+            return default
+        if isinstance(value, int) and value >= 2**62:
+            return size
+        if isinstance(value, int) and value < 0:
+            value = ix.add(value, size)
+        if isinstance(value, int) and isinstance(size, int):
+            return min(max(value, 0), size)
+        if isinstance(value, int) and value <= 0:
+            return 0
+        if ix.is_nonnegative(ix.add(size, ix.mul(value, -1))) and ix.is_nonnegative(value):
+            return value
+        raise CannotLower("slice bound that cannot be compared with the size")
+
+    first, last = wrapped(start, 0), wrapped(end, size)
+    if isinstance(first, int) and isinstance(last, int):
+        last = max(first, last)
+    return first, last
+
+
+@lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
+def slice_(
+    builder: Builder, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Tensor:
+    dim %= x.ndim
+    first, last = clamp_slice(start, end, x.shape[dim])
+    length = ix.floordiv(ix.add(ix.add(last, ix.mul(first, -1)), ix.add(step, -1)), step)
+    shape = list(x.shape)
+    shape[dim] = length
+    source = list(positions(shape))
+    source[dim] = ix.add(ix.mul(source[dim], step), first)
+    return reindex(x, shape, source)
+
+
+@lowers("aten.select.int", "aten.select_copy.int")
+def select(builder: Builder, x: Tensor, dim: int, index: Any) -> Tensor:
+    dim %= x.ndim
+    if isinstance(index, int) and index < 0:
+        index = ix.add(index, x.shape[dim])
+    shape = [s for i, s in enumerate(x.shape) if i != dim]
+    source = list(positions(shape))
+    source.insert(dim, index)
+    return reindex(x, shape, source)
+
+
+@lowers("aten.flip.default")
+def flip(builder: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
+    source = list(positions(x.shape))
+    for d in dims:
+        d %= x.ndim
+        source[d] = ix.add(ix.add(x.shape[d], -1), ix.mul(source[d], -1))
+    return reindex(x, x.shape, source)
+
+
+@lowers("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split_with_sizes_copy.default",
+        "aten.split_copy.Tensor")  # fmt: skip
+def split(builder: Builder, x: Tensor, sizes: Any, dim: int = 0) -> list[Tensor]:
+    if not isinstance(sizes, list | tuple):
+        total = x.shape[dim]
+        if not isinstance(total, int) or not isinstance(sizes, int):
+            raise CannotLower("split of a dynamic size")
+        count = max(-(-total // sizes), 1) if sizes else 1
+        sizes = [min(sizes, total - sizes * i) for i in range(count)]
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(slice_(builder, x, dim, start, ix.add(start, size)))
+        start = ix.add(start, size)  # type: ignore[assignment]
+    return parts
+
+
+@lowers("aten.unbind.int", "aten.unbind_copy.int")
+def unbind(builder: Builder, x: Tensor, dim: int = 0) -> list[Tensor]:
+    size = x.shape[dim]
+    if not isinstance(size, int):
+        raise CannotLower("unbind of a dynamic size")
+    return [select(builder, x, dim, i) for i in range(size)]
+
+
+@lowers("aten.diagonal.default", "aten.diagonal_copy.default")
+def diagonal(builder: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    a, b = dim1 % x.ndim, dim2 % x.ndim
+    rows, cols = x.shape[a], x.shape[b]
+    if not isinstance(rows, int) or not isinstance(cols, int):
+        raise CannotLower("diagonal of a dynamic size")
+    length = max(min(rows, cols - offset) if offset >= 0 else min(rows + offset, cols), 0)
+    shape = [s for i, s in enumerate(x.shape) if i not in (a, b)] + [length]
+    at = list(positions(shape))
+    rest = iter(at[:-1])
+    source = [
+        at[-1] + max(-offset, 0) if i == a else at[-1] + max(offset, 0) if i == b else next(rest)
+        for i in range(x.ndim)
+    ]
+    return reindex(x, shape, source)
+
+
+@lowers("aten.repeat.default")
+def repeat(builder: Builder, x: Tensor, repeats: Sequence[Dim]) -> Tensor:
+    padded = unsqueeze_dims(x, list(range(len(repeats) - x.ndim)))
+    if padded.value.cost >= 4:
+        padded = unsqueeze_dims(builder.realize(x), list(range(len(repeats) - x.ndim)))
+    shape = [ix.mul(s, r) for s, r in zip(padded.shape, repeats, strict=True)]
+    if any(s == 0 for s in shape):
+        return Tensor(tuple(shape), x.dtype, ex.const(0, x.dtype.compute))
+    at = positions(shape)
+    return reindex(padded, shape, [ix.mod(p, s) for p, s in zip(at, padded.shape, strict=True)])
+
+
+@lowers("aten.roll.default")
+def roll(builder: Builder, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    shifts = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+    dims = list(dims) if isinstance(dims, list | tuple) else [dims]
+    if not dims:
+        raise CannotLower("roll of the flattened tensor")
+    source = list(positions(x.shape))
+    for shift, d in zip(shifts, dims, strict=True):
+        size = x.shape[d]
+        if size == 0:
+            return x
+        source[d] = ix.mod(ix.add(source[d], ix.mod(ix.mul(shift, -1), size)), size)
+    return reindex(x, x.shape, source)
+
+
+def guarded(value: Expr, mask: Expr, fill: Expr) -> Expr:
+    """The value where the mask holds, `fill` elsewhere, touching memory only where it holds."""
+    return ex.apply("where", mask, ex.guard_loads(value, mask), fill)
+
+
+@lowers("aten.constant_pad_nd.default")
+def constant_pad(builder: Builder, x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
+    shape = list(x.shape)
+    before: list[Dim] = [0] * x.ndim
+    for k in range(len(pad) // 2):
+        d = x.ndim - 1 - k
+        shape[d] = ix.add(shape[d], ix.add(pad[2 * k], pad[2 * k + 1]))
+        before[d] = pad[2 * k]
+    fill = ex.cast(ex.const(value, DType.F64 if x.dtype.is_float else DType.I64), x.dtype)
+    if isinstance(value, float) and x.dtype.is_int:
+        fill = ex.const(int(value), x.dtype)
+    if any(s == 0 for s in x.shape):
+        return Tensor(tuple(shape), x.dtype, fill)
+    at = positions(shape)
+    source = [ix.add(p, ix.mul(b, -1)) for p, b in zip(at, before, strict=True)]
+    mask = ex.const(True, DType.BOOL)
+    for position, size, new in zip(source, x.shape, shape, strict=True):
+        mask = ex.apply("land", mask, _inside(position, size, new))
+    inner = reindex_unchecked(x, shape, source)
+    return Tensor(tuple(shape), x.dtype, guarded(inner.value, mask, fill))
+
+
+def _inside(position: Dim, size: Dim, new: Dim) -> Expr:
+    """0 <= position < size, leaving out what cannot fail."""
+    at, low, high = ex.index_value(position), *ix.bounds(position)
+    mask = ex.const(True, DType.BOOL)
+    if not ix.is_nonnegative(low):
+        mask = ex.apply("land", mask, ex.apply("ge", at, ex.const(0, DType.I64)))
+    if high is None or not ix.is_nonnegative(ix.add(ix.add(size, ix.mul(high, -1)), -1)):
+        mask = ex.apply("land", mask, ex.apply("lt", at, ex.index_value(size)))
+    return mask
+
+
+def reindex_unchecked(x: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tensor:
+    """A view whose positions may leave the source where a mask forbids the access."""
+    source = [0 if size == 1 else s for s, size in zip(source, x.shape, strict=True)]
+    return reindex(x, shape, source)
+
+
+@lowers("aten.cat.default", "aten.concat.default")
+def cat(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    parts = [t for t in tensors if not (t.ndim == 1 and t.shape[0] == 0)] or [tensors[0]]
+    dtype = promote(*tensors)
+    parts = [cast_tensor(p, dtype) for p in parts]
+    dim %= max(parts[0].ndim, 1)
+    if len(parts) == 1:
+        return parts[0]
+    shape = list(parts[0].shape)
+    shape[dim] = sum_dims([p.shape[dim] for p in parts])
+    buffer = builder.new_buffer(dtype, shape)
+    start: Dim = 0
+    for part in parts:
+        at = list(positions(part.shape))
+        at[dim] = ix.add(at[dim], start)
+        builder.store(part, buffer, buffer.index(tuple(at)))
+        start = ix.add(start, part.shape[dim])
+    return builder.tensor_of(buffer)
+
+
+def sum_dims(sizes: Sequence[Dim]) -> Dim:
+    total: Dim = 0
+    for size in sizes:
+        total = ix.add(total, size)
+    return total
+
+
+@lowers("aten.stack.default")
+def stack(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    at = dim % (tensors[0].ndim + 1)
+    return cat(builder, [unsqueeze_dims(t, [at]) for t in tensors], at)
+
+
+@lowers("aten.as_strided.default", "aten.as_strided_copy.default")
+def as_strided(
+    builder: Builder, x: Tensor, size: Sequence[Dim], stride: Sequence[Dim], offset: Any = None
+) -> Tensor:
+    raise CannotLower("as_strided looks through the layout of its argument")

@@ -1,0 +1,319 @@
+"""`lower_graph`: walks an ATen graph in order and collects its Program."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from perfuse.context import Context
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import from_torch
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Program, View
+from perfuse.lower import fallback, families
+from perfuse.lower.builder import Builder
+from perfuse.lower.registry import LOWERINGS, CannotLower
+from perfuse.lower.symbols import Symbols
+from perfuse.lower.tensor import Tensor, as_view, cast_tensor, expand
+from perfuse.torch_compat import is_view_op, source_line
+
+assert families  # importing the op families fills the registry
+
+# Recomputing a value for each of its users beats storing it while it is this cheap.
+_CHEAP_COST, _CHEAP_LOADS = 2, 1
+# Beyond this an inlined formula costs more in registers than a trip through memory.
+_MOST_COST, _MOST_LOADS = 600, 24
+
+
+def lower_graph(module: GraphModule, context: Context) -> Program:
+    """One forward sweep: each node becomes a formula, a loop or an ATen call."""
+    return _Lowering(module, context).run()
+
+
+class _Lowering:
+    def __init__(self, module: GraphModule, context: Context) -> None:
+        self.module = module
+        self.context = context
+        self.builder = Builder(context.settings)
+        self.symbols = self.builder.symbols
+        self.values: dict[FxNode, Any] = {}
+        self.inputs: list[str] = []
+        self.outputs: tuple[Any, ...] = ()
+        self.owners: dict[str, FxNode] = {}
+
+    def run(self) -> Program:
+        handlers = {
+            "placeholder": self._placeholder,
+            "get_attr": self._get_attr,
+            "call_function": self._call,
+            "output": self._output,
+        }
+        for node in self.module.graph.nodes:
+            self.builder.origin = source_line(node)
+            known = len(self.builder.buffers)
+            handlers[node.op](node)
+            for name in list(self.builder.buffers)[known:]:
+                self.owners[name] = node
+        return Program(
+            tuple(self.inputs),
+            self.builder.buffers,
+            tuple(self.builder.nodes),
+            self.outputs,
+            tuple(self.symbols.derived.items()),
+            self.builder.constants,
+        )
+
+    # -- leaves ----------------------------------------------------------------------------
+
+    def _placeholder(self, node: FxNode) -> None:
+        value = node.meta.get("val")
+        name = f"i{len(self.inputs)}"
+        if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+            dim = self.symbols.dim(value)
+            atom = ix.as_atom(dim)
+            self.inputs.append(atom.parts[0] if atom is not None else name)
+            self.values[node] = dim
+            return
+        self.inputs.append(name)
+        self.values[node] = self._tensor_leaf(name, value, "input", node)
+
+    def _get_attr(self, node: FxNode) -> None:
+        found: Any = self.module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        name = f"c{len(self.builder.constants)}"
+        self.builder.constants[name] = found
+        if isinstance(found, torch.Tensor):
+            self.values[node] = self._tensor_leaf(name, found, "constant", node)
+        else:
+            self.values[node] = fallback.Opaque(name)
+
+    def _tensor_leaf(self, name: str, value: Any, role: str, node: FxNode) -> Any:
+        if not _is_plain_tensor(value):
+            return fallback.Opaque(name)
+        dtype = from_torch(value.dtype)
+        if dtype is None or value.device.type != "cpu":
+            return fallback.Opaque(name, value)
+        buffer = self.builder.new_buffer(
+            dtype,
+            self.symbols.dims(value.shape),
+            self.symbols.dims(value.stride()),
+            role=role,
+            name=name,
+        )
+        return self.builder.tensor_of(buffer)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def _call(self, node: FxNode) -> None:
+        expected = node.meta.get("val")
+        if isinstance(expected, torch.SymInt):
+            if not self._is_data_dependent(node):
+                self.values[node] = self.symbols.dim(expected)
+                return
+        elif isinstance(expected, int | float | bool) and not _has_tensor_input(node):
+            self.values[node] = expected
+            return
+        if node.target is operator.getitem:
+            source, at = self._value(node.args[0]), node.args[1]
+            self.values[node] = source[at]
+            return
+        if node.target is torch.ops.aten.copy_.default and self._try_copy(node):
+            return
+        self.values[node] = self._lowered(node, expected)
+
+    def _is_data_dependent(self, node: FxNode) -> bool:
+        return _has_tensor_input(node) and "sym_" not in str(node.target)
+
+    def _lowered(self, node: FxNode, expected: Any) -> Any:
+        lowering = LOWERINGS.get(node.target)
+        reason = "no lowering for this op"
+        if lowering is not None and _all_plain(node, expected):
+            mark = len(self.builder.nodes), dict(self.builder.buffers)
+            try:
+                result = lowering(self.builder, *self._args(node.args), **self._kwargs(node))
+                result = _checked(result, expected, self.symbols)
+                return self._settle(node, result, expected)
+            except CannotLower as refused:
+                reason = str(refused)
+                del self.builder.nodes[mark[0] :]
+                self.builder.buffers = mark[1]
+        elif lowering is not None:
+            reason = "dtype or device without a code generator"
+        return self._fallback(node, reason)
+
+    def _fallback(self, node: FxNode, reason: str) -> Any:
+        self.context.counters.inc(f"fallback.{node.target}")
+        return fallback.call_aten(
+            self.builder, node, self._args(node.args), self._kwargs(node), reason
+        )
+
+    def _settle(self, node: FxNode, result: Any, expected: Any) -> Any:
+        """Put a value into memory when inlining it into its users would cost more."""
+        if not isinstance(result, Tensor):
+            return result
+        value = result.value
+        if value.op in ("load", "const") and not value.args:
+            return result
+        shared = len(node.users) > 1
+        if shared and (value.cost > _CHEAP_COST or value.num_loads > _CHEAP_LOADS):
+            return self._realized(result, expected)
+        if value.cost > _MOST_COST or value.num_loads > _MOST_LOADS:
+            return self._realized(result, expected)
+        return result
+
+    def _realized(self, tensor: Tensor, expected: Any) -> Tensor:
+        return self.builder.realize(tensor, dense_strides(expected, self.symbols))
+
+    def _value(self, arg: Any) -> Any:
+        if isinstance(arg, FxNode):
+            return self.values[arg]
+        if isinstance(arg, list | tuple):
+            return type(arg)(self._value(a) for a in arg) if type(arg) in (list, tuple) else [
+                self._value(a) for a in arg
+            ]
+        if isinstance(arg, dict):
+            return {k: self._value(v) for k, v in arg.items()}
+        return arg
+
+    def _args(self, args: Any) -> list[Any]:
+        return [self._value(a) for a in args]
+
+    def _kwargs(self, node: FxNode) -> dict[str, Any]:
+        return {k: self._value(v) for k, v in node.kwargs.items()}
+
+    # -- mutation and results --------------------------------------------------------------
+
+    def _try_copy(self, node: FxNode) -> bool:
+        """An input that the graph mutates: written in place, after all reads of its old value."""
+        target, source = self._value(node.args[0]), self._value(node.args[1])
+        if not (isinstance(target, Tensor) and isinstance(source, Tensor)):
+            return False
+        view = as_view(target)
+        if view is None:
+            return False
+        self._keep_old_values(node, view.buffer)
+        buffer = self.builder.buffers[view.buffer]
+        source = expand(cast_tensor(source, target.dtype), target.shape)
+        target_index = target.value.attr[1]
+        for read in ex.loads_of(source.value):
+            if read.attr[0] == view.buffer and read.attr[1] is not target_index:
+                source = self.builder.realize_copy(source)
+                break
+        self.builder.store(source, buffer, target_index)
+        self.values[node] = target
+        return True
+
+    def _keep_old_values(self, copy: FxNode, buffer: str) -> None:
+        """Formulas that still read the old contents and are needed later go to memory first."""
+        done = set(self.values)
+        for earlier, value in list(self.values.items()):
+            if earlier.op == "placeholder" or not isinstance(value, Tensor):
+                continue
+            if all(user in done or user is copy for user in earlier.users):
+                continue
+            if any(read.attr[0] == buffer for read in ex.loads_of(value.value)):
+                self.values[earlier] = self.builder.realize_copy(value)
+
+    def _output(self, node: FxNode) -> None:
+        results = node.args[0]
+        if not isinstance(results, list | tuple):
+            results = [results]
+        claimed: dict[str, FxNode] = {}
+        made: dict[FxNode, View] = {}
+        outputs: list[Any] = []
+        for result in results:
+            value = self._value(result)
+            if isinstance(value, Tensor) and isinstance(result, FxNode):
+                if result not in made:
+                    made[result] = self._output_view(result, value, claimed)
+                outputs.append(made[result])
+            else:
+                outputs.append(value)
+        self.outputs = tuple(outputs)
+
+    def _output_view(self, node: FxNode, value: Tensor, claimed: dict[str, FxNode]) -> View:
+        strides = dense_strides(node.meta["val"], self.symbols)
+        value = self.builder.realize(value, strides)
+        view = as_view(value)
+        assert view is not None
+        root = _alias_root(node)
+        owner = self.owners.get(view.buffer)
+        role = self.builder.buffers[view.buffer].role
+        first = claimed.setdefault(view.buffer, root)
+        if owner is not root and (role in ("input", "constant") or first is not root):
+            value = self.builder.realize_copy(value, strides)
+            view = as_view(value)
+            assert view is not None
+        return view
+
+
+def _alias_root(node: FxNode) -> FxNode:
+    """The node whose memory a chain of view ops looks at."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], FxNode):
+        if not (is_view_op(node.target) or node.target is torch.ops.aten.copy_.default):
+            break
+        node = node.args[0]
+    return node
+
+
+def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:
+    """Eager's strides for a result, when they cover memory without gaps or overlap."""
+    shape, strides = symbols.dims(expected.shape), symbols.dims(expected.stride())
+    dims = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
+    if not all(isinstance(d, int) for pair in dims for d in pair):
+        # Symbolic strides cannot be sorted by value: dense only if they are row-major.
+        step: Dim = 1
+        for stride, size in reversed(dims):
+            if stride != step:
+                return None
+            step = ix.mul(step, size)
+        return strides
+    step = 1
+    for stride, size in sorted(dims, key=lambda pair: pair[0]):  # type: ignore[arg-type,return-value]
+        if stride != step:
+            return None
+        step = ix.mul(step, size)
+    return strides
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _has_tensor_input(node: FxNode) -> bool:
+    return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
+
+
+def _all_plain(node: FxNode, expected: Any) -> bool:
+    """Every tensor in and out is a strided CPU tensor of a dtype we generate code for."""
+    flat = [n.meta.get("val") for n in node.all_input_nodes]
+    flat += list(expected) if isinstance(expected, list | tuple) else [expected]
+    for value in flat:
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, torch.Tensor):
+                if not _is_plain_tensor(item) or from_torch(item.dtype) is None:
+                    return False
+                if item.device.type != "cpu":
+                    return False
+    return True
+
+
+def _checked(result: Any, expected: Any, symbols: Symbols) -> Any:
+    """A lowering that disagrees with PyTorch's own shape or dtype is not used."""
+    if isinstance(result, tuple | list):
+        pairs = zip(result, expected, strict=False)
+        return type(result)([_checked(r, e, symbols) for r, e in pairs])
+    if isinstance(result, Tensor) and isinstance(expected, torch.Tensor):
+        want = symbols.dims(expected.shape)
+        if result.dtype is not from_torch(expected.dtype) or len(want) != result.ndim:
+            raise CannotLower(f"lowered to {result.dtype}{result.shape}, expected {expected}")
+        if any(h != w for h, w in zip(result.shape, want, strict=True)):
+            if all(isinstance(d, int) for d in (*result.shape, *want)):
+                raise CannotLower(f"lowered to shape {result.shape}, expected {want}")
+    return result

@@ -1,0 +1,41 @@
+"""Which function lowers which ATen op. Adding an op is one decorated function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+LoweringFn = Callable[..., Any]
+F = TypeVar("F", bound=LoweringFn)
+LOWERINGS: dict[Any, LoweringFn] = {}
+
+
+def resolve(name: str) -> list[Any]:
+    """Overloads for "aten.add.Tensor", or every overload for "aten.add"; [] if torch lacks it."""
+    parts = name.split(".")
+    found: Any = torch.ops
+    for part in parts:
+        found = getattr(found, part, None)
+        if found is None:
+            return []
+    if len(parts) == 2:
+        return [getattr(found, overload) for overload in found.overloads()]
+    return [found]
+
+
+def lowers(*names: str) -> Callable[[F], F]:
+    """Register a lowering `fn(builder, *args, **kwargs)` for the named ops."""
+
+    def register(fn: F) -> F:
+        for name in names:
+            for op in resolve(name):
+                LOWERINGS[op] = fn
+        return fn
+
+    return register
+
+
+class CannotLower(Exception):
+    """Raised by a lowering that does not cover these arguments: the op runs as an ATen call."""

@@ -1,0 +1,91 @@
+"""The border to PyTorch's ShapeEnv: SymInts and sympy expressions in, our index algebra out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from perfuse.ir import index as ix
+from perfuse.ir.index import Dim
+
+
+class Symbols:
+    """Names the size symbols of one graph, and the sub-expressions only the host can compute."""
+
+    def __init__(self) -> None:
+        self.derived: dict[str, str] = {}  # name -> host formula, in order of definition
+        self.used: set[str] = set()
+
+    def dim(self, value: int | torch.SymInt) -> Dim:
+        if isinstance(value, int):
+            return int(value)
+        return self._convert(sympy.sympify(value.node.expr))
+
+    def dims(self, values: Any) -> tuple[Dim, ...]:
+        return tuple(self.dim(v) for v in values)
+
+    def _convert(self, expr: sympy.Expr) -> Dim:
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            self.used.add(expr.name)
+            # Dynamo specialises 0 and 1, so a backed size symbol is at least 2.
+            return ix.symbol(expr.name, 2 if expr.name.startswith("s") else 0)
+        if expr.is_Add:
+            total: Dim = 0
+            for arg in expr.args:
+                total = ix.add(total, self._convert(arg))
+            return total
+        if expr.is_Mul and all(a.is_integer for a in expr.args):
+            return ix.product([self._convert(a) for a in expr.args])
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+            return ix.product([self._convert(expr.base)] * int(expr.exp))
+        kind = type(expr).__name__
+        if kind in ("FloorDiv", "CleanDiv"):
+            return ix.floordiv(*(self._convert(a) for a in expr.args))
+        if kind in ("Mod", "PythonMod"):
+            return ix.mod(*(self._convert(a) for a in expr.args))
+        return self._opaque(expr)
+
+    def _opaque(self, expr: sympy.Expr) -> Dim:
+        """A formula outside the algebra: the host computes it once, kernels see a symbol."""
+        for symbol in expr.free_symbols:
+            self.used.add(symbol.name)
+        formula = host_formula(expr)
+        for name, known in self.derived.items():
+            if known == formula:
+                return ix.symbol(name, 0)
+        name = f"z{len(self.derived)}"
+        self.derived[name] = formula
+        return ix.symbol(name, 0)
+
+
+def host_formula(expr: sympy.Expr) -> str:
+    """A sympy expression as Python text over symbol names."""
+    if expr.is_Integer:
+        return str(int(expr))
+    if expr.is_Symbol:
+        return str(expr.name)
+    if expr.is_Float or expr.is_Rational:
+        return repr(float(expr))
+    args = [host_formula(a) for a in expr.args]
+    kind = type(expr).__name__
+    infix = {"Add": " + ", "Mul": " * ", "Pow": " ** ", "FloorDiv": " // ", "CleanDiv": " // ",
+             "Mod": " % ", "PythonMod": " % ", "IntTrueDiv": " / ", "FloatTrueDiv": " / ",
+             "And": " and ", "Or": " or ", "StrictLessThan": " < ", "LessThan": " <= ",
+             "StrictGreaterThan": " > ", "GreaterThan": " >= ", "Equality": " == ",
+             "Unequality": " != "}  # fmt: skip
+    if kind in infix:
+        return "(" + infix[kind].join(args) + ")"
+    calls = {"Max": "max", "Min": "min", "ToFloat": "float", "TruncToInt": "int",
+             "CeilToInt": "math.ceil", "FloorToInt": "math.floor", "RoundToInt": "round",
+             "OpaqueUnaryFn_sqrt": "math.sqrt", "Identity": "int", "Abs": "abs"}  # fmt: skip
+    if kind in calls:
+        return f"{calls[kind]}({', '.join(args)})"
+    if kind == "Where":
+        return f"({args[1]} if {args[0]} else {args[2]})"
+    if kind == "Piecewise":
+        raise NotImplementedError(f"size formula {expr}")
+    raise NotImplementedError(f"size formula {expr} ({kind})")

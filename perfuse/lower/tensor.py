@@ -1,0 +1,116 @@
+"""`Tensor`: a tensor as the formula of its elements, not yet in memory.
+
+The formula speaks of the loop variables d0, d1, ... of the tensor's own dimensions, so tensors of
+one shape combine without renaming and a view is a substitution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Dim
+from perfuse.ir.program import View, contiguous_strides
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Shape, logical dtype, and the value of one element in compute precision."""
+
+    shape: tuple[Dim, ...]
+    dtype: DType
+    value: Expr
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Dim:
+        return ix.product(self.shape)
+
+
+def positions(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The loop variables of a shape: d0, d1, ...; the constant 0 for sizes of one."""
+    return tuple(ix.var(f"d{i}", size) for i, size in enumerate(shape))
+
+
+def reindex(tensor: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tensor:
+    """A view: element at d0.. of the new shape is the old one's element at `source`."""
+    mapping = {}
+    for old, new in zip(positions(tensor.shape), source, strict=True):
+        atom = ix.as_atom(old)
+        if atom is not None and old is not new:
+            mapping[atom] = new
+    return Tensor(tuple(shape), tensor.dtype, ex.substitute(tensor.value, mapping))
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    return a is b or a == b
+
+
+def expand(tensor: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """Broadcast to a shape, by PyTorch's rules (missing dimensions in front)."""
+    if len(shape) == tensor.ndim and all(map(same_dim, shape, tensor.shape)):
+        return tensor
+    lead = len(shape) - tensor.ndim
+    at = positions(shape)
+    source = [
+        0 if size == 1 else at[lead + i] for i, size in enumerate(tensor.shape)
+    ]
+    return reindex(tensor, shape, source)
+
+
+def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    ndim = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * ndim
+    for shape in shapes:
+        for i, size in enumerate(shape):
+            at = ndim - len(shape) + i
+            if result[at] == 1:
+                result[at] = size
+    return tuple(result)
+
+
+def as_view(tensor: Tensor) -> View | None:
+    """The tensor as a strided window on a buffer, if its formula is just that."""
+    value = tensor.value
+    if value.op != "load" or value.args:
+        return None
+    buffer, index = value.attr
+    strides: list[Dim] = []
+    offset = index
+    default = contiguous_strides(tensor.shape)
+    for i, position in enumerate(positions(tensor.shape)):
+        atom = ix.as_atom(position)
+        stride = default[i] if atom is None else ix.coefficient_of(index, atom)
+        if stride is None:
+            return None
+        strides.append(stride)
+        if atom is not None:
+            offset = ix.add(offset, ix.mul(ix.mul(position, stride), -1))
+    if any(a.kind in ("var", "value") for a in ix.atoms_of(offset)):
+        return None
+    if not ix.is_nonnegative(offset):
+        return None
+    if any(isinstance(s, int) and s < 0 for s in strides):
+        return None
+    return View(buffer, tensor.shape, tuple(strides), offset)
+
+
+def scalar(value: bool | int | float, dtype: DType) -> Tensor:
+    return Tensor((), dtype, ex.const(value, dtype))
+
+
+def cast_tensor(tensor: Tensor, dtype: DType) -> Tensor:
+    """The tensor converted to another dtype, rounding where the new dtype is a small float."""
+    if tensor.dtype is dtype:
+        return tensor
+    value = ex.cast(tensor.value, dtype)
+    if dtype.is_narrow_float:
+        value = ex.round_to(value, dtype)
+    return Tensor(tensor.shape, dtype, value)
