@@ -9,3 +9,4 @@
 #include "simd_math.h"
 #include "simd_special.h"
 #include "simd_random.h"
+#include "simd_transpose.h"
