@@ -7,6 +7,7 @@ from typing import Any
 from torch._decomp import get_decompositions
 from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._ops import OpOverload as OpOverload
+from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -63,3 +64,16 @@ def saved_output_description(index: int, is_unchecked: bool) -> Any:
     name = "SavedForBackwardsNoVcCheckAOTOutput" if is_unchecked else "SavedForBackwardsAOTOutput"
     kind = getattr(_descriptors, name, None)
     return None if kind is None else kind(index)
+
+
+def size_hint(size: Any) -> int:
+    """A likely value of a size, without adding a guard: the one seen while tracing."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint if size.node.has_hint() else None
+    return 4096 if hint is None else int(hint)
+
+
+def is_backward_state(node: Any) -> bool:
+    """A placeholder that carries compiled autograd's hooks instead of a tensor."""
+    return isinstance(node.meta.get("val"), BackwardState)

@@ -1,8 +1,8 @@
 """Softmax, log softmax, and the losses on top of them, as chains that fuse.
 
-Everything is computed in float32 for half inputs, as eager's kernels do inside, and cast once at the
-end. What the backward needs is always written as a pointwise function of the input and of per-row
-values, so that the partitioner may recompute it instead of saving a second tensor of that size.
+Everything is computed in float32 for half inputs, as eager's kernels do inside, and cast once at
+the end. What the backward needs is always a pointwise function of the input and of per-row values,
+so that the partitioner may recompute it instead of saving a second tensor of that size.
 """
 
 import torch
@@ -59,7 +59,7 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """A comparison of class numbers instead of a scatter: pointwise, so it fuses with what follows."""
+    """A comparison of class numbers instead of a scatter: pointwise, so it fuses."""
     axis = 0 if logp.dim() < 2 else 1
     num_classes = logp.shape[axis]
     per_class = [num_classes] + [1] * (logp.dim() - axis - 1)

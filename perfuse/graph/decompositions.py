@@ -59,7 +59,7 @@ special_log_ndtr special_xlog1py std std_mean trace vdot xlogy hypot
 
 CREATION = """
 arange.default arange.start empty_like eye fill linspace logspace new_empty new_full new_ones
-new_zeros ones ones_like tril_indices triu_indices zero zeros zeros_like 
+new_zeros ones ones_like tril_indices triu_indices zero zeros zeros_like
 """.split()
 
 MOVEMENT = """

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from perfuse.graph.aliases import Aliases
 from perfuse.graph.facts import is_pure, output_leaves, packet_name, tensor_of
 from perfuse.torch_compat import disable_dispatch_modes
 
@@ -22,20 +23,16 @@ _SOURCES = frozenset({"full", "scalar_tensor", "arange"})
 def fold_constants(gm: GraphModule) -> GraphModule:
     """The pass: constant expressions of up to `MAX_ELEMENTS` elements, evaluated."""
     with disable_dispatch_modes(), torch.no_grad():
-        values = _evaluate(gm)
-    return _Fold(gm, values).run() if values else GraphModule(gm, _copied(gm.graph))
-
-
-def _copied(graph: Graph) -> Graph:
-    new = Graph()
-    new.output(new.graph_copy(graph, {}))
-    return new
+        return _Fold(gm, _evaluate(gm)).run()
 
 
 def _evaluate(gm: GraphModule) -> dict[Node, torch.Tensor]:
     """The value of every constant node that is small enough."""
     values: dict[Node, torch.Tensor] = {}
+    aliases = Aliases.of(gm.graph)
     for node in gm.graph.nodes:
+        if aliases.of_node(node).is_mutated:
+            continue  # its value is not one value
         value = _value(gm, node, values)
         if value is not None:
             values[node] = value
@@ -124,8 +121,7 @@ class _Fold:
             return None
         if not tensor.is_contiguous() or node in self._outputs:
             return None  # a result must be the caller's own, and a stride must stay what it was
-        with disable_dispatch_modes(), torch.no_grad():
-            number = uniform_value(value)
+        number = uniform_value(value)
         if number is None and (node.op == "get_attr" or not self._is_frontier(node)):
             return None
         folded = self._table(value) if number is None else self._full(tensor, number)

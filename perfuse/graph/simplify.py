@@ -217,8 +217,9 @@ def same_choice(node: Node, build: Builder) -> Node | None:
 
 def cat_of_one(node: Node, build: Builder) -> Node | None:
     parts = node.args[0]
-    is_one = isinstance(parts, (list, tuple)) and len(parts) == 1
-    return parts[0] if is_one and isinstance(parts[0], Node) else None
+    if not isinstance(parts, (list, tuple)) or len(parts) != 1:
+        return None
+    return parts[0] if isinstance(parts[0], Node) else None
 
 
 def _reduced_axes(node: Node) -> list[int] | None:
@@ -226,7 +227,7 @@ def _reduced_axes(node: Node) -> list[int] | None:
     axes = node.args[1] if len(node.args) > 1 else None
     if x is None or not isinstance(axes, (list, tuple)) or not axes:
         return None
-    return [int(axis) % max(x.dim(), 1) for axis in axes]  # type: ignore[arg-type]
+    return [int(axis) % max(x.dim(), 1) for axis in axes]
 
 
 def reduction_of_ones(node: Node, build: Builder) -> Node | None:

@@ -1,0 +1,249 @@
+"""Which values the forward keeps for the backward, and which the backward computes again.
+
+Start with every value that backward work reads. Then, from the last to the first, move the cut
+up: a cheap value (pointwise, a view, a cast) is replaced by its inputs when that keeps no more
+bytes, because they are kept anyway, are the caller's own, or are smaller. Linear in the graph; the
+result never keeps more than the start.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from perfuse.graph.aliases import Aliases, is_view
+from perfuse.graph.facts import has_effects, is_pure, is_sym, packet_name, tensor_of
+from perfuse.torch_compat import OpOverload, size_hint
+
+MAX_SWEEPS = 4
+
+# A norm's input and its per-row statistics are a little more than the normalised tensor, but they
+# exist anyway, and it would have to be written. One part in this many is the price allowed.
+SLACK = 16
+
+# Not tagged as pointwise by PyTorch, but one loop over the result all the same.
+_CHEAP_PACKETS = frozenset(
+    {
+        "_to_copy",
+        "_unsafe_view",
+        "arange",
+        "cat",
+        "clone",
+        "constant_pad_nd",
+        "convert_element_type",
+        "empty",
+        "flip",
+        "full",
+        "full_like",
+        "iota",
+        "repeat",
+        "scalar_tensor",
+        "where",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Where each node of a joint graph belongs."""
+
+    forward: set[Node]  # needed for the forward's results, or an effect of the forward
+    backward: set[Node]  # must run in the backward
+    needed_backward: set[Node]  # reached from the gradients
+    gradients: list[Node]
+
+    @staticmethod
+    def of(
+        graph: Graph, *, tangents: set[Node], results: list[Node], gradients: list[Node]
+    ) -> "Roles":
+        after = _dependent(graph, tangents)
+        effects = [n for n in graph.nodes if has_effects(n)]
+        early = [n for n in effects if n not in after and not _is_tagged_backward(n)]
+        late = [n for n in effects if n in after or _is_tagged_backward(n)]
+        forward = _with_getitems(graph, _ancestors([*results, *early]))
+        needed = _ancestors([*gradients, *late])
+        backward = {
+            n
+            for n in needed
+            if n in after or (n not in forward and n.op == "call_function" and not _is_movable(n))
+        }
+        return Roles(forward, backward, needed, gradients)
+
+
+def _is_tagged_backward(node: Node) -> bool:
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def _is_movable(node: Node) -> bool:
+    """It could run on either side, for little."""
+    return is_sym(node) or is_cheap(node)
+
+
+def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:
+    found = set(sources)
+    for node in graph.nodes:
+        if node.op != "output" and any(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _ancestors(nodes: Iterable[Node]) -> set[Node]:
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _with_getitems(graph: Graph, nodes: set[Node]) -> set[Node]:
+    """A tuple cannot be kept, its parts can: they belong where the tuple is made."""
+    for node in graph.nodes:
+        if _is_part(node) and node.all_input_nodes[0] in nodes:
+            nodes.add(node)
+    return nodes
+
+
+def _is_part(node: Node) -> bool:
+    """The node takes one result out of a call that has several."""
+    is_getitem = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    return is_getitem and isinstance(node.args[0], Node)
+
+
+def is_cheap(node: Node) -> bool:
+    """Computing it again costs about as much as reading it: one loop, nothing random."""
+    if not is_pure(node) or not isinstance(node.target, OpOverload):
+        return False
+    if torch.Tag.pointwise in node.target.tags or is_view(node):
+        return True
+    return packet_name(node) in _CHEAP_PACKETS
+
+
+def num_bytes(node: Node) -> int:
+    """What keeping the value costs: the memory it spans, sizes being free."""
+    tensor = tensor_of(node)
+    if tensor is None:
+        return 0
+    shape = [size_hint(size) for size in tensor.shape]
+    strides = [size_hint(stride) for stride in tensor.stride()]
+    # An expanded axis takes no memory.
+    return tensor.element_size() * prod(s for s, d in zip(shape, strides, strict=True) if d != 0)
+
+
+class _Cut:
+    """The kept values while they are being chosen."""
+
+    def __init__(self, graph: Graph, roles: Roles) -> None:
+        self._nodes: list[Node] = list(graph.nodes)
+        self._roles = roles
+        self._aliases = Aliases.of(graph)
+        self._bytes: dict[Node, int] = {}
+        self.kept = self._read_by_backward()
+
+    def _read_by_backward(self) -> set[Node]:
+        """Values from before the tangents that backward work, or a gradient itself, reads."""
+        read = {n for node in self._roles.backward for n in node.all_input_nodes}
+        read.update(self._roles.gradients)
+        return {n for n in read if n not in self._roles.backward and n.op != "get_attr"}
+
+    def bytes_of(self, node: Node) -> int:
+        if node.op in ("placeholder", "get_attr"):
+            return 0  # the caller's: alive whatever we do
+        if node not in self._bytes:
+            self._bytes[node] = num_bytes(node)
+        return self._bytes[node]
+
+    def total(self, nodes: Iterable[Node]) -> int:
+        return sum(self.bytes_of(node) for node in nodes)
+
+    def can_recompute(self, node: Node) -> bool:
+        """Its inputs can be kept instead of it, and will still hold what they hold now."""
+        if not (is_cheap(node) or _is_checkpointed(node)):
+            return False
+        return not any(
+            self._aliases.of_node(n).is_mutated or _is_tuple(n) for n in node.all_input_nodes
+        )
+
+    def sweep(self) -> bool:
+        """One move of the cut from the last node to the first; whether anything moved."""
+        has_moved = False
+        for node in reversed(self._nodes):
+            if node in self.kept and self.can_recompute(node) and self._pays(node):
+                self.kept.remove(node)
+                self.kept.update(n for n in node.all_input_nodes if n.op != "get_attr")
+                has_moved = True
+        return has_moved
+
+    def _pays(self, node: Node) -> bool:
+        if _is_checkpointed(node):
+            return True  # the user asked for it
+        cost = self.total(n for n in set(node.all_input_nodes) if n not in self.kept)
+        gain = self.bytes_of(node)
+        return cost <= gain + gain // SLACK
+
+    def drop_derivable(self) -> None:
+        """What can be computed from other kept values is not kept."""
+        known: set[Node] = set()
+        for node in self._nodes:
+            is_free = node.op == "get_attr"
+            is_derived = self.can_recompute(node) and all(n in known for n in node.all_input_nodes)
+            if is_derived and not is_sym(node):
+                self.kept.discard(node)
+            if is_free or is_derived or node in self.kept or self._is_lasting_input(node):
+                known.add(node)
+
+    def _is_lasting_input(self, node: Node) -> bool:
+        """A primal that nobody overwrites can be kept for nothing."""
+        is_primal = node.op == "placeholder" and node not in self._roles.backward
+        is_tangent = "tangents" in str(node.target)
+        return is_primal and not is_tangent and not self._aliases.of_node(node).is_mutated
+
+    def frontier(self) -> set[Node]:
+        """The values at which a walk back from the backward's work stops: what it really reads."""
+        found: set[Node] = set()
+        seen: set[Node] = set()
+        stack = list(self._read_by_backward())
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self.kept or node.op == "placeholder":
+                found.add(node)
+            else:
+                stack.extend(node.all_input_nodes)
+        return found
+
+
+def _is_tuple(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (tuple, list))
+
+
+def _is_checkpointed(node: Node) -> bool:
+    """The user's checkpoint wants it recomputed, and it is no value a later region starts from."""
+    policy: Any = node.meta.get("recompute")
+    if getattr(policy, "name", "") not in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
+        return False
+    region = node.meta.get("ac_graph_id")
+    readers = (n for n in node.users if n.op != "output" and not _is_tagged_backward(n))
+    return is_pure(node) and all(n.meta.get("ac_graph_id") == region for n in readers)
+
+
+def choose_saved(graph: Graph, roles: Roles) -> list[Node]:
+    """The values to keep, in the order of the graph."""
+    cut = _Cut(graph, roles)
+    plain = set(cut.kept)
+    for _ in range(MAX_SWEEPS):
+        if not cut.sweep():
+            break
+    cut.drop_derivable()
+    chosen = cut.frontier()
+    is_asked_for = any("recompute" in node.meta for node in graph.nodes)
+    if cut.total(chosen) > cut.total(plain) + cut.total(plain) // SLACK and not is_asked_for:
+        chosen = plain
+    return [node for node in graph.nodes if node in chosen]
