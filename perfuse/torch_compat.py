@@ -77,3 +77,9 @@ def size_hint(size: Any) -> int:
 def is_backward_state(node: Any) -> bool:
     """A placeholder that carries compiled autograd's hooks instead of a tensor."""
     return isinstance(node.meta.get("val"), BackwardState)
+
+
+def mutated_descriptions(descriptions: Sequence[Any]) -> list[Any]:
+    """AOTAutograd's names of the inputs whose new value is one of the described results."""
+    kind = _descriptors.InputMutationAOTOutput
+    return [item.mutated_input for item in descriptions if isinstance(item, kind)]

@@ -19,7 +19,7 @@ def _outer_axes(x: Tensor, normalized_shape: list[int]) -> list[int]:
 
 
 def _statistics_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
-    """The type of the saved mean and rstd: eager on CPU keeps the input's unless types are mixed."""
+    """The type of the saved mean and rstd: on a CPU the input's, unless types are mixed."""
     is_mixed = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
     return x.dtype if x.device.type == "cpu" and not is_mixed else opmath(x).dtype
 

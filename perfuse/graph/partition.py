@@ -17,6 +17,7 @@ from perfuse.graph.saved import Roles, choose_saved
 from perfuse.torch_compat import (
     free_symbols_of,
     is_backward_state,
+    mutated_descriptions,
     saved_output_description,
     sym_expression,
 )
@@ -83,12 +84,19 @@ def plain_partition(
         tangents={*inputs.tangents, *inputs.backward_seeds, *inputs.states},
         results=_nodes(results[:num_fwd_outputs]),
         gradients=_nodes(results[num_fwd_outputs:]),
+        overwritten=_overwritten(graph, inputs),
     )
     saved = _grouped(choose_saved(graph, roles), inputs)
     return (
         GraphModule(joint, _forward(graph, roles, inputs, saved, num_fwd_outputs)),
         GraphModule(joint, _backward(graph, roles, inputs, saved, num_fwd_outputs)),
     )
+
+
+def _overwritten(graph: Graph, inputs: Inputs) -> list[Node]:
+    """Primals whose new value is among the results: the caller copies it back after the forward."""
+    names = mutated_descriptions(_descriptions(graph) or [])
+    return [node for node in inputs.primals if node.meta.get("desc") in names] if names else []
 
 
 def _nodes(values: list[Any]) -> list[Node]:

@@ -54,10 +54,16 @@ class Roles:
     backward: set[Node]  # must run in the backward
     needed_backward: set[Node]  # reached from the gradients
     gradients: list[Node]
+    overwritten: list[Node]  # primals that get a new value before the backward runs
 
     @staticmethod
     def of(
-        graph: Graph, *, tangents: set[Node], results: list[Node], gradients: list[Node]
+        graph: Graph,
+        *,
+        tangents: set[Node],
+        results: list[Node],
+        gradients: list[Node],
+        overwritten: list[Node],
     ) -> "Roles":
         after = _dependent(graph, tangents)
         effects = [n for n in graph.nodes if has_effects(n)]
@@ -70,7 +76,7 @@ class Roles:
             for n in needed
             if n in after or (n not in forward and n.op == "call_function" and not _is_movable(n))
         }
-        return Roles(forward, backward, needed, gradients)
+        return Roles(forward, backward, needed, gradients, overwritten)
 
 
 def _is_tagged_backward(node: Node) -> bool:
@@ -142,6 +148,8 @@ class _Cut:
         self._nodes: list[Node] = list(graph.nodes)
         self._roles = roles
         self._aliases = Aliases.of(graph)
+        for node in roles.overwritten:
+            self._aliases.of_node(node).is_mutated = True
         self._bytes: dict[Node, int] = {}
         self.kept = self._read_by_backward()
 
@@ -182,9 +190,12 @@ class _Cut:
     def _pays(self, node: Node) -> bool:
         if _is_checkpointed(node):
             return True  # the user asked for it
-        cost = self.total(n for n in set(node.all_input_nodes) if n not in self.kept)
+        inputs = set(node.all_input_nodes)
+        cost = self.total(n for n in inputs if n not in self.kept)
         gain = self.bytes_of(node)
-        return cost <= gain + gain // SLACK
+        # x + f(x), with x kept: keeping f(x) instead of the sum is no less, and one read more.
+        is_second_read = self.total(n for n in inputs if n in self.kept) > gain // SLACK
+        return cost == 0 if is_second_read else cost <= gain + gain // SLACK
 
     def drop_derivable(self) -> None:
         """What can be computed from other kept values is not kept."""
