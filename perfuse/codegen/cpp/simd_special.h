@@ -24,36 +24,41 @@ template <class F> PF_FN circle<F> on_circle(F x) {
   const F cosine = fma(s * s, poly(s, 0.0416666456f, -0.00138873619f, 2.44377279e-05f), fma(s, all<F>(-0.5f), all<F>(1.0f)));
   return {sine, cosine, bits_as<I>(t) & 3};
 }
-template <class F> PF_FN bool on_reach(F x) { return fused && hall(lt(abs(x), all<F>(32768.0f))); }
+// y where x is near enough, libm's value in the other lanes.
+#define PF_NEAR_CIRCLE(NAME, Y)                                        \
+  const auto near = lt(abs(x), all<X>(32768.0f));                      \
+  if (hall(near)) return Y;                                            \
+  return where(near, Y, PF_LANEWISE(NAME));
 
 template <class X> PF_FN X sin(X x) {
-  if constexpr (in_float<X>) if (on_reach(x)) {
+  if constexpr (!in_float<X> || !fused) return PF_LANEWISE(sin);
+  else {
     using I = like<X, int32_t>;
     const auto c = on_circle(x);
     const X y = where(ne(c.quadrant & 1, I{}), c.cos, c.sin);
-    return where(eq(x, X{}), x, where(ne(c.quadrant & 2, I{}), -y, y));
+    PF_NEAR_CIRCLE(sin, where(eq(x, X{}), x, where(ne(c.quadrant & 2, I{}), -y, y)))
   }
-  return PF_LANEWISE(sin);
 }
 template <class X> PF_FN X cos(X x) {
-  if constexpr (in_float<X>) if (on_reach(x)) {
+  if constexpr (!in_float<X> || !fused) return PF_LANEWISE(cos);
+  else {
     using I = like<X, int32_t>;
     const auto c = on_circle(x);
     const X y = where(ne(c.quadrant & 1, I{}), c.sin, c.cos);
-    return where(ne((c.quadrant + 1) & 2, I{}), -y, y);
+    PF_NEAR_CIRCLE(cos, where(ne((c.quadrant + 1) & 2, I{}), -y, y))
   }
-  return PF_LANEWISE(cos);
 }
 template <class X> PF_FN X tan(X x) {
-  if constexpr (in_float<X>) if (on_reach(x)) {
+  if constexpr (!in_float<X> || !fused) return PF_LANEWISE(tan);
+  else {
     using I = like<X, int32_t>;
     const auto c = on_circle(x);
     const auto odd = ne(c.quadrant & 1, I{});
     const X y = where(odd, -c.cos, c.sin) / where(odd, c.sin, c.cos);
-    return where(eq(x, X{}), x, y);
+    PF_NEAR_CIRCLE(tan, where(eq(x, X{}), x, y))
   }
-  return PF_LANEWISE(tan);
 }
+#undef PF_NEAR_CIRCLE
 
 // ---- their inverses ----------------------------------------------------------------------------
 
