@@ -153,8 +153,9 @@ def value_complaint(
 
 def outside(got: Tensor, eager: Tensor, truth: Tensor, limit: Tensor) -> str | None:
     """The worst element outside its limit; a value that is not finite has to be eager's own."""
-    same = (got == eager) | (got.isnan() & eager.isnan())
-    distance = (widen(got) - truth).abs()
+    mine, theirs = widen(got), widen(eager)
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    distance = (mine - truth).abs()
     bad = ~same & ~(distance <= limit)
     if not bool(bad.any()):
         return None

@@ -1,0 +1,50 @@
+"""What was measured where: versions and the machine, kept with every result."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+
+def describe() -> dict[str, str]:
+    return {
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "perfuse": version("perfuse"),
+        "commit": output("git", "rev-parse", "--short", "HEAD"),
+        "compiler": output(os.environ.get("CXX", "g++"), "--version").partition("\n")[0],
+        "load": " ".join(f"{x:.2f}" for x in os.getloadavg()),
+    }
+
+
+def cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def output(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        return "none"
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,166 @@
+"""Results as a table to read, a CSV and JSON to keep, and a chart."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Row = dict[str, Any]
+PEER, OURS = "inductor", "perfuse"
+TITLES = {PEER: "TorchInductor", OURS: "Perfuse"}
+
+
+def run_row(result: Row) -> Row:
+    """One case's figures: the best of its rounds, the medians beside them."""
+    times = result["times_ms"]
+
+    def figure(name: str, which: str) -> float | None:
+        return times[name][which] if name in times else None
+
+    eager, peer, ours = (figure(n, "best") for n in ("eager", PEER, OURS))
+    copy = figure("copy", "best")
+    return {
+        "name": result["name"],
+        "eager_ms": eager,
+        "peer_ms": peer,
+        "ours_ms": ours,
+        "over_eager": ratio(eager, ours),
+        "over_peer": ratio(peer, ours),
+        "median_over_peer": ratio(figure(PEER, "median"), figure(OURS, "median")),
+        "of_copy": ratio(copy, ours),
+        "peer_of_copy": ratio(copy, peer),
+        "copy_gb_s": result["bytes"] / copy / 1e6 if copy else None,
+        "eager_median_ms": figure("eager", "median"),
+        "peer_median_ms": figure(PEER, "median"),
+        "ours_median_ms": figure(OURS, "median"),
+        "failures": "; ".join(f"{TITLES.get(k, k)}: {v}" for k, v in result["failures"].items()),
+    }
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v]
+    return math.exp(sum(map(math.log, known)) / len(known)) if known else None
+
+
+def run_table(title: str, rows: Sequence[Row], unit: str = "ms") -> Table:
+    view = Table(title=title)
+    contestants = (f"{name} {unit}" for name in ("eager", "TorchInductor", "Perfuse"))
+    heads = ("", *contestants, "over eager", "over peer", "of copy")
+    scale = {"ms": 1.0, "us": 1e3}[unit]
+    for i, head in enumerate(heads):
+        view.add_column(head, justify="right" if i else "left")
+    for row in rows:
+        view.add_row(*run_cells(row, scale))
+        if row["failures"]:
+            view.add_row(f"  [red]{row['failures'][:120]}[/]")
+    view.add_section()
+    means = {key: geometric_mean(r[key] for r in rows) for key in ("over_eager", "over_peer")}
+    view.add_row(*run_cells({"name": "geometric mean", **means}))
+    return view
+
+
+def run_cells(row: Row, scale: float = 1.0) -> list[str]:
+    def times(key: str) -> str:
+        return f"{row[key] * scale:.2f}" if row.get(key) else ""
+
+    def factor(key: str) -> str:
+        value = row.get(key)
+        colour = "green" if value and value >= 1 else "red"
+        return f"[{colour}]{value:.2f}x[/]" if value else ""
+
+    share = f"{row['of_copy']:.0%}" if row.get("of_copy") else ""
+    return [
+        row["name"],
+        *(times(k) for k in ("eager_ms", "peer_ms", "ours_ms")),
+        factor("over_eager"),
+        factor("over_peer"),
+        share,
+    ]
+
+
+def compile_table(rows: Sequence[Row]) -> Table:
+    view = Table(title="first call, seconds (imports left out)")
+    view.add_column("")
+    for heat in ("cold", "warm"):
+        for name in ("TorchInductor", "Perfuse", "peer over ours"):
+            view.add_column(f"{heat} {name}", justify="right")
+    view.add_column("kernels", justify="right")
+    total: Row = {"name": "sum"}
+    for key in (f"{h}_{w}" for h in ("cold", "warm") for w in ("peer", "ours")):
+        total[key] = sum(r[key] for r in rows if r[key] is not None)
+    for row in (*rows, total):
+        if row is total:
+            view.add_section()
+        view.add_row(*compile_cells(row))
+    return view
+
+
+def compile_cells(row: Row) -> list[str]:
+    cells = [row["name"]]
+    for heat in ("cold", "warm"):
+        peer, ours = row[f"{heat}_peer"], row[f"{heat}_ours"]
+        faster = ratio(peer, ours)
+        cells += [f"{s:.2f}" if s is not None else "failed" for s in (peer, ours)]
+        cells.append(f"{faster:.2f}x" if faster else "")
+    counts = (row.get("kernels_peer"), row.get("kernels_ours"))
+    return [*cells, " / ".join("?" if c is None else str(c) for c in counts)]
+
+
+def save(folder: Path, document: Row, tables: Sequence[Table]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    for name in ("kernels", "models", "compile_time", "overhead"):
+        if document.get(name):
+            write_csv(folder / f"{name}.csv", document[name])
+    with (folder / "tables.txt").open("w") as file:
+        console = Console(file=file, width=120)
+        console.print("\n".join(f"{k}: {v}" for k, v in document["machine"].items()), markup=False)
+        for table in tables:
+            console.print(table)
+    draw_chart(folder / "chart.png", document)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def draw_chart(path: Path, document: Row) -> None:
+    """Speed relative to the peer, a bar a case; the peer is the line at 1."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [r for kind in ("kernels", "models") for r in document.get(kind, []) if r["peer_ms"]]
+    if not rows:
+        return
+    figure, axes = plt.subplots(figsize=(9, 0.28 * len(rows) + 1.5))
+    places = range(len(rows))
+    eager = [ratio(r["peer_ms"], r["eager_ms"]) or 0 for r in rows]
+    ours = [r["over_peer"] or 0 for r in rows]
+    axes.barh([p - 0.2 for p in places], ours, height=0.4, label="Perfuse", color="#2a6f97")
+    axes.barh([p + 0.2 for p in places], eager, height=0.4, label="eager", color="#c9ccd1")
+    axes.axvline(1.0, color="#a4243b", linewidth=1, label="TorchInductor")
+    axes.set_xscale("log", base=2)
+    axes.set_yticks(list(places), [r["name"] for r in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("speed relative to TorchInductor (log scale)")
+    machine = document["machine"]
+    axes.set_title(f"{machine['cpu']}, torch {machine['torch']}", fontsize=9)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
