@@ -65,7 +65,7 @@ UNARY: dict[str, tuple[Unary, float]] = {
     "atanh": (torch.atanh, 3.0),
     "erf": (torch.erf, 1.5),
     "erfc": (torch.erfc, 5.0),
-    "erfinv": (torch.erfinv, 1.0),
+    "erfinv": (torch.erfinv, 4.0),
     "lgamma": (torch.lgamma, 8.0),
     "digamma": (torch.digamma, 1.0),
     "sqrt": (torch.sqrt, 0.51),

@@ -32,15 +32,16 @@ typedef char bytes32 __attribute__((vector_size(32)));
 typedef short shorts __attribute__((vector_size(2 * PF_LANES)));
 template <class R> PF_FN vec<int32_t> widen(R r) {
   if constexpr (sizeof(elem<R>) == 1) {
-    bytes16 b{};
-    __builtin_memcpy(&b, &r, sizeof r);
 #ifdef __AVX512F__
+    const bytes16 b = (bytes16)r;
     if constexpr (is_signed<elem<R>>) return __builtin_ia32_pmovsxbd512_mask(b, vec<int32_t>{}, -1);
     else return __builtin_ia32_pmovzxbd512_mask(b, vec<int32_t>{}, -1);
   } else {
     if constexpr (is_signed<elem<R>>) return __builtin_ia32_pmovsxwd512_mask((shorts)r, vec<int32_t>{}, -1);
     else return __builtin_ia32_pmovzxwd512_mask((shorts)r, vec<int32_t>{}, -1);
 #else
+    typedef long long pair __attribute__((vector_size(16)));
+    const bytes16 b = (bytes16)pair{bits_as<long long>(r), 0};
     if constexpr (is_signed<elem<R>>) return __builtin_ia32_pmovsxbd256(b);
     else return __builtin_ia32_pmovzxbd256(b);
   } else {
