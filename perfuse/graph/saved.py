@@ -1,9 +1,9 @@
 """Which values the forward keeps for the backward, and which the backward computes again.
 
 Start with every value that backward work reads. Then, from the last to the first, move the cut
-up: a cheap value (pointwise, a view, a cast) is replaced by its inputs when that keeps no more
-bytes, because they are kept anyway, are the caller's own, or are smaller. Linear in the graph; the
-result never keeps more than the start.
+up: a cheap value (pointwise, a view, a cast) is replaced by what its chain of cheap work starts
+from, or else by its inputs, when that keeps no more bytes: because they are kept anyway, are the
+caller's own, or are smaller. Linear in the graph; the result never keeps more than the start.
 """
 
 from collections.abc import Iterable
@@ -19,6 +19,7 @@ from perfuse.graph.facts import has_effects, is_pure, is_sym, packet_name, tenso
 from perfuse.torch_compat import OpOverload, size_hint
 
 MAX_SWEEPS = 4
+MAX_CHAIN = 64  # how far back a chain of cheap work is followed
 
 # A norm's input and its per-row statistics are a little more than the normalised tensor, but they
 # exist anyway, and it would have to be written. One part in this many is the price allowed.
@@ -181,20 +182,46 @@ class _Cut:
         """One move of the cut from the last node to the first; whether anything moved."""
         has_moved = False
         for node in reversed(self._nodes):
-            if node in self.kept and self.can_recompute(node) and self._pays(node):
+            if node not in self.kept or not self.can_recompute(node):
+                continue
+            options = (self._roots(node), set(node.all_input_nodes))
+            # The lesser of the two: a mask of bytes is narrower than the floats it came from.
+            sources = min((o for o in options if o is not None), key=self._added)
+            if self._pays(node, sources):
                 self.kept.remove(node)
-                self.kept.update(n for n in node.all_input_nodes if n.op != "get_attr")
+                self.kept.update(n for n in sources if n.op != "get_attr")
                 has_moved = True
         return has_moved
 
-    def _pays(self, node: Node) -> bool:
+    def _roots(self, node: Node) -> set[Node] | None:
+        """Where the chain of cheap work behind `node` starts; None if that is far away."""
+        roots: set[Node] = set()
+        seen: set[Node] = set()
+        stack = list(node.all_input_nodes)
+        while stack:
+            source = stack.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            if source in self.kept or not self.can_recompute(source):
+                roots.add(source)
+            else:
+                stack.extend(source.all_input_nodes)
+            if len(seen) > MAX_CHAIN:
+                return None
+        return roots
+
+    def _added(self, sources: set[Node]) -> int:
+        """The bytes of those that are not kept yet."""
+        return self.total(n for n in sources if n not in self.kept)
+
+    def _pays(self, node: Node, sources: set[Node]) -> bool:
         if _is_checkpointed(node):
             return True  # the user asked for it
-        inputs = set(node.all_input_nodes)
-        cost = self.total(n for n in inputs if n not in self.kept)
+        cost = self._added(sources)
         gain = self.bytes_of(node)
         # x + f(x), with x kept: keeping f(x) instead of the sum is no less, and one read more.
-        is_second_read = self.total(n for n in inputs if n in self.kept) > gain // SLACK
+        is_second_read = self.total(n for n in sources if n in self.kept) > gain // SLACK
         return cost == 0 if is_second_read else cost <= gain + gain // SLACK
 
     def drop_derivable(self) -> None:
