@@ -187,7 +187,7 @@ def source() -> str:
         ]
     out += [
         "void philox_words(uint32_t* c, uint32_t k0, uint32_t k1)"
-        " { auto r = philox_rounds(c[0], c[1], c[2], c[3], k0, k1);"
+        " { auto r = philox_rounds<uint64_t>(c[0], c[1], c[2], c[3], k0, k1);"
         " c[0] = r.x0; c[1] = r.x1; c[2] = r.x2; c[3] = r.x3; }",
         f"void random_v(int64_t seed, float* u, float* g, int64_t* k, int64_t n) {{ {loop} {{"
         " const auto at = iota<int64_t>(i); storev<float>(u + i, rand_f32(seed, at));"

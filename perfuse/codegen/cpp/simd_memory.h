@@ -100,10 +100,16 @@ template <class S> PF_FN raw<S> raw_at(const S* p) {
 }
 template <class S> PF_FN void put_raw(S* p, raw<S> r) { __builtin_memcpy(p, &r, sizeof r); }
 
+// A vector from f(0), f(1), ..., in two halves: g++ puts 16 scalars together through memory otherwise.
+template <class T, class F> PF_FN vec<T> from_lanes(F f) {
+  struct { typename vec_n<T, lanes / 2>::type half[2]; } r;
+  for (int h = 0; h < 2; h++)
+    for (int i = 0; i < lanes / 2; i++) r.half[h][i] = f(h * (lanes / 2) + i);
+  return bits_as<vec<T>>(r);
+}
+
 template <class S> PF_FN vcompute<S> load_strided(const S* p, int64_t stride) {
-  vraw<S> r;
-  for (int i = 0; i < lanes; i++) r[i] = raw_at(p + i * stride);
-  return from_raw<S>(r);
+  return from_raw<S>(from_lanes<raw<S>>([=](int i) { return raw_at(p + i * stride); }));
 }
 template <class S> PF_FN vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
   vraw<S> r{};
@@ -122,9 +128,9 @@ template <class S> PF_FN void store_strided_n(S* p, int64_t stride, vcompute<S> 
 }
 
 template <class S> PF_FN vcompute<S> gather(const S* base, vec<int64_t> at) {
-  vraw<S> r;
-  for (int i = 0; i < lanes; i++) r[i] = raw_at(base + at[i]);
-  return from_raw<S>(r);
+  int64_t index[lanes];
+  __builtin_memcpy(index, &at, sizeof at);
+  return from_raw<S>(from_lanes<raw<S>>([&](int i) { return raw_at(base + index[i]); }));
 }
 template <class S> PF_FN vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
   vraw<S> r{};
@@ -138,13 +144,30 @@ template <class S> PF_FN vcompute<S> gather_mask(const S* base, vec<int64_t> at,
     if (m.bits[i]) r[i] = raw_at(base + at[i]);
   return where(m, from_raw<S>(r), all<vcompute<S>>(fill));
 }
-template <class S> PF_FN vcompute<S> load_mask(const S* p, mask m, compute<S> fill) {
-  vraw<S> r{};
+#ifdef __clang__  // the two compilers declare the same built-in with another pointer
+#define PF_POINTER(T) const vec<T>*
+#else
+#define PF_POINTER(T) const T*
+#endif
+// The raw lanes of a mask, the others 0: the machine's masked load where it has one for the size.
+template <class T> PF_FN vec<T> load_raw_mask(const T* p, mask m) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && PF_LANES == 16
+  const auto k = mask_bits(m);
+  if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_loaddqusi512_mask((const int*)p, vec<int>{}, k);
+  else if constexpr (sizeof(T) == 2) return (vec<T>)__builtin_ia32_loaddquhi256_mask((PF_POINTER(short))p, vec<short>{}, k);
+  else if constexpr (sizeof(T) == 1) return (vec<T>)__builtin_ia32_loaddquqi128_mask((PF_POINTER(char))p, vec<char>{}, k);
+#elif defined(__AVX2__) && PF_LANES == 8
+  if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_maskloadd256((const vec<int>*)p, m.bits);
+#endif
+  vec<T> r{};
   if (hall(m)) __builtin_memcpy(&r, p, sizeof r);
-  else
+  else if (hany(m))
     for (int i = 0; i < lanes; i++)
       if (m.bits[i]) r[i] = raw_at(p + i);
-  return where(m, from_raw<S>(r), all<vcompute<S>>(fill));
+  return r;
+}
+template <class S> PF_FN vcompute<S> load_mask(const S* p, mask m, compute<S> fill) {
+  return where(m, from_raw<S>(load_raw_mask((const raw<S>*)p, m)), all<vcompute<S>>(fill));
 }
 
 template <class S> PF_FN void scatter(S* base, vec<int64_t> at, vcompute<S> v) {

@@ -5,27 +5,44 @@ namespace pf {
 
 template <class U> struct philox4 { U x0, x1, x2, x3; };
 
-template <class U> PF_FN U mul_high(U a, uint32_t b) {
-  return convert<uint32_t>((like<U, uint64_t>)((convert<uint64_t>(a) * uint64_t(b)) >> 32));
+#if !defined(__clang__) && defined(__AVX512F__)
+PF_FN auto mul_low(native<int32_t> a, native<int32_t> b) { return __builtin_ia32_pmuludq512_mask(a, b, native<long long>{}, -1); }
+#elif !defined(__clang__) && defined(__AVX2__)
+PF_FN auto mul_low(native<int32_t> a, native<int32_t> b) { return __builtin_ia32_pmuludq256(a, b); }
+#elif !defined(__clang__) && defined(__SSE2__)
+PF_FN auto mul_low(native<int32_t> a, native<int32_t> b) { return __builtin_ia32_pmuludq128(a, b); }
+#else
+PF_FN auto mul_low(native<int32_t> a, native<int32_t> b) {
+  return ((native<uint64_t>)a & 0xffffffffu) * ((native<uint64_t>)b & 0xffffffffu);
 }
-// Ten rounds; the counter is (c0, c1, c2, c3), the key (k0, k1).
-template <class U> PF_FN philox4<U> philox_rounds(U c0, U c1, U c2, U c3, uint32_t k0, uint32_t k1) {
+#endif
+// The product of the low halves of 64-bit lanes.
+template <class W> PF_FN W mul_halves(W a, uint32_t b) {
+  if constexpr (!is_vec<W>) return uint64_t(uint32_t(a)) * b;
+  else {
+    const auto y = (native<int32_t>)(native<uint64_t>{} + b);
+    return by_parts([y](auto x) { return (native<uint64_t>)mul_low((native<int32_t>)x, y); }, a);
+  }
+}
+
+// Ten rounds; the counter is (c0, c1, c2, c3), the key (k0, k1). The words stay in the low halves of 64-bit lanes,
+// where products are made; what is left in the high halves is never read.
+template <class W> PF_FN philox4<like<W, uint32_t>> philox_rounds(W c0, W c1, W c2, W c3, uint32_t k0, uint32_t k1) {
   for (int i = 0; i < 10; i++) {
-    const U h0 = mul_high(c0, 0xD2511F53u), l0 = c0 * 0xD2511F53u;
-    const U h1 = mul_high(c2, 0xCD9E8D57u), l1 = c2 * 0xCD9E8D57u;
-    c0 = h1 ^ c1 ^ k0;
-    c1 = l1;
-    c2 = h0 ^ c3 ^ k1;
-    c3 = l0;
+    const W p = mul_halves(c0, 0xD2511F53u), q = mul_halves(c2, 0xCD9E8D57u);
+    c0 = (q >> 32) ^ c1 ^ uint64_t(k0);
+    c1 = q;
+    c2 = (p >> 32) ^ c3 ^ uint64_t(k1);
+    c3 = p;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  return {c0, c1, c2, c3};
+  return {convert<uint32_t>(c0), convert<uint32_t>(c1), convert<uint32_t>(c2), convert<uint32_t>(c3)};
 }
 template <class L> PF_FN philox4<like<L, uint32_t>> philox_at(uint64_t seed, L index) {
-  using U = like<L, uint32_t>;
-  const like<L, uint64_t> i = (like<L, uint64_t>)index;
-  return philox_rounds(convert<uint32_t>(i), convert<uint32_t>(i >> 32), U{}, U{}, uint32_t(seed), uint32_t(seed >> 32));
+  using W = like<L, uint64_t>;
+  const W i = (W)index;
+  return philox_rounds(i, (W)(i >> 32), W{}, W{}, uint32_t(seed), uint32_t(seed >> 32));
 }
 PF_FN philox4<uint32_t> philox(uint64_t seed, uint64_t offset) { return philox_at(seed, (int64_t)offset); }
 

@@ -302,8 +302,20 @@ template <class X> PF_FN elem<X> hsum(X v) { return fold(v, [](auto a, auto b) {
 template <class X> PF_FN elem<X> hprod(X v) { return fold(v, [](auto a, auto b) { return mul(a, b); }); }
 template <class X> PF_FN elem<X> hmin(X v) { return fold(v, [](auto a, auto b) { return min(a, b); }); }
 template <class X> PF_FN elem<X> hmax(X v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
-PF_FN bool hany(mask m) { return fold(m.bits, [](int32_t a, int32_t b) { return a | b; }) != 0; }
-PF_FN bool hall(mask m) { return fold(m.bits, [](int32_t a, int32_t b) { return a & b; }) != 0; }
+// One bit a lane.
+PF_FN uint32_t mask_bits(mask m) {
+#if defined(__AVX512DQ__) && PF_LANES == 16
+  return (uint16_t)__builtin_ia32_cvtd2mask512(m.bits);
+#elif defined(__AVX__) && PF_LANES == 8
+  return (uint32_t)__builtin_ia32_movmskps256((vec<float>)m.bits);
+#else
+  uint32_t r = 0;
+  for (int i = 0; i < lanes; i++) r |= uint32_t(m.bits[i] & 1) << i;
+  return r;
+#endif
+}
+PF_FN bool hany(mask m) { return mask_bits(m) != 0; }
+PF_FN bool hall(mask m) { return mask_bits(m) == (1u << lanes) - 1; }
 PF_FN bool hany(bool m) { return m; }
 PF_FN bool hall(bool m) { return m; }
 
