@@ -68,6 +68,13 @@ class Builder:
             index = ix.add(index, ix.mul(at, stride))
         return Tensor(view.shape, buffer.dtype, ex.load(buffer.name, index, buffer.dtype))
 
+    def seed(self) -> Expr:
+        """The seed of one random op: an element of a buffer that the host fills for each call."""
+        known = self.buffers.get("seeds")
+        count = known.num_elements if known is not None else 0
+        self.new_buffer(DType.I64, (ix.add(count, 1),), role="seeds", name="seeds")
+        return ex.load("seeds", count, DType.I64)
+
     # -- nodes -----------------------------------------------------------------------------
 
     def store(self, tensor: Tensor, buffer: Buffer, index: Dim | None = None) -> None:

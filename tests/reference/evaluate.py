@@ -78,7 +78,7 @@ class _Run:
         return self.storage[name]
 
     def _fresh(self, buffer: Buffer) -> Tensor:
-        count = self.size(buffer.num_elements)
+        count = max(self.size(buffer.num_elements), 1)
         if buffer.role == "seeds":
             return torch.randint(-(2**62), 2**62, (count,), dtype=torch.int64)
         poison = math.nan if buffer.dtype.is_float else _POISON.get(buffer.dtype, 7777)
@@ -152,12 +152,13 @@ class _Run:
             env[atom] = torch.arange(shape[i]).reshape([-1 if j == i else 1 for j in range(len(shape))])
         buffer = self.program.buffers[node.out]
         value = self.value(node.value, env, {}).expand(shape)
-        index = self.index(node.index, env).expand(shape)
         reduced = [i for i, axis in enumerate(node.axes) if axis.reduced]
+        for i in reduced:
+            env[node.axes[i].atom] = torch.zeros([1] * len(shape), dtype=torch.int64)  # type: ignore[index]
+        index = self.index(node.index, env)
+        index = index.expand([1 if i in reduced else n for i, n in enumerate(shape)])
         if reduced:
             value = REDUCTIONS[node.kind](value, reduced)
-            for i in reversed(reduced):
-                index = index.select(i, 0) if shape[i] else index.sum(i)
         elif node.kind in SCANS:
             value = SCANS[node.kind](value)
         value = value.to(to_torch(buffer.dtype)).reshape(-1)
@@ -211,8 +212,9 @@ class _Run:
 
 def _flat_storage(value: Tensor) -> Tensor:
     span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    count = span if value.numel() else 0
-    return value.detach().as_strided((count,), (1,), value.storage_offset())
+    if not value.numel():
+        return value.new_zeros(1)
+    return value.detach().as_strided((span,), (1,), value.storage_offset())
 
 
 def _resolve(name: str) -> Any:

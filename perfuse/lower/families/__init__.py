@@ -2,10 +2,24 @@
 
 from perfuse.lower.families import (
     creation,
+    indexing,
     pointwise,
     products,
+    random,
     reductions,
+    scans,
+    scattering,
     views,
 )
 
-__all__ = ["creation", "pointwise", "products", "reductions", "views"]
+__all__ = [
+    "creation",
+    "indexing",
+    "pointwise",
+    "products",
+    "random",
+    "reductions",
+    "scans",
+    "scattering",
+    "views",
+]

@@ -24,7 +24,7 @@ def dims_of(x: Tensor, dim: Any) -> list[int]:
     return [d % x.ndim for d in chosen] if x.ndim else []
 
 
-def _accumulate_dtype(x: Tensor, dtype: Any) -> DType:
+def accumulate_dtype(x: Tensor, dtype: Any) -> DType:
     if dtype is not None:
         found = from_torch(dtype)
         if found is None:
@@ -37,7 +37,7 @@ def _sum_like(kind: str) -> Callable[..., Tensor]:
     def lower(
         builder: Builder, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     ) -> Tensor:
-        result = _accumulate_dtype(x, dtype)
+        result = accumulate_dtype(x, dtype)
         value = ex.cast(x.value, result)
         widened = Tensor(x.shape, result, value)
         return builder.reduce(kind, widened, dims_of(x, dim), result, keepdim)
@@ -82,7 +82,7 @@ def mean(
     builder: Builder, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Tensor:
     dims = dims_of(x, dim)
-    result = _accumulate_dtype(x, dtype)
+    result = accumulate_dtype(x, dtype)
     total = _wide_sum(builder, x, dims, keepdim, result)
     return cast_tensor(scaled_by_count(builder, total, count(x, dims)), result)
 
@@ -167,6 +167,8 @@ def min_all(builder: Builder, x: Tensor) -> Tensor:
 
 def _position(kind: str) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        if x.dtype is DType.BOOL:
+            x = cast_tensor(x, DType.U8)
         if dim is None:
             keep = keepdim and x.ndim
             flat = reshape(builder, x, [x.numel])

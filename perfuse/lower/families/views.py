@@ -309,13 +309,13 @@ def constant_pad(builder: Builder, x: Tensor, pad: Sequence[int], value: Any = 0
     at = positions(shape)
     source = [ix.add(p, ix.mul(b, -1)) for p, b in zip(at, before, strict=True)]
     mask = ex.const(True, DType.BOOL)
-    for position, size, new in zip(source, x.shape, shape, strict=True):
-        mask = ex.apply("land", mask, _inside(position, size, new))
+    for position, size in zip(source, x.shape, strict=True):
+        mask = ex.apply("land", mask, inside(position, size))
     inner = reindex_unchecked(x, shape, source)
     return Tensor(tuple(shape), x.dtype, guarded(inner.value, mask, fill))
 
 
-def _inside(position: Dim, size: Dim, new: Dim) -> Expr:
+def inside(position: Dim, size: Dim) -> Expr:
     """0 <= position < size, leaving out what cannot fail."""
     at, low, high = ex.index_value(position), *ix.bounds(position)
     mask = ex.const(True, DType.BOOL)
