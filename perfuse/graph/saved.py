@@ -184,8 +184,8 @@ class _Cut:
         for node in reversed(self._nodes):
             if node not in self.kept or not self.can_recompute(node):
                 continue
-            options = (self._roots(node), set(node.all_input_nodes))
-            # The lesser of the two: a mask of bytes is narrower than the floats it came from.
+            options = (self._roots(node), self._narrowest(node), set(node.all_input_nodes))
+            # The least of them: a mask of bytes is narrower than the floats it came from.
             sources = min((o for o in options if o is not None), key=self._added)
             if self._pays(node, sources):
                 self.kept.remove(node)
@@ -210,6 +210,18 @@ class _Cut:
             if len(seen) > MAX_CHAIN:
                 return None
         return roots
+
+    def _narrowest(self, start: Node) -> set[Node] | None:
+        """The smallest value on the way back from `start`, as far as there is only one way."""
+        best = node = start
+        for _ in range(MAX_CHAIN):
+            ways = [n for n in node.all_input_nodes if self.bytes_of(n) > 0]
+            if not self.can_recompute(node) or len(ways) != 1:
+                break
+            node = ways[0]
+            if self.bytes_of(node) < self.bytes_of(best):
+                best = node
+        return None if best is start else {best}
 
     def _added(self, sources: set[Node]) -> int:
         """The bytes of those that are not kept yet."""
@@ -251,8 +263,9 @@ class _Cut:
             if node in seen:
                 continue
             seen.add(node)
-            if node in self.kept or node.op == "placeholder":
-                found.add(node)
+            if node in self.kept or not self.can_recompute(node):
+                if node.op != "get_attr":
+                    found.add(node)
             else:
                 stack.extend(node.all_input_nodes)
         return found
