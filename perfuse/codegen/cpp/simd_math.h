@@ -1,4 +1,11 @@
 // Elementary functions of float, the same code for a vector and for a scalar; of double, libm lane by lane.
+//
+// Largest error in ulp of the result, special values and subnormal results included (tests/unit/test_simd.py):
+//   exp 1.1     exp2 1.1    expm1 1.8   log 1.0     log2 1.9    log10 2.5   log1p 1.1    tanh 2.6    sigmoid 2.6
+//   sin 1.7     cos 1.7     tan 3.4     asin 2.5    acos 1.5    atan 1.6    atan2 2.0    sinh 2.6    cosh 2.6
+//   asinh 2.0   acosh 2.2   atanh 2.2   erf 1.6     erfc 5.0    erfinv 3.6  pow 0.6      hypot 0.6   rsqrt 1.6
+// sqrt and the division are correctly rounded; lgamma is libm's; digamma is computed in double.
+// sigmoid gives 0 where exp(-x) overflows (x < -88.7), as eager's does.
 
 namespace pf {
 

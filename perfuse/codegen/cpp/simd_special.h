@@ -164,12 +164,16 @@ template <class X> PF_FN X atanh(X x) {
 
 // ---- error function ----------------------------------------------------------------------------
 
+// erf on [-1, 1]
+template <class F> PF_FN F erf_near(F x) {
+  const F s = x * x;
+  return fma(x, poly(s, 0.128379166f, -0.376126379f, 0.112837821f, -0.0268654004f, 0.00522094546f, -0.000848282885f,
+                     0.000112569476f, -9.64151604e-06f), x);
+}
 template <class X> PF_FN X erf(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(erf);
   else {
-    const X a = abs(x), s = x * x;
-    const X near = fma(a, poly(s, 0.128379166f, -0.376126379f, 0.112837821f, -0.0268654004f, 0.00522094546f,
-                               -0.000848282885f, 0.000112569476f, -9.64151604e-06f), a);
+    const X a = abs(x), near = erf_near(a);
     const X t = low(all<X>(4.05f), a);  // 1 - exp(-q(t)) is 1 from here
     const X q = poly(t, 0.000188031685f, -1.12957835f, -0.633219957f, -0.108418494f, 0.0252082031f, -0.00420454191f,
                      0.000441332348f, -2.16865064e-05f);
@@ -188,7 +192,7 @@ template <class X> PF_FN X erfc(X x) {
                      -0.0237975288f, 0.00256737857f, 0.00200181152f, -0.000777586072f, -0.000268129079f);
     const auto p = exp_reduce((X)-s);
     const X e = exp_small(p.r), y = scale(fma(e, -lost, e) * (h / fma(a, all<X>(2.0f), all<X>(1.0f))), p.n);
-    return where(lt(x, X{}), 2.0f - y, y);
+    return where(lt(abs(x), all<X>(0.5f)), 1.0f - erf_near(x), where(lt(x, X{}), 2.0f - y, y));
   }
 }
 
