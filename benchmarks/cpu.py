@@ -4,7 +4,7 @@
     python -m benchmarks.cpu --quick --kernels    kernels, short
     python -m benchmarks.cpu --only '^softmax'
 
-Each case has a process of its own, so that caches and memory pools do not leak from one to the next.
+Each case has a process of its own, so that caches and memory pools do not leak to the next one.
 Results go to benchmarks/results/<date>-cpu-<host>/.
 """
 

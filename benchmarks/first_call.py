@@ -2,8 +2,8 @@
 
     python -m benchmarks.first_call CASE --backend perfuse
 
-Imports that happen during the call are timed and left out, in the same way for every backend. Whether
-the call is cold or warm is decided by the cache folders in the environment.
+Imports that happen during the call are timed and left out, in the same way for every backend.
+Whether the call is cold or warm is decided by the cache folders in the environment.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def num_kernels(backend: str, cache: Path | None) -> int | None:
     if backend == "perfuse":
         import perfuse
 
-        return perfuse.counters["kernels"]
+        return perfuse.counters["schedule.kernels"]
     if cache is None:
         return None
     wrappers = [p.read_text(errors="ignore") for p in cache.rglob("*.py")]

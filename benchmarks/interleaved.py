@@ -1,6 +1,6 @@
 """One case in one process: the contestants take turns, so that the machine's moods hit them all.
 
-    python -m benchmarks.interleaved CASE --backends eager inductor perfuse --budget 6
+python -m benchmarks.interleaved CASE --backends eager inductor perfuse --budget 6
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ def take_turns(steps: dict[str, Callable[[], Any]], budget_s: float) -> dict[str
     times: dict[str, list[float]] = {name: [] for name in steps}
     deadline = time.perf_counter() + budget_s
     num_rounds = 0
-    while num_rounds < MIN_ROUNDS or (
-        num_rounds < MAX_ROUNDS and time.perf_counter() < deadline
-    ):
+    while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and time.perf_counter() < deadline):
         for name, step in steps.items():
             times[name].append(timed(step, batches[name]))
         num_rounds += 1

@@ -51,7 +51,14 @@ FORWARD = (
     R("vit", "ViTModel", "ViTConfig", "pixel_values", (2, 3, 224, 224), VIT_SMALL),
     R("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", "input_ids", (2, 128)),
     R("mobilebert", "MobileBertModel", "MobileBertConfig", "input_ids", (2, 128)),
-    R("whisper_enc", "WhisperModel.encoder", "WhisperConfig", "input_features", (1, 80, 3000), WHISPER_BASE),
+    R(
+        "whisper_enc",
+        "WhisperModel.encoder",
+        "WhisperConfig",
+        "input_features",
+        (1, 80, 3000),
+        WHISPER_BASE,
+    ),
     R("convnext", "ConvNextModel", "ConvNextConfig", "pixel_values", (1, 3, 224, 224)),
     R("resnet", "ResNetModel", "ResNetConfig", "pixel_values", (2, 3, 224, 224)),
 )

@@ -23,7 +23,7 @@ def compiled(
     dynamic: bool | None = False,
     fullgraph: bool = False,
 ) -> Callable[..., Any]:
-    """`fn` through `torch.compile`; a random op draws the same numbers as eager in every backend."""
+    """`fn` through `torch.compile`; the peer's random ops draw the same numbers as eager."""
     backend = backend or default_backend()
     options = {"fallback_random": True} if backend == "inductor" else None
     return torch.compile(  # type: ignore[no-any-return, call-overload]

@@ -1,9 +1,10 @@
 """Is a compiled result as good as eager's?
 
-Tolerances are derived, never picked. `exact` is the same program in float64; the limit for an element is
-twice the largest error eager itself makes, a few units in the last place of the exact value, and twice the
-`spread`: how far the exact value moves when the inputs move by one rounding of their dtype. The spread is
-what a backward-stable algorithm may cost, and it keeps cancellation from looking like a wrong kernel.
+Tolerances are derived, never picked. `exact` is the same program in float64; the limit for an
+element is twice the largest error eager itself makes, a few units in the last place of the exact
+value, and twice the `spread`: how far the exact value moves when the inputs move by one rounding of
+their dtype. The spread is what a backward-stable algorithm may cost, and it keeps cancellation from
+looking like a wrong kernel.
 """
 
 from __future__ import annotations
@@ -139,9 +140,7 @@ def metadata_complaint(got: Tensor, eager: Tensor) -> str | None:
     return None
 
 
-def value_complaint(
-    got: Tensor, eager: Tensor, error: float, reference: Reference
-) -> str | None:
+def value_complaint(got: Tensor, eager: Tensor, error: float, reference: Reference) -> str | None:
     assert reference.exact is not None
     truth = widen(dense(reference.exact))
     finfo = torch.finfo(eager.dtype)

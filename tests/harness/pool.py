@@ -1,7 +1,7 @@
 """Worker processes that may hang, crash or be killed without losing the run.
 
-A worker reads one JSON task a line and answers with one JSON line. When it goes silent for too long it
-is killed, when it dies its signal is the result, and either way a new one takes the next task.
+A worker reads one JSON task a line and answers with one JSON line. When it goes silent for too long
+it is killed, when it dies its signal is the result, and either way a new one takes the next task.
 """
 
 from __future__ import annotations

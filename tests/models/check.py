@@ -21,7 +21,9 @@ class ModelReport:
     num_graphs_eager: int
 
 
-def check_model(architecture: Architecture, *, train: bool, backend: str | None = None) -> ModelReport:
+def check_model(
+    architecture: Architecture, *, train: bool, backend: str | None = None
+) -> ModelReport:
     model = architecture.build().train(train)
     inputs = architecture.inputs()
     evaluate = training_step if train else forward
@@ -47,7 +49,9 @@ def forward(model: Any, inputs: Inputs) -> dict[str, Tensor]:
 def training_step(model: Any, inputs: Inputs) -> dict[str, Any]:
     """Outputs, the gradient of every parameter, and the buffers a step may have moved."""
     outputs = floats(model(**inputs))
-    loss = outputs["loss"] if "loss" in outputs else sum(o.square().mean() for o in outputs.values())
+    loss = (
+        outputs["loss"] if "loss" in outputs else sum(o.square().mean() for o in outputs.values())
+    )
     loss.backward()
     plain = getattr(model, "_orig_mod", model)
     gradients = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}

@@ -189,6 +189,20 @@ FURTHER = (
     A("wav2vec2", "Wav2Vec2Config", "Wav2Vec2Model", waveform, WAV2VEC, True),
     A("bart", "BartConfig", "BartForConditionalGeneration", translation, SEQ2SEQ, True),
     A("gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM", labelled_tokens, DECODER, True),
-    A("gemma", "GemmaConfig", "GemmaForCausalLM", labelled_tokens, {**DECODER, "head_dim": 16}, True),
-    A("gemma2", "Gemma2Config", "Gemma2ForCausalLM", labelled_tokens, {**DECODER, "head_dim": 16}, True),
+    A(
+        "gemma",
+        "GemmaConfig",
+        "GemmaForCausalLM",
+        labelled_tokens,
+        {**DECODER, "head_dim": 16},
+        True,
+    ),
+    A(
+        "gemma2",
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        labelled_tokens,
+        {**DECODER, "head_dim": 16},
+        True,
+    ),
 )

@@ -87,7 +87,7 @@ def evaluate(row: Row, program: Program, calls: list[Call]) -> Any:
     torch.manual_seed(SEED)
     outputs = program(calls)
     if row.mode == "forward":
-        return outputs, [t for t in tensors_of(calls)]
+        return outputs, tensors_of(calls)
     return outputs, gradients(outputs, calls)
 
 

@@ -1,6 +1,6 @@
 """The whole operator database by hand, in processes that may crash.
 
-    python -m tests.opdb.run --backend perfuse --dtypes float32 --jobs 2
+python -m tests.opdb.run --backend perfuse --dtypes float32 --jobs 2
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main() -> int:
     arguments = parse_arguments()
     path = arguments.json or default_path(arguments.backend)
     results = load(path)
-    wanted = [r for r in rows(arguments.dtypes, arguments.modes) if re.search(arguments.only, str(r))]
+    wanted = [
+        r for r in rows(arguments.dtypes, arguments.modes) if re.search(arguments.only, str(r))
+    ]
     if arguments.resume:
         wanted = [r for r in wanted if str(r) not in results]
     run_rows(wanted, arguments, results, path)

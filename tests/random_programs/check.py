@@ -1,4 +1,4 @@
-"""One program against eager, in every size it is run with, and the smallest program that still fails."""
+"""One program against eager, in every size, and the smallest program that still fails."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def evaluate(program: Program, function: Function, values: list[Tensor]) -> dict
         (i, j)
         for i, output in enumerate(outputs)
         for j, value in enumerate(values)
-        if output.numel() and output.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        if output.numel()
+        and output.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
     ]
     return {"values": result, "aliases": aliases}
 

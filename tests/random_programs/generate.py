@@ -1,7 +1,7 @@
 """From a stream of random choices to a program that eager runs.
 
-Statements are tried on real tensors as they are drawn, so shapes need no rules of their own: what eager
-refuses, or what leaves the range where rounding is harmless, is drawn again.
+Statements are tried on real tensors as they are drawn, so shapes need no rules of their own: what
+eager refuses, or what leaves the range where rounding is harmless, is drawn again.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def layout(rng: Random, shape: list[str], text: str) -> tuple[str, bool]:
     def filled(dims: list[str]) -> str:
         return text.replace("SHAPE", f"({', '.join(dims)}{',' if len(dims) == 1 else ''})")
 
-    kind = rng.choice(("plain", "plain", "plain", "transposed", "stepped", "expanded", "overlapping"))
+    kind = rng.choice(
+        ("plain", "plain", "plain", "transposed", "stepped", "expanded", "overlapping")
+    )
     if kind == "transposed" and len(shape) >= 2:
         return f"{filled([shape[-1], *shape[1:-1], shape[0]])}.transpose(0, -1)", True
     if kind == "stepped" and shape:
@@ -124,7 +126,10 @@ def layout(rng: Random, shape: list[str], text: str) -> tuple[str, bool]:
     if kind == "expanded" and shape:
         return f"{filled(['1', *shape[1:]])}.expand({shape[0]}, *[-1] * {len(shape) - 1})", False
     if kind == "overlapping" and len(shape) == 2:
-        return f"{filled([f'{shape[0]} + {shape[1]}'])}.as_strided(({shape[0]}, {shape[1]}), (1, 1))", False
+        return (
+            f"{filled([f'{shape[0]} + {shape[1]}'])}.as_strided(({shape[0]}, {shape[1]}), (1, 1))",
+            False,
+        )
     return filled(shape), True
 
 

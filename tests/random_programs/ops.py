@@ -3,8 +3,8 @@
 In a text, `{x}`, `{y}` and `{z}` are operands, `{d}` a dimension of x, `{k}` keepdim, `{n}` a small
 number, `{i}` an integer operand used as index, `{m}` a bool operand, `{to}` a dtype.
 
-A kind says what the row does to exactness. Rounding may differ between eager and a compiler, so a step
-(floor, a comparison, a cast to an integer) may only follow values that were never rounded:
+A kind says what the row does to exactness. Rounding may differ between eager and a compiler, so a
+step (floor, a comparison, a cast to an integer) may only follow values that were never rounded:
 
 - `round`: a continuous function; the result is rounded
 - `keep`: moves or selects values, or computes in integers; the result is as exact as the operands

@@ -64,7 +64,9 @@ class Program:
         header = ["import torch", "import torch.nn.functional as F", ""]
         header += [line.strip() for line in names.split(",")]
         calls = [f"# dynamic={self.is_dynamic}, backward={self.has_backward}"]
-        calls += [f"compiled = torch.compile(program, backend='perfuse', dynamic={self.is_dynamic})"]
+        calls += [
+            f"compiled = torch.compile(program, backend='perfuse', dynamic={self.is_dynamic})"
+        ]
         for sizes in self.sizes:
             calls += [f"print(program(*inputs{sizes}), compiled(*inputs{sizes}))"]
         return "\n".join([*header, "", "", self.source(), "", "", *calls])

@@ -1,7 +1,7 @@
 """Many random programs by hand; a failure prints its seed and a program that runs alone.
 
-    python -m tests.random_programs.run --count 2000 --seed 0 --backend perfuse --jobs 2
-    python -m tests.random_programs.run --seed-only 1234
+python -m tests.random_programs.run --count 2000 --seed 0 --backend perfuse --jobs 2
+python -m tests.random_programs.run --seed-only 1234
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""Sizes that change: right for each, and one compile for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.behaviour.row import randn
+from tests.harness.backend import Counting
+from tests.harness.compare import assert_as_good_as_eager
+
+# From 4 on, so that no slice of theirs has size 1, which Dynamo always takes as a case of its own.
+SIZES = (4, 5, 7, 8, 13, 21, 34, 55, 89, 144)
+
+
+def normalise(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:]).softmax(0)
+
+
+def reshape(x: Tensor) -> Tensor:
+    return x.reshape(-1).view(x.shape[1], x.shape[0]).cumsum(0)
+
+
+def sizes_as_numbers(x: Tensor) -> Tensor:
+    return x.sum(0) / x.shape[0] + torch.arange(x.shape[1])
+
+
+def concatenate(x: Tensor) -> Tensor:
+    return torch.cat([x, x[1:] * 2, x.flip(0)], dim=0)
+
+
+FUNCTIONS = (normalise, reshape, sizes_as_numbers, concatenate)
+
+
+@pytest.mark.parametrize("dynamic", (True, None), ids=("dynamic", "automatic"))
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_ten_sizes_one_compile(function: Callable[[Tensor], Tensor], dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    counting = Counting()
+    candidate = torch.compile(function, backend=counting, dynamic=dynamic)
+    for size in SIZES:
+        x = randn(size, 6)
+        assert_as_good_as_eager(candidate(x), function(x), function(x.double()))
+    # Automatic: the first size is taken as fixed, the second one makes the dimension dynamic.
+    assert counting.num_graphs == (1 if dynamic else 2)
+
+
+def test_dynamic_training() -> None:
+    torch._dynamo.reset()
+    counting = Counting()
+    layer = torch.nn.Linear(6, 4)
+    candidate = torch.compile(lambda x: F.gelu(layer(x)).mean(), backend=counting, dynamic=True)
+    for size in SIZES:
+        x = randn(size, 6)
+        got = torch.autograd.grad(candidate(x), list(layer.parameters()))
+        eager = torch.autograd.grad(F.gelu(layer(x)).mean(), list(layer.parameters()))
+        wide = torch.nn.Linear(6, 4).double()
+        wide.load_state_dict(layer.state_dict())
+        exact = torch.autograd.grad(F.gelu(wide(x.double())).mean(), list(wide.parameters()))
+        assert_as_good_as_eager(got, eager, exact)
+    assert counting.num_graphs == 1
+
+
+def test_zero_and_one_still_work_after_a_dynamic_compile() -> None:
+    torch._dynamo.reset()
+    candidate = torch.compile(concatenate, backend=Counting(), dynamic=True)
+    for size in (4, 1, 0, 7):
+        x = randn(size, 3)
+        assert_as_good_as_eager(candidate(x), concatenate(x), concatenate(x.double()))
