@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch._decomp import get_decompositions
 from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._ops import OpOverload as OpOverload
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._python_dispatch import _disable_current_modes
@@ -83,3 +86,44 @@ def mutated_descriptions(descriptions: Sequence[Any]) -> list[Any]:
     """AOTAutograd's names of the inputs whose new value is one of the described results."""
     kind = _descriptors.InputMutationAOTOutput
     return [item.mutated_input for item in descriptions if isinstance(item, kind)]
+
+
+def module_of(root: Any, graph: Graph) -> GraphModule:
+    """A module that runs `graph`, whose Python code is only written when somebody calls it."""
+    return _LazyGraphModule(root, graph)
+
+
+def fp8_cast_saturates() -> bool:
+    """PyTorch 2.12 made casts to float8_e4m3fn saturate; before, they overflowed to NaN."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return (major, minor) >= (2, 12)
+
+
+def aot_compile_graph(
+    module: Any,
+    example_inputs: Sequence[Any],
+    *,
+    compiler: Callable[..., Any],
+    decompositions: Any,
+    partition: Callable[..., Any],
+) -> Callable[..., Any]:
+    """AOTAutograd over a Dynamo graph; `compiler` gets functional ATen graphs, boxed calls."""
+    from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+
+    def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
+        call = compiler(graph, inputs)
+        call._boxed_call = True
+        return call
+
+    del make_boxed_func
+    compiled: Callable[..., Any] = aot_module_simplified(
+        module,
+        example_inputs,
+        fw_compiler=boxed,
+        bw_compiler=boxed,
+        inference_compiler=boxed,
+        decompositions=decompositions,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    return compiled

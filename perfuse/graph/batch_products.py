@@ -20,8 +20,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
-from perfuse.graph.facts import tensor_of
-from perfuse.torch_compat import disable_dispatch_modes
+from perfuse.graph.facts import attribute_of, attributes_of, tensor_of
+from perfuse.torch_compat import disable_dispatch_modes, module_of
 
 MIN_PRODUCTS = 3
 MAX_WEIGHT = 64 * 64
@@ -81,10 +81,7 @@ class _Batch:
             part = self._part(node) if node in self._group else None
             self._copy[node] = part or self._new.node_copy(node, lambda n: self._copy[n])
         self._new._codegen = self._gm.graph._codegen
-        result = GraphModule(self._gm, self._new)
-        for name, weights in self._weights.items():
-            result.register_buffer(name, weights)
-        return result
+        return module_of({**attributes_of(self._gm), **self._weights}, self._new)
 
     def _part(self, node: Node) -> Node:
         group = self._group[node]
@@ -105,8 +102,9 @@ class _Batch:
         weights = [node.all_input_nodes[-1] for node in group]
         name = f"_stacked_{len(self._weights)}"
         with disable_dispatch_modes(), torch.no_grad():
-            self._weights[name] = torch.stack([_held(self._gm, w) for w in weights])
-        # Made by hand: GraphModule looks for attributes before ours is there.
+            self._weights[name] = torch.stack(
+                [attribute_of(self._gm, str(w.target)) for w in weights]
+            )
         node = self._new.create_node("get_attr", name)
         node.meta = dict(weights[0].meta)
         node.meta["val"] = torch.stack([w.meta["val"] for w in weights])
@@ -118,11 +116,3 @@ class _Batch:
         values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
         node.meta["val"] = target(*values)
         return node
-
-
-def _held(gm: GraphModule, node: Node) -> torch.Tensor:
-    held: Any = gm
-    for part in str(node.target).split("."):
-        held = getattr(held, part)
-    assert isinstance(held, torch.Tensor)
-    return held

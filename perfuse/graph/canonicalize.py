@@ -7,11 +7,11 @@ for the same tensor (`alias`, `detach`, `lift_fresh`) disappear.
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from perfuse.graph.facts import is_known, tensor_of
+from perfuse.graph.facts import tensor_of
 from perfuse.graph.rewrite import Builder, Rule, index_rules, rewrite
-from perfuse.torch_compat import OpOverload
+from perfuse.torch_compat import OpOverload, module_of
 
 ALIASES = ("alias", "detach", "lift_fresh", "lift_fresh_copy", "lift")
 
@@ -32,12 +32,23 @@ _INDEXED = index_rules(
 
 def canonicalize(gm: GraphModule) -> GraphModule:
     """The pass: calls in their schema's spelling, without mere renamings."""
-    renamed = rewrite(gm, _INDEXED)
-    for node in renamed.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, OpOverload) and is_known(node):
-            node.args, node.kwargs = schema_spelling(node.target, node.args, node.kwargs)
-    renamed.recompile()
-    return renamed
+    return _spelled(rewrite(gm, _INDEXED))
+
+
+def _spelled(gm: GraphModule) -> GraphModule:
+    """Every call in its schema's spelling."""
+    new = Graph()
+    copy: dict[Node, Node] = {}
+    has_changed = False
+    for node in gm.graph.nodes:
+        copied = copy[node] = new.node_copy(node, lambda n: copy[n])
+        if copied.op == "call_function" and isinstance(copied.target, OpOverload):
+            args, kwargs = schema_spelling(copied.target, copied.args, copied.kwargs)
+            if len(args) != len(copied.args) or len(kwargs) != len(copied.kwargs):
+                copied.args, copied.kwargs = args, kwargs
+                has_changed = True
+    new._codegen = gm.graph._codegen
+    return module_of(gm, new) if has_changed else gm
 
 
 def schema_spelling(

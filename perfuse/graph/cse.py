@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases, mutated_inputs
 from perfuse.graph.facts import has_effects, is_known, is_pure
+from perfuse.torch_compat import module_of
 
 _OPAQUE = object()
 """Stands for an argument that cannot be compared: a node that has one is never merged."""
@@ -19,7 +20,9 @@ _OPAQUE = object()
 
 def eliminate_common_subexpressions(gm: GraphModule) -> GraphModule:
     """The pass: the module with every pure expression computed once."""
-    return GraphModule(gm, fx_graph_cse(gm.graph))
+    sweep = _Sweep(gm.graph)
+    new = sweep.run()
+    return module_of(gm, new) if sweep.has_merged else gm
 
 
 def fx_graph_cse(graph: Graph) -> Graph:
@@ -38,11 +41,13 @@ class _Sweep:
         self._kept: dict[Node, Node] = {}  # old node -> the old node computed in its stead
         self._seen: dict[Hashable, Node] = {}
         self._num_writes: dict[Node, int] = {}  # by class of aliases
+        self.has_merged = False
         self._num_unknown = 0  # calls that may have written anywhere
 
     def run(self) -> Graph:
         for node in self._old.nodes:
             self._take(node)
+            self.has_merged |= self._kept[node] is not node
         self._new._codegen = self._old._codegen
         return self._new
 

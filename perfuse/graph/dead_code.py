@@ -3,18 +3,21 @@
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.facts import has_effects
+from perfuse.torch_compat import module_of
 
 
 def eliminate_dead_code(gm: GraphModule) -> GraphModule:
     """The pass. A random op nobody reads goes too: no later value depends on it having run."""
     live = _live_nodes(gm.graph)
+    if len(live) == len(gm.graph.nodes):
+        return gm
     new = Graph()
     copy: dict[Node, Node] = {}
     for node in gm.graph.nodes:
         if node in live:
             copy[node] = new.node_copy(node, lambda n: copy[n])
     new._codegen = gm.graph._codegen
-    return GraphModule(gm, new)
+    return module_of(gm, new)
 
 
 def _live_nodes(graph: Graph) -> set[Node]:

@@ -68,16 +68,14 @@ diag_embed diagonal_backward im2col col2im index_add index_copy index_fill
 isin masked_fill narrow_copy pixel_shuffle pixel_unshuffle
 reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
 reflection_pad2d_backward reflection_pad3d_backward replication_pad1d replication_pad2d
-replication_pad3d roll rot90 select_backward select_scatter slice_backward
+replication_pad3d rot90 select_backward slice_backward
 split_with_sizes_copy stack t take tril triu unbind unfold_backward unfold_copy unsafe_split
 unsafe_split_with_sizes split split_with_sizes transpose_copy unsqueeze_copy squeeze_copy
 expand_copy view_copy alias_copy t_copy permute_copy as_strided_copy diagonal_copy
 """.split()
 
 RESAMPLING = """
-affine_grid_generator grid_sampler_2d _upsample_nearest_exact1d _upsample_nearest_exact2d
-_upsample_nearest_exact3d upsample_nearest1d upsample_nearest2d upsample_nearest3d
-upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+affine_grid_generator grid_sampler_2d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
 """.split()
 
 STANDARD = (*NORMS, *ACTIVATIONS, *LOSSES, *ARITHMETIC, *CREATION, *MOVEMENT, *RESAMPLING)

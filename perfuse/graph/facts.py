@@ -1,6 +1,8 @@
 """What every pass asks about a node: may it be merged, dropped, recomputed, does it only look."""
 
 import operator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,38 +64,52 @@ _PURE_PYTHON = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What a call's target says about every call of it."""
+
+    packet: str  # `add` for aten.add.Tensor, "" for whatever is no ATen or prims op
+    is_known: bool  # we can name all of its effects
+    is_random: bool  # two equal calls give two values
+    has_effects: bool  # it does more than make its result, or might
+
+
+@cache
+def op_facts(target: Any) -> OpFacts:
+    """The facts of a call's target, looked up once: passes ask for them at every node."""
+    if not isinstance(target, OpOverload):
+        is_size_arithmetic = target in _PURE_PYTHON
+        return OpFacts("", is_size_arithmetic, False, not is_size_arithmetic)
+    is_random = torch.Tag.nondeterministic_seeded in target.tags
+    if target.namespace not in _KNOWN_NAMESPACES:
+        return OpFacts("", False, is_random, True)
+    packet = str(target._schema.name).partition("::")[2]
+    has_effects = packet in _EFFECTFUL_PACKETS or bool(target._schema.is_mutable)
+    return OpFacts(packet, True, is_random, has_effects)
+
+
 def packet_name(node: Node) -> str:
     """`add` for aten.add.Tensor, and "" for whatever is no ATen or prims call."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, OpOverload):
-        return ""
-    if target.namespace not in _KNOWN_NAMESPACES:
-        return ""
-    return str(target._schema.name).partition("::")[2]
+    return op_facts(node.target).packet if node.op == "call_function" else ""
 
 
 def is_random(node: Node) -> bool:
     """Two equal calls give two values."""
-    target = node.target
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return node.op == "call_function" and op_facts(node.target).is_random
 
 
 def is_known(node: Node) -> bool:
     """A call whose effects we can name: an ATen or prims op, or size arithmetic."""
     if node.op != "call_function":
         return node.op in ("placeholder", "get_attr", "output")
-    return packet_name(node) != "" or node.target in _PURE_PYTHON
+    return op_facts(node.target).is_known
 
 
 def has_effects(node: Node) -> bool:
     """It does more than make its result, or might: such a node stays, once, and in its place."""
-    if node.op in ("call_method", "call_module"):
-        return True
-    if node.op != "call_function":
-        return False
-    if not is_known(node) or packet_name(node) in _EFFECTFUL_PACKETS:
-        return True
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    if node.op == "call_function":
+        return op_facts(node.target).has_effects
+    return node.op in ("call_method", "call_module")
 
 
 def is_pure(node: Node) -> bool:
@@ -129,6 +145,20 @@ def _leaves(value: Any) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         return [value]
     return [leaf for item in value for leaf in _leaves(item)]
+
+
+def attribute_of(gm: torch.fx.GraphModule, path: str) -> Any:
+    """What a module holds under a dotted name, None if nothing."""
+    held: Any = gm
+    for part in path.split("."):
+        held = getattr(held, part, None)
+    return held
+
+
+def attributes_of(gm: torch.fx.GraphModule) -> dict[str, Any]:
+    """Everything that the graph's nodes fetch by name."""
+    nodes = (*gm.graph.find_nodes(op="get_attr"), *gm.graph.find_nodes(op="call_module"))
+    return {str(node.target): attribute_of(gm, str(node.target)) for node in nodes}
 
 
 def is_same_size(a: Any, b: Any) -> bool:

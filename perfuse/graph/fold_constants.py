@@ -11,8 +11,15 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
-from perfuse.graph.facts import is_pure, output_leaves, packet_name, tensor_of
-from perfuse.torch_compat import disable_dispatch_modes
+from perfuse.graph.facts import (
+    attribute_of,
+    attributes_of,
+    is_pure,
+    output_leaves,
+    packet_name,
+    tensor_of,
+)
+from perfuse.torch_compat import disable_dispatch_modes, module_of
 
 MAX_ELEMENTS = 1024
 
@@ -23,7 +30,12 @@ _SOURCES = frozenset({"full", "scalar_tensor", "arange"})
 def fold_constants(gm: GraphModule) -> GraphModule:
     """The pass: constant expressions of up to `MAX_ELEMENTS` elements, evaluated."""
     with disable_dispatch_modes(), torch.no_grad():
-        return _Fold(gm, _evaluate(gm)).run()
+        values = _evaluate(gm)
+        return _Fold(gm, values).run() if _has_work(values) else gm
+
+
+def _has_work(values: dict[Node, torch.Tensor]) -> bool:
+    return any(packet_name(node) not in _SOURCES for node in values)
 
 
 def _evaluate(gm: GraphModule) -> dict[Node, torch.Tensor]:
@@ -41,7 +53,7 @@ def _evaluate(gm: GraphModule) -> dict[Node, torch.Tensor]:
 
 def _value(gm: GraphModule, node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
     if node.op == "get_attr":
-        held = _attribute(gm, str(node.target))
+        held = attribute_of(gm, str(node.target))
         is_small = isinstance(held, torch.Tensor) and held.numel() <= MAX_ELEMENTS
         is_frozen = is_small and not isinstance(held, torch.nn.Parameter)
         return held if is_frozen and _is_foldable(node) else None
@@ -63,13 +75,6 @@ def _is_foldable(node: Node) -> bool:
     if any(not isinstance(size, int) for size in tensor.shape):
         return False
     return tensor.numel() <= MAX_ELEMENTS
-
-
-def _attribute(gm: GraphModule, path: str) -> Any:
-    held: Any = gm
-    for part in path.split("."):
-        held = getattr(held, part, None)
-    return held
 
 
 def _real(value: Any, values: dict[Node, torch.Tensor]) -> Any:
@@ -111,8 +116,8 @@ class _Fold:
             folded = self._folded(node)
             copy[node] = folded or self._new.node_copy(node, lambda n: copy[n])
         self._new._codegen = self._gm.graph._codegen
-        root: dict[str, Any] = {**_attributes(self._gm), **self._tables}
-        return GraphModule(root, self._new, self._gm.__class__.__name__)
+        root: dict[str, Any] = {**attributes_of(self._gm), **self._tables}
+        return module_of(root, self._new)
 
     def _folded(self, node: Node) -> Node | None:
         value = self._values.get(node)
@@ -143,9 +148,3 @@ class _Fold:
             name += "_"
         self._tables[name] = value.contiguous().clone()
         return self._new.create_node("get_attr", name)
-
-
-def _attributes(gm: GraphModule) -> dict[str, Any]:
-    """Everything the graph's nodes fetch by name."""
-    nodes = (*gm.graph.find_nodes(op="get_attr"), *gm.graph.find_nodes(op="call_module"))
-    return {str(node.target): _attribute(gm, str(node.target)) for node in nodes}

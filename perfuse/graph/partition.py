@@ -17,6 +17,7 @@ from perfuse.graph.saved import Roles, choose_saved
 from perfuse.torch_compat import (
     free_symbols_of,
     is_backward_state,
+    module_of,
     mutated_descriptions,
     saved_output_description,
     sym_expression,
@@ -88,8 +89,8 @@ def plain_partition(
     )
     saved = _grouped(choose_saved(graph, roles), inputs)
     return (
-        GraphModule(joint, _forward(graph, roles, inputs, saved, num_fwd_outputs)),
-        GraphModule(joint, _backward(graph, roles, inputs, saved, num_fwd_outputs)),
+        module_of(joint, _forward(graph, roles, inputs, saved, num_fwd_outputs)),
+        module_of(joint, _backward(graph, roles, inputs, saved, num_fwd_outputs)),
     )
 
 

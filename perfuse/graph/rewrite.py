@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
 from perfuse.graph.facts import is_same_tensor, output_leaves, packet_name, tensor_of
+from perfuse.torch_compat import module_of
 
 MAX_STEPS = 16  # rewrites in a row of one node; rules shrink, so this is only a fuse
 
@@ -66,6 +67,8 @@ def index_rules(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
 
 def rewrite(gm: GraphModule, rules: Mapping[str, Sequence[Rule]]) -> GraphModule:
     """A new module in which every rule has been applied as far as it goes."""
+    if not any(packet_name(node) in rules for node in gm.graph.nodes):
+        return gm
     return _Rewrite(gm, rules).run()
 
 
@@ -86,7 +89,7 @@ class _Rewrite:
             self._origin[copied] = node
             self._copy[node] = self._simplify(node, copied)
         self._new._codegen = self._gm.graph._codegen
-        return GraphModule(self._gm, self._new)
+        return module_of(self._gm, self._new)
 
     def _simplify(self, old: Node, node: Node) -> Node:
         for _ in range(MAX_STEPS):

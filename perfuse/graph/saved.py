@@ -152,6 +152,7 @@ class _Cut:
         for node in roles.overwritten:
             self._aliases.of_node(node).is_mutated = True
         self._bytes: dict[Node, int] = {}
+        self._recomputable: dict[Node, bool] = {}
         self.kept = self._read_by_backward()
 
     def _read_by_backward(self) -> set[Node]:
@@ -172,6 +173,11 @@ class _Cut:
 
     def can_recompute(self, node: Node) -> bool:
         """Its inputs can be kept instead of it, and will still hold what they hold now."""
+        if node not in self._recomputable:
+            self._recomputable[node] = self._find_recomputable(node)
+        return self._recomputable[node]
+
+    def _find_recomputable(self, node: Node) -> bool:
         if not (is_cheap(node) or _is_checkpointed(node)):
             return False
         return not any(

@@ -105,6 +105,17 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Opaque:
+    """A value the program carries but never looks into: a complex tensor, a sub-module."""
+
+    name: str
+    meta: Any = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
     """An ATen call inside the program. Arguments are views, dims, plain values or lists of these.
 
@@ -122,19 +133,37 @@ class Extern:
     returns_list: bool = False
     origin: str = field(default="", compare=False)
 
-    def views(self) -> tuple[View, ...]:
-        found: list[View] = []
+    def leaves(self) -> list[Any]:
+        """Every argument, those in lists and keywords too, in order."""
+        found: list[Any] = []
 
         def visit(value: Any) -> None:
-            if isinstance(value, View):
-                found.append(value)
-            elif isinstance(value, tuple | list):
+            if isinstance(value, tuple | list):
                 for item in value:
                     visit(item)
+            elif isinstance(value, dict):
+                visit(list(value.values()))
+            else:
+                found.append(value)
 
         visit(self.args)
         visit([v for _, v in self.kwargs])
-        return tuple(found)
+        return found
+
+    def views(self) -> tuple[View, ...]:
+        return tuple(v for v in self.leaves() if isinstance(v, View))
+
+    def reads(self) -> list[str]:
+        """Buffers, carried values and sizes the call depends on."""
+        names = []
+        for leaf in self.leaves():
+            if isinstance(leaf, View):
+                names.append(leaf.buffer)
+            elif isinstance(leaf, Opaque):
+                names.append(leaf.name)
+            elif isinstance(leaf, ix.Index):
+                names += [a.parts[0] for a in ix.atoms_of(leaf) if a.parts[0].startswith("u")]
+        return names
 
     def __str__(self) -> str:
         inner = ", ".join([*map(str, self.args), *(f"{k}={v}" for k, v in self.kwargs)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,18 +10,10 @@ from torch.fx import Node as FxNode
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
-from perfuse.ir.program import Extern, View
+from perfuse.ir.program import Extern, Opaque, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.tensor import Tensor, as_view
 from perfuse.torch_compat import op_name
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """A value we carry but never look into: complex tensors, sub-modules, None results."""
-
-    name: str
-    meta: Any = None
 
 
 def call_aten(

@@ -14,7 +14,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Program, View
+from perfuse.ir.program import Opaque, Program, View
 from perfuse.lower import fallback, families
 from perfuse.lower.builder import Builder
 from perfuse.lower.registry import LOWERINGS, CannotLower
@@ -91,14 +91,14 @@ class _Lowering:
         if isinstance(found, torch.Tensor):
             self.values[node] = self._tensor_leaf(name, found, "constant", node)
         else:
-            self.values[node] = fallback.Opaque(name)
+            self.values[node] = Opaque(name)
 
     def _tensor_leaf(self, name: str, value: Any, role: str, node: FxNode) -> Any:
         if not _is_plain_tensor(value):
-            return fallback.Opaque(name)
+            return Opaque(name)
         dtype = from_torch(value.dtype)
         if dtype is None or value.device.type != "cpu":
-            return fallback.Opaque(name, value)
+            return Opaque(name, value)
         buffer = self.builder.new_buffer(
             dtype,
             self.symbols.dims(value.shape),

@@ -78,15 +78,15 @@ template <class To, class From> PF_FN To bits_as(From x) {
 
 // ---- making vectors ----------------------------------------------------------------------------
 
-template <class T> PF_FN vec<T> splat(T x) { return vec<T>{} + x; }
-template <> PF_INLINE vec<float> splat<float>(float x) { return x - vec<float>{}; }
-template <> PF_INLINE vec<double> splat<double>(double x) { return x - vec<double>{}; }
-PF_FN mask splat(bool x) { return mask{vec<int32_t>{} - int32_t(x)}; }
+template <class T> PF_FN vform<T> splat(T x) {
+  if constexpr (is_same<T, bool>) return mask{vec<int32_t>{} - int32_t(x)};
+  else if constexpr (is_float<T>) return x - vec<T>{};  // keeps -0
+  else return vec<T>{} + x;
+}
 
 // A constant in the form of X.
 template <class X> PF_FN X all(elem<X> x) {
-  if constexpr (is_same<X, mask>) return splat(x);
-  else if constexpr (is_vec<X>) return splat<elem<X>>(x);
+  if constexpr (is_vec<X>) return splat<elem<X>>(x);
   else return x;
 }
 
@@ -223,6 +223,10 @@ template <class X> PF_FN X bit_and(X a, X b) { return a & b; }
 template <class X> PF_FN X bit_or(X a, X b) { return a | b; }
 template <class X> PF_FN X bit_xor(X a, X b) { return a ^ b; }
 template <class X> PF_FN X bit_not(X a) { return ~a; }
+// On truth values + is or, * is and, as in eager.
+PF_FN bool bit_not(bool a) { return !a; }
+PF_FN mask add(mask a, mask b) { return a | b; }
+PF_FN mask mul(mask a, mask b) { return a & b; }
 
 // A shift by the width or more gives 0 (or the sign, to the right), and so does a negative one: as in eager.
 template <class X> PF_FN X shl(X a, X b) {
@@ -246,8 +250,14 @@ template <class X> PF_FN X abs(X a) {
   else return a;
 }
 template <class X> PF_FN auto isnan(X a) { return ne(a, a); }
-template <class X> PF_FN auto isinf(X a) { return eq(abs(a), all<X>(__builtin_inf())); }
-template <class X> PF_FN auto isfinite(X a) { return lt(abs(a), all<X>(__builtin_inf())); }
+template <class X> PF_FN auto isinf(X a) {
+  if constexpr (is_float<elem<X>>) return eq(abs(a), all<X>(__builtin_inf()));
+  else return ne(a, a);
+}
+template <class X> PF_FN auto isfinite(X a) {
+  if constexpr (is_float<elem<X>>) return lt(abs(a), all<X>(__builtin_inf()));
+  else return eq(a, a);
+}
 template <class X> PF_FN auto signbit(X a) {
   if constexpr (is_signed<elem<X>>) {
     using S = signed_of<X>;

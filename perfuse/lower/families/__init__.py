@@ -1,25 +1,31 @@
 """The op families. Importing this package fills the registry of lowerings."""
 
 from perfuse.lower.families import (
+    average_pooling,
     creation,
     indexing,
     pointwise,
+    pooling,
     products,
     random,
     reductions,
     scans,
     scattering,
+    upsample,
     views,
 )
 
 __all__ = [
+    "average_pooling",
     "creation",
     "indexing",
     "pointwise",
+    "pooling",
     "products",
     "random",
     "reductions",
     "scans",
     "scattering",
+    "upsample",
     "views",
 ]

@@ -45,13 +45,14 @@ def _sum_like(kind: str) -> Callable[..., Tensor]:
     return lower
 
 
-lowers("aten.sum.dim_IntList")(_sum_like("sum"))
+sum_over = _sum_like("sum")
+lowers("aten.sum.dim_IntList")(sum_over)
 lowers("aten.prod.dim_int")(_sum_like("prod"))
 
 
 @lowers("aten.sum.default")
 def sum_all(builder: Builder, x: Tensor, dtype: Any = None) -> Tensor:
-    return _sum_like("sum")(builder, x, None, False, dtype)
+    return sum_over(builder, x, None, False, dtype)
 
 
 @lowers("aten.prod.default")

@@ -261,6 +261,19 @@ def diagonal(builder: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: 
     return reindex(x, shape, source)
 
 
+@lowers("aten.unfold.default", "aten.unfold_copy.default")
+def unfold(builder: Builder, x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    if x.ndim == 0:
+        return Tensor((size,), x.dtype, x.value)
+    dim %= x.ndim
+    count = ix.add(ix.floordiv(ix.add(x.shape[dim], -size), step), 1)
+    shape = [*x.shape, size]
+    shape[dim] = count
+    at = list(positions(shape))
+    at[dim] = ix.add(ix.mul(at[dim], step), at[-1])
+    return reindex(x, shape, at[:-1])
+
+
 @lowers("aten.repeat.default")
 def repeat(builder: Builder, x: Tensor, repeats: Sequence[Dim]) -> Tensor:
     padded = unsqueeze_dims(x, list(range(len(repeats) - x.ndim)))
@@ -278,7 +291,8 @@ def roll(builder: Builder, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     shifts = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
     dims = list(dims) if isinstance(dims, list | tuple) else [dims]
     if not dims:
-        raise CannotLower("roll of the flattened tensor")
+        flat = reshape(builder, x, [x.numel])
+        return reshape(builder, roll(builder, flat, shifts, [0]), x.shape)
     source = list(positions(x.shape))
     for shift, d in zip(shifts, dims, strict=True):
         size = x.shape[d]

@@ -1,0 +1,1 @@
+"""From a Python callable to ATen graphs, through Dynamo and AOTAutograd."""

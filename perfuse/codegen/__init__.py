@@ -1,0 +1,1 @@
+"""Plan -> Sources: `cpp/` spells kernels, `host/` the program that allocates and launches."""

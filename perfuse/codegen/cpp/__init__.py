@@ -1,0 +1,1 @@
+"""C++ kernels: a spelling of the Plan over a small vector header."""

@@ -1,0 +1,330 @@
+"""Scalar expressions as C++ statements, on vectors where they depend on the lane axis.
+
+An `Emitter` writes into nested scopes: what does not change along the columns goes to the row's
+scope and is computed once a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perfuse.codegen.cpp.spelling import COMPUTE_TYPE, SPELLING, STORAGE_TYPE, literal
+from perfuse.codegen.writer import Writer
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.program import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A C++ expression: its text, dtype, and whether it is a vector."""
+
+    text: str
+    dtype: DType
+    is_vector: bool
+
+    @property
+    def vector(self) -> str:
+        return self.text if self.is_vector else f"pf::splat({self.text})"
+
+
+class Names:
+    """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
+
+    def __init__(self, buffers: dict[str, Buffer]) -> None:
+        self.buffers = buffers
+        self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
+        self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...
+        self.written: set[str] = set()
+        self.needs_status = False
+        self._num_locals = 0
+
+    def argument(self, buffer: str) -> str:
+        return self.arguments.setdefault(buffer, f"a{len(self.arguments)}")
+
+    def symbol(self, name: str) -> str:
+        return self.symbols.setdefault(name, f"n{len(self.symbols)}")
+
+    def local(self) -> str:
+        self._num_locals += 1
+        return f"t{self._num_locals}"
+
+    def storage(self, buffer: str) -> str:
+        return STORAGE_TYPE[self.buffers[buffer].dtype]
+
+
+class Scope:
+    """A place where statements go, and the variables that are known there."""
+
+    def __init__(self, writer: Writer, variables: frozenset[Atom], parent: Scope | None) -> None:
+        self.writer = writer
+        self.variables = variables if parent is None else variables | parent.variables
+        self.parent = parent
+        self.known: dict[Expr, Value] = {}
+        self.known_indices: dict[Dim, str] = {}
+
+    def find(self, value: Expr) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope.known.get(value)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+    def home_of(self, variables: frozenset[Atom]) -> Scope:
+        """The outermost scope where all these variables are known."""
+        scope = self
+        while scope.parent is not None and variables <= scope.parent.variables:
+            scope = scope.parent
+        return scope
+
+
+# Answers for loads of what the kernel itself makes; None: read memory.
+Resolver = Callable[[Expr], "Value | Expr | None"]
+
+
+class Emitter:
+    """Writes the statements of values inside one sweep of a kernel."""
+
+    def __init__(
+        self, names: Names, scope: Scope, lane: Atom | None, tail: str | None, resolve: Resolver
+    ) -> None:
+        self.names = names
+        self.scope = scope
+        self.lane = lane
+        self.tail = tail  # the variable holding the number of live lanes, in a partial vector
+        self.resolve = resolve
+
+    # -- values ----------------------------------------------------------------------------
+
+    def value(self, e: Expr) -> Value:
+        if e.op == "const":
+            return Value(literal(e.attr, e.dtype), e.dtype, False)
+        found = self.scope.find(e)
+        if found is None:
+            found = self._made(e)
+            self._home(e).known[e] = found
+        return found
+
+    def _home(self, e: Expr) -> Scope:
+        if e.op == "load" or self._touches_memory(e):
+            return self.scope
+        return self.scope.home_of(e.variables())
+
+    def _touches_memory(self, e: Expr) -> bool:
+        # Loads stay where they are asked for: what a stage stores may be read by the next.
+        return e.num_loads > 0
+
+    def _made(self, e: Expr) -> Value:
+        if e.op == "load":
+            return self._load(e)
+        if e.op == "index":
+            text, is_vector = self.index(e.attr)
+            return self._assign(Value(f"int64_t({text})" if not is_vector else text, e.dtype, is_vector), e)
+        args = [self.value(a) for a in e.args]
+        is_vector = any(a.is_vector for a in args)
+        spelled = [a.vector if is_vector else a.text for a in args]
+        if e.op == "cast":
+            text = f"pf::cast<{COMPUTE_TYPE[e.dtype]}>({spelled[0]})"
+        elif e.op == "round_to":
+            text = f"pf::round_to<{STORAGE_TYPE[e.attr]}>({spelled[0]})"
+        elif e.op in ("rand_f32", "randn_f32", "randint64"):
+            text = self._random(e.op, args)
+            is_vector = args[1].is_vector
+        else:
+            text = f"{SPELLING[e.op]}({', '.join(spelled)})"
+        return self._assign(Value(text, e.dtype, is_vector), e)
+
+    def _random(self, op: str, args: list[Value]) -> str:
+        """The seed is one number for all lanes; so are the bounds of randint."""
+        return f"{SPELLING[op]}({', '.join(a.text for a in args)})"
+
+    def _assign(self, value: Value, e: Expr) -> Value:
+        name = self.names.local()
+        self._home(e).writer.line(f"const auto {name} = {value.text};")
+        return Value(name, value.dtype, value.is_vector)
+
+    # -- indices ---------------------------------------------------------------------------
+
+    def index(self, index: Dim) -> tuple[str, bool]:
+        """(text, is_vector) of an index; a vector when it varies along the lanes."""
+        if self.lane is not None and self._varies(index):
+            return self._vector_index(index), True
+        return ix.render(index, self._atom), False
+
+    def _varies(self, index: Dim) -> bool:
+        if self.lane is None:
+            return False
+        return self.lane in ex.index_variables(index)
+
+    def _atom(self, atom: Atom) -> str:
+        if atom.kind == "var":
+            return str(atom.parts[0])
+        if atom.kind == "sym":
+            return self.names.symbol(atom.parts[0])
+        if atom.kind == "value":
+            return self._checked(atom).text
+        numerator, divisor = atom.parts
+        a, b = ix.render(numerator, self._atom), ix.render(divisor, self._atom)
+        low, _ = ix.bounds(numerator)
+        if ix.is_nonnegative(low):
+            return f"(({a}) {'/' if atom.kind == 'div' else '%'} ({b}))"
+        name = "floordiv" if atom.kind == "div" else "mod"
+        return f"pf::{name}(int64_t({a}), int64_t({b}))"
+
+    def _checked(self, atom: Atom) -> Value:
+        """An index read from data, verified to lie inside."""
+        value, size = atom.parts
+        marker = ex.apply("fma", *[ex.cast(value, DType.I64)] * 3)  # a key no formula produces
+        found = self.scope.find(marker)
+        if found is not None:
+            return found
+        self.names.needs_status = True
+        source = self.value(ex.cast(value, DType.I64))
+        limit = ix.render(size, self._atom)
+        if source.is_vector:
+            lanes = self.tail or "pf::lanes"
+            text = f"pf::checked_n({source.text}, {limit}, status, {lanes})"
+        else:
+            text = f"pf::checked({source.text}, {limit}, status)"
+        name = self.names.local()
+        self.scope.writer.line(f"const auto {name} = {text};")
+        made = Value(name, DType.I64, source.is_vector)
+        self.scope.known[marker] = made
+        return made
+
+    def _vector_index(self, index: Dim) -> str:
+        if isinstance(index, int):
+            return f"pf::splat(int64_t({index}))"
+        found = self.scope.known_indices.get(index)
+        if found is not None:
+            return found
+        pieces = []
+        for monomial, coefficient in index.terms:
+            factors = [self._vector_atom(a) for a in monomial]
+            if coefficient != 1:
+                factors.append(f"int64_t({coefficient})")
+            pieces.append(" * ".join(factors))
+        if index.const:
+            pieces.append(f"int64_t({index.const})")
+        name = self.names.local()
+        self.scope.writer.line(f"const pf::vec<int64_t> {name} = {' + '.join(pieces)};")
+        self.scope.known_indices[index] = name
+        return name
+
+    def _vector_atom(self, atom: Atom) -> str:
+        if atom is self.lane:
+            return f"pf::iota<int64_t>({atom.parts[0]})"
+        if atom.kind == "value":
+            return self._checked(atom).vector
+        if atom.kind in ("div", "mod") and any(self._varies(p) for p in atom.parts):
+            a, b = (self._vector_index(p) for p in atom.parts)
+            return f"pf::{'floordiv' if atom.kind == 'div' else 'mod'}({a}, {b})"
+        return f"int64_t({self._atom(atom)})"
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def _load(self, e: Expr) -> Value:
+        answer = self.resolve(e)
+        if isinstance(answer, Value):
+            return answer
+        if isinstance(answer, Expr):
+            made = self.value(answer)
+            # What goes through memory is narrowed to the buffer's type; only bool and ints differ.
+            if made.dtype is not e.dtype:
+                made = self._assign(
+                    Value(f"pf::cast<{COMPUTE_TYPE[e.dtype]}>({made.text})", e.dtype, made.is_vector), e
+                )
+            return made
+        return self.read(e)
+
+    def read(self, e: Expr) -> Value:
+        """A load from memory, in the cheapest form its index allows."""
+        buffer, index = e.attr
+        pointer, kind = self.names.argument(buffer), self.names.storage(buffer)
+        mask = self.value(e.args[0]) if e.args else None
+        stride = self._stride(index)
+        if stride == 0 and (mask is None or not mask.is_vector):
+            at = ix.render(index, self._atom)
+            text = f"pf::load1<{kind}>({pointer} + {at})"
+            if mask is not None:
+                text = f"({mask.text} ? {text} : {self.value(e.args[1]).text})"
+            return self._local(Value(text, e.dtype, False))
+        if mask is not None:
+            return self._local(self._masked_load(e, pointer, kind, mask, stride))
+        tail = "" if self.tail is None else f", {self.tail}"
+        suffix = "" if self.tail is None else "_n"
+        if stride == 1:
+            text = f"pf::loadv{suffix}<{kind}>({pointer} + {self._base(index)}{tail})"
+        elif stride is not None:
+            step = ix.render(stride, self._atom)
+            text = (
+                f"pf::load_strided{suffix}<{kind}>({pointer} + {self._base(index)}, {step}{tail})"
+            )
+        else:
+            text = f"pf::gather{suffix}<{kind}>({pointer}, {self._vector_index(index)}{tail})"
+        return self._local(Value(text, e.dtype, True))
+
+    def _masked_load(
+        self, e: Expr, pointer: str, kind: str, mask: Value, stride: Dim | None
+    ) -> Value:
+        index = e.attr[1]
+        fill = self.value(e.args[1])
+        zero = literal(0, e.dtype)
+        live = mask.vector
+        if self.tail is not None:
+            live = f"pf::land({live}, pf::first_lanes({self.tail}))"
+        scalar_fill = zero if fill.is_vector else fill.text
+        if stride == 1:
+            text = f"pf::load_mask<{kind}>({pointer} + {self._base(index)}, {live}, {scalar_fill})"
+        else:
+            at = self._vector_index(index) if self._varies(index) else (
+                f"pf::splat(int64_t({ix.render(index, self._atom)}))"
+            )
+            text = f"pf::gather_mask<{kind}>({pointer}, {at}, {live}, {scalar_fill})"
+        if fill.is_vector:
+            text = f"pf::where({mask.vector}, {text}, {fill.text})"
+        return Value(text, e.dtype, True)
+
+    def _local(self, value: Value) -> Value:
+        name = self.names.local()
+        self.scope.writer.line(f"const auto {name} = {value.text};")
+        return Value(name, value.dtype, value.is_vector)
+
+    def _stride(self, index: Dim) -> Dim | None:
+        if self.lane is None:
+            return 0
+        return ix.coefficient_of(index, self.lane)
+
+    def _base(self, index: Dim) -> str:
+        """The index at the first lane: the lane variable holds that position."""
+        return ix.render(index, self._atom)
+
+    def store(self, buffer: str, index: Dim, value: Value, *, stream: bool = False) -> None:
+        pointer, kind = self.names.argument(buffer), self.names.storage(buffer)
+        self.names.written.add(buffer)
+        stride = self._stride(index)
+        line = self.scope.writer.line
+        if stride == 0:
+            at = ix.render(index, self._atom)
+            line(f"pf::store1<{kind}>({pointer} + {at}, {value.text});")
+            return
+        tail = "" if self.tail is None else f", {self.tail}"
+        suffix = "" if self.tail is None else "_n"
+        if stride == 1:
+            name = "streamv" if stream and self.tail is None else f"storev{suffix}"
+            line(f"pf::{name}<{kind}>({pointer} + {self._base(index)}, {value.vector}{tail});")
+        elif stride is not None:
+            step = ix.render(stride, self._atom)
+            line(
+                f"pf::store_strided{suffix}<{kind}>({pointer} + {self._base(index)}, {step}, "
+                f"{value.vector}{tail});"
+            )
+        else:
+            at = self._vector_index(index)
+            line(f"pf::scatter{suffix}<{kind}>({pointer}, {at}, {value.vector}{tail});")

@@ -1,0 +1,165 @@
+// Accumulators of reductions, threads and scratch memory. Each accumulator keeps one value a lane.
+
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+extern "C" void* aligned_alloc(unsigned long, unsigned long);
+extern "C" void free(void*);
+
+namespace pf {
+
+template <class T> PF_FN constexpr T highest() {
+  if constexpr (is_same<T, float>) return __builtin_inff();
+  else if constexpr (is_same<T, double>) return __builtin_inf();
+  else if constexpr (is_signed<T>) return T((typename ints<sizeof(T)>::u)(-1) >> 1);
+  else return T(-1);
+}
+template <class T> PF_FN constexpr T lowest() {
+  if constexpr (is_float<T>) return -highest<T>();
+  else if constexpr (is_signed<T>) return T(-highest<T>() - 1);
+  else return T(0);
+}
+
+template <class T> struct Sum {
+  vec<T> v = vec<T>{};
+  PF_INLINE void step(vec<T> x) { v = v + x; }
+  PF_INLINE void step_n(vec<T> x, int n) { v = where(first_lanes(n), v + x, v); }
+  PF_INLINE void merge(const Sum& o) { v = v + o.v; }
+  PF_INLINE T finish() const { return hsum(v); }
+};
+template <class T> struct Prod {
+  vec<T> v = splat<T>(T(1));
+  PF_INLINE void step(vec<T> x) { v = v * x; }
+  PF_INLINE void step_n(vec<T> x, int n) { v = where(first_lanes(n), v * x, v); }
+  PF_INLINE void merge(const Prod& o) { v = v * o.v; }
+  PF_INLINE T finish() const { return hprod(v); }
+};
+template <class T> struct Max {
+  vec<T> v = splat<T>(lowest<T>());
+  PF_INLINE void step(vec<T> x) { v = max(v, x); }
+  PF_INLINE void step_n(vec<T> x, int n) { v = where(first_lanes(n), max(v, x), v); }
+  PF_INLINE void merge(const Max& o) { v = max(v, o.v); }
+  PF_INLINE T finish() const { return hmax(v); }
+};
+template <class T> struct Min {
+  vec<T> v = splat<T>(highest<T>());
+  PF_INLINE void step(vec<T> x) { v = min(v, x); }
+  PF_INLINE void step_n(vec<T> x, int n) { v = where(first_lanes(n), min(v, x), v); }
+  PF_INLINE void merge(const Min& o) { v = min(v, o.v); }
+  PF_INLINE T finish() const { return hmin(v); }
+};
+template <class T> struct Any {
+  mask v = splat(false);
+  PF_INLINE void step(mask x) { v = lor(v, x); }
+  PF_INLINE void step_n(mask x, int n) { v = lor(v, land(x, first_lanes(n))); }
+  PF_INLINE void merge(const Any& o) { v = lor(v, o.v); }
+  PF_INLINE bool finish() const { return hany(v); }
+};
+template <class T> struct All {
+  mask v = splat(true);
+  PF_INLINE void step(mask x) { v = land(v, x); }
+  PF_INLINE void step_n(mask x, int n) { v = land(v, lor(x, lnot(first_lanes(n)))); }
+  PF_INLINE void merge(const All& o) { v = land(v, o.v); }
+  PF_INLINE bool finish() const { return hall(v); }
+};
+
+// The position of the greatest (least) value; NaN beats all, the first of equals wins.
+template <class T, bool GREATEST> struct Arg {
+  typedef vform<T> value;
+  value v = all<value>(T(0));
+  vec<int64_t> v_at = splat<int64_t>(-1);
+  static PF_INLINE bool beats(T x, T y) {
+    if constexpr (is_float<T>) {
+      if (y != y) return false;
+      if (x != x) return true;
+    }
+    return GREATEST ? x > y : x < y;
+  }
+  PF_INLINE void step(value x, vec<int64_t> at) { step_n(x, at, lanes); }
+  PF_INLINE void step_n(value x, vec<int64_t> at, int n) {
+    mask better;
+    if constexpr (is_same<T, bool>) better = GREATEST ? land(x, lnot(v)) : land(lnot(x), v);
+    else if constexpr (GREATEST) better = gt(x, v);
+    else better = lt(x, v);
+    if constexpr (is_float<T>) better = lor(land(better, lnot(isnan(v))), land(isnan(x), lnot(isnan(v))));
+    better = land(lor(better, lt(v_at, splat<int64_t>(0))), first_lanes(n));
+    v = where(better, x, v);
+    v_at = where(better, at, v_at);
+  }
+  PF_INLINE void merge(const Arg& o) {
+    for (int i = 0; i < lanes; i++) {
+      if (o.v_at[i] < 0) continue;
+      const T a = lane(v, i), b = lane(o.v, i);
+      if (v_at[i] < 0 || beats(b, a) || (!beats(a, b) && o.v_at[i] < v_at[i])) set(i, b, o.v_at[i]);
+    }
+  }
+  static PF_INLINE T lane(value x, int i) {
+    if constexpr (is_same<T, bool>) return x.bits[i] != 0;
+    else return x[i];
+  }
+  PF_INLINE void set(int i, T x, int64_t at) {
+    if constexpr (is_same<T, bool>) v.bits[i] = x ? -1 : 0;
+    else v[i] = x;
+    v_at[i] = at;
+  }
+  PF_INLINE int64_t finish() const {
+    T best = lane(v, 0);
+    int64_t at = v_at[0];
+    for (int i = 1; i < lanes; i++) {
+      const T x = lane(v, i);
+      if (v_at[i] < 0) continue;
+      if (at < 0 || beats(x, best) || (!beats(best, x) && v_at[i] < at)) { best = x; at = v_at[i]; }
+    }
+    return at < 0 ? 0 : at;
+  }
+};
+template <class T> using ArgMax = Arg<T, true>;
+template <class T> using ArgMin = Arg<T, false>;
+
+// What an accumulator holds lane by lane, for kernels whose lanes are different rows.
+template <class A> PF_FN auto by_lane(const A& a) { return a.v; }
+template <class T, bool G> PF_FN vec<int64_t> by_lane(const Arg<T, G>& a) { return a.v_at; }
+
+// Memory of the calling thread that grows and is used again; `slot` tells apart what lives at once.
+PF_FN char* scratch(int slot, int64_t bytes) {
+  static thread_local char* memory[2] = {nullptr, nullptr};
+  static thread_local int64_t size[2] = {0, 0};
+  if (size[slot] < bytes) {
+    free(memory[slot]);
+    size[slot] = (bytes + 4095) / 4096 * 4096;
+    memory[slot] = (char*)aligned_alloc(4096, (unsigned long)size[slot]);
+  }
+  return memory[slot];
+}
+
+// Runs f(thread, threads) on up to `threads` threads and says how many there were.
+template <class F> static int parallel(int threads, F f) {
+  if (threads <= 1) {
+    f(0, 1);
+    return 1;
+  }
+  int used = 1;
+#pragma omp parallel num_threads(threads)
+  {
+    const int count = omp_get_num_threads();
+    if (omp_get_thread_num() == 0) used = count;
+    f(omp_get_thread_num(), count);
+  }
+  return used;
+}
+
+// An index that came from data: outside [0, size) it is reported and replaced by 0.
+PF_FN int64_t checked(int64_t at, int64_t size, int64_t* status) {
+  if (__builtin_expect((uint64_t)at < (uint64_t)size, 1)) return at;
+  *status = at < 0 ? at - 1 : at + 1;
+  return 0;
+}
+PF_FN vec<int64_t> checked_n(vec<int64_t> at, int64_t size, int64_t* status, int n) {
+  for (int i = 0; i < lanes; i++) at[i] = i < n ? checked(at[i], size, status) : 0;
+  return at;
+}
+
+template <class S> PF_FN void scatter_add_n(S* base, vec<int64_t> at, vform<compute<S>> v, int n) {
+  for (int i = 0; i < n; i++) store1<S>(base + at[i], load1<S>(base + at[i]) + v[i]);
+}
+
+}  // namespace pf

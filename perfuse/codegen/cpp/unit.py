@@ -1,0 +1,100 @@
+"""Translation units: every distinct kernel once, and segments that launch kernels in a row.
+
+The host calls a segment with two tables: `p`, the address of every buffer, and `s`, the sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfuse.codegen.cpp.kernel import KernelText, generate
+from perfuse.codegen.cpp.spelling import STORAGE_TYPE
+from perfuse.context import Context
+from perfuse.ir.program import Extern
+from perfuse.schedule.plan import Plan
+from perfuse.torch_compat import fp8_cast_saturates
+
+HEADER = """#define PF_LANES {lanes}
+#define PF_FP8_SATURATE {saturate}
+#include "perfuse_simd.h"
+#include "simd_reduce.h"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Kernels between two calls: the name of its entry, and whether indices are checked in it."""
+
+    name: str
+    kernels: tuple[str, ...]
+    checks_indices: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CppSources:
+    """Sources of one program's kernels, and the tables the host fills."""
+
+    units: tuple[tuple[str, str], ...]
+    steps: tuple[Segment | Extern, ...]
+    pointers: tuple[str, ...]  # buffer at each place of the pointer table, after the status word
+    sizes: tuple[str, ...]  # symbol at each place of the size table, after the thread count
+    num_distinct: int
+
+
+def generate_sources(plan: Plan, context: Context) -> CppSources:
+    """Spell the plan; equal kernels share one function."""
+    functions: dict[str, str] = {}  # text after the name -> name
+    pointers: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    steps: list[Segment | Extern] = []
+    segments: list[str] = []
+    pending: list[tuple[str, str, bool]] = []
+
+    def flush() -> None:
+        if pending:
+            name = f"segment{len(segments)}"
+            calls = "".join(f"  {call}\n" for _, call, _ in pending)
+            segments.append(f'extern "C" void {name}(void** p, const int64_t* s) {{\n{calls}}}\n')
+            steps.append(
+                Segment(name, tuple(k for k, _, _ in pending), any(c for _, _, c in pending))
+            )
+            pending.clear()
+
+    for step in plan.steps:
+        if isinstance(step, Extern):
+            flush()
+            steps.append(step)
+            continue
+        text = generate(step, plan.program.buffers, context)
+        key = f"({text.parameters}) {{\n{text.body}}}\n"
+        name = functions.setdefault(key, f"kernel{len(functions)}")
+        call = _call(name, text, plan, pointers, sizes)
+        pending.append((step.name, call, text.needs_status))
+    flush()
+    units = _units(functions, segments, context)
+    return CppSources(units, tuple(steps), tuple(pointers), tuple(sizes), len(functions))
+
+
+def _call(
+    name: str, text: KernelText, plan: Plan, pointers: dict[str, int], sizes: dict[str, int]
+) -> str:
+    arguments = []
+    for buffer in text.arguments:
+        place = pointers.setdefault(buffer, len(pointers)) + 1
+        arguments.append(f"({STORAGE_TYPE[plan.program.buffers[buffer].dtype]}*)p[{place}]")
+    for symbol in text.symbols:
+        arguments.append(f"s[{sizes.setdefault(symbol, len(sizes)) + 1}]")
+    if text.needs_status:
+        arguments.append("(int64_t*)p[0]")
+    return f"{name}({', '.join(arguments)}, (int)s[0]);"
+
+
+def _units(
+    functions: dict[str, str], segments: list[str], context: Context
+) -> tuple[tuple[str, str], ...]:
+    if not segments:
+        return ()
+    header = HEADER.format(lanes=context.target.lanes, saturate=int(fp8_cast_saturates()))
+    kernels = "".join(f"\nstatic void {name}{key}" for key, name in functions.items())
+    return (("kernels", header + kernels + "\n" + "\n".join(segments)),)
+

@@ -1,0 +1,331 @@
+"""`generate_host`: the Plan's steps as one straight-line Python function.
+
+Names in the text: `i*` inputs, `b*` buffers, `v*` carried values, `P` the pointer table, `S` the
+size table, `T` windows prepared once per frame. A frame is everything that one call at a time may
+use: tables, arena, windows; calls that overlap take different frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perfuse.codegen.cpp.unit import CppSources, Segment
+from perfuse.codegen.writer import Writer
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import to_torch
+from perfuse.ir.index import Atom, Dim, Index
+from perfuse.ir.program import Buffer, Extern, Opaque, View
+from perfuse.schedule.memory import output_buffers, touched
+from perfuse.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A tensor over the arena: built once per frame, used by every call."""
+
+    offset: int  # bytes from the start of the arena
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSource:
+    """The text of the host program and the tables it expects."""
+
+    text: str
+    num_pointers: int
+    num_sizes: int
+    arena_bytes: int
+    windows: tuple[Window, ...]
+    fixed_pointers: tuple[tuple[int, int], ...]  # place in P, byte offset in the arena
+    constants: tuple[str, ...]
+    num_inputs: int
+
+
+def generate_host(plan: Plan, sources: CppSources) -> HostSource:
+    return _HostWriter(plan, sources).run()
+
+
+class _HostWriter:
+    def __init__(self, plan: Plan, sources: CppSources) -> None:
+        self.plan = plan
+        self.sources = sources
+        self.program = plan.program
+        self.places = {name: k + 1 for k, name in enumerate(sources.pointers)}
+        self.leaving = output_buffers(self.program)
+        self.windows: dict[Window, int] = {}
+        self.w = Writer(1)
+        self.last_use = self._last_uses()
+        self.ready: set[str] = set()
+        self.known_symbols: set[str] = set()
+
+    def _last_uses(self) -> dict[str, int]:
+        last: dict[str, int] = {}
+        for number, step in enumerate(self.plan.steps):
+            for name in touched(step):
+                last[name] = number
+        return last
+
+    def run(self) -> HostSource:
+        w = self.w
+        self._unpack()
+        self._bind_sizes()
+        w.line("frame = frames.pop() if frames else new_frame()")
+        w.line("P, S, T = frame.pointers, frame.sizes, frame.windows")
+        w.line("S[0] = get_num_threads()")
+        for k, symbol in enumerate(self.sources.sizes):
+            if not symbol.startswith("u"):
+                w.line(f"S[{k + 1}] = {symbol}")
+        for name in self.sources.pointers:
+            if self.program.buffers[name].role in ("input", "constant"):
+                self._set_pointer(name)
+        self._steps()
+        w.line("frames.append(frame)")
+        w.line(f"return ({', '.join(self._output(o) for o in self.program.outputs)}{',' if len(self.program.outputs) == 1 else ''})")
+        text = "def call(args):\n" + w.text()
+        fixed = tuple(
+            (place, self.plan.places[name])
+            for name, place in self.places.items()
+            if name in self.plan.places
+        )
+        return HostSource(
+            text,
+            len(self.places) + 1,
+            len(self.sources.sizes) + 1,
+            self.plan.arena_bytes,
+            tuple(self.windows),
+            fixed,
+            tuple(self.program.constants),
+            len(self.program.inputs),
+        )
+
+    # -- entry -----------------------------------------------------------------------------
+
+    def _unpack(self) -> None:
+        names = [n for n in self.program.inputs]
+        if names:
+            self.w.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
+        self.w.line("args.clear()")
+        self.known_symbols |= {n for n in names if n not in self.program.buffers}
+
+    def _bind_sizes(self) -> None:
+        """Sizes that are not arguments are read off the shapes of those that are."""
+        for symbol in sorted(self._needed_symbols() - self.known_symbols):
+            found = self._find_symbol(symbol)
+            if found is not None:
+                self.w.line(f"{symbol} = {found}")
+                self.known_symbols.add(symbol)
+        for name, formula in self.program.symbols:
+            self.w.line(f"{name} = {formula}")
+
+    def _needed_symbols(self) -> set[str]:
+        dims: list[Any] = []
+        for buffer in self.program.buffers.values():
+            dims += [*buffer.shape, *buffer.strides]
+        for step in self.plan.steps:
+            if isinstance(step, Extern):
+                for leaf in step.leaves():
+                    dims += [*leaf.shape, *leaf.strides, leaf.offset] if isinstance(leaf, View) else [leaf]
+        dims += list(self.program.outputs)
+        found = {
+            a.parts[0]
+            for d in dims
+            if isinstance(d, Index)
+            for a in ix.atoms_of(d)
+            if a.kind == "sym"
+        }
+        found |= set(self.sources.sizes)
+        return {s for s in found if not s.startswith(("u", "z"))}
+
+    def _find_symbol(self, symbol: str) -> str | None:
+        for name in self.program.inputs:
+            buffer = self.program.buffers.get(name)
+            if buffer is None:
+                continue
+            for what, dims in (("size", buffer.shape), ("stride", buffer.strides)):
+                for i, dim in enumerate(dims):
+                    atom = ix.as_atom(dim)
+                    if atom is not None and atom.kind == "sym" and atom.parts[0] == symbol:
+                        return f"{name}.{what}({i})"
+        return None
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _steps(self) -> None:
+        number = 0
+        for step in self.sources.steps:
+            if isinstance(step, Segment):
+                count = len(step.kernels)
+                for kernel in self.plan.steps[number : number + count]:
+                    for name in sorted(touched(kernel)):
+                        self._allocate(name)
+                self.w.line(f"{step.name}(frame.pointers_at, frame.sizes_at)")
+                if step.checks_indices:
+                    self.w.line("if frame.status[0]: bad_index(frame)")
+                number += count
+            else:
+                self._call(step)
+                number += 1
+            self._release(number - 1)
+
+    def _release(self, number: int) -> None:
+        """Forget tensors after their last use, so that their memory can be used again."""
+        gone = [
+            n for n, last in self.last_use.items()
+            if last <= number and n in self.ready and n not in self.leaving
+        ]
+        if gone:
+            self.w.line(f"del {', '.join(sorted(gone))}")
+            self.ready -= set(gone)
+
+    def _allocate(self, name: str) -> None:
+        buffer = self.program.buffers[name]
+        if name in self.ready or name in self.plan.places or buffer.role in ("input", "constant", "extern"):
+            return
+        if buffer.role == "seeds":
+            self.w.line(f"{name} = new_seeds({self._dim(buffer.shape[0])})")
+        else:
+            self.w.line(f"{name} = {self._empty(buffer)}")
+        self.ready.add(name)
+        if name in self.places:
+            self._set_pointer(name)
+
+    def _empty(self, buffer: Buffer) -> str:
+        return (
+            f"empty_strided({self._dims(buffer.shape)}, {self._dims(buffer.strides)}, "
+            f"dtype={to_torch(buffer.dtype)})"
+        )
+
+    def _set_pointer(self, name: str) -> None:
+        self.w.line(f"P[{self.places[name]}] = {name}.data_ptr()")
+
+    def _call(self, step: Extern) -> None:
+        args = [self._argument(a) for a in step.args]
+        args += [f"{k}={self._argument(v)}" for k, v in step.kwargs]
+        if step.into_out:
+            (name,) = step.outs
+            assert name is not None
+            self._allocate(name)
+            out = self._whole(name)
+            self.w.line(f"{_function(step.op)}({', '.join([*args, f'out={out}'])})")
+            return
+        names = [o or "_" for o in step.outs]
+        left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
+        self.w.line(f"{left} = {_function(step.op)}({', '.join(args)})")
+        for out in step.outs:
+            if out is None:
+                continue
+            if out in self.program.buffers:
+                self._adopt(out)
+            elif out in self.sources.sizes:
+                self.w.line(f"S[{self.sources.sizes.index(out) + 1}] = {out}")
+
+    def _adopt(self, name: str) -> None:
+        """A tensor that ATen made: kernels rely on the strides it was traced with."""
+        buffer = self.program.buffers[name]
+        self.ready.add(name)
+        if buffer.shape:
+            self.w.line(f"{name} = with_strides({name}, {self._dims(buffer.strides)})")
+        if name in self.places:
+            self._set_pointer(name)
+
+    # -- values ----------------------------------------------------------------------------
+
+    def _dim(self, dim: Dim) -> str:
+        return ix.render(dim, self._atom)
+
+    def _atom(self, atom: Atom) -> str:
+        if atom.kind == "sym":
+            return str(atom.parts[0])
+        a, b = (ix.render(p, self._atom) for p in atom.parts)
+        return f"(({a}) {'//' if atom.kind == 'div' else '%'} ({b}))"
+
+    def _dims(self, dims: tuple[Dim, ...]) -> str:
+        inner = ", ".join(self._dim(d) for d in dims)
+        return f"({inner},)" if len(dims) == 1 else f"({inner})"
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, View):
+            return self._view(value)
+        if isinstance(value, Opaque):
+            return value.name
+        if isinstance(value, Index):
+            return self._dim(value)
+        if isinstance(value, list | tuple):
+            inner = ", ".join(self._argument(v) for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self._argument(v)}" for k, v in value.items()) + "}"
+        return spell_python(value)
+
+    def _whole(self, name: str) -> str:
+        buffer = self.program.buffers[name]
+        return self._view(View(name, buffer.shape, buffer.strides, 0))
+
+    def _view(self, view: View) -> str:
+        buffer = self.program.buffers[view.buffer]
+        if view.buffer in self.plan.places:
+            return self._window(view, buffer)
+        self._allocate(view.buffer)
+        if _is_whole(view, buffer):
+            return view.buffer
+        if _is_transpose(view, buffer):
+            return f"{view.buffer}.t()"
+        offset = "" if view.offset == 0 else f" + {self._dim(view.offset)}"
+        return (
+            f"as_strided({view.buffer}, {self._dims(view.shape)}, {self._dims(view.strides)}, "
+            f"{view.buffer}.storage_offset(){offset})"
+        )
+
+    def _window(self, view: View, buffer: Buffer) -> str:
+        ints = [view.offset, *view.shape, *view.strides]
+        assert all(isinstance(d, int) for d in ints), "arena buffers have known sizes"
+        start = self.plan.places[view.buffer] + int(view.offset) * buffer.dtype.num_bytes  # type: ignore[arg-type]
+        made = Window(start, str(to_torch(buffer.dtype)), tuple(view.shape), tuple(view.strides))  # type: ignore[arg-type]
+        return f"T[{self.windows.setdefault(made, len(self.windows))}]"
+
+    def _output(self, value: Any) -> str:
+        if isinstance(value, View):
+            return self._view(value)
+        return self._argument(value)
+
+
+def _is_whole(view: View, buffer: Buffer) -> bool:
+    if view.offset != 0 or view.shape != buffer.shape:
+        return False
+    return all(
+        n == 1 or a == b for n, a, b in zip(view.shape, view.strides, buffer.strides, strict=True)
+    )
+
+
+def _is_transpose(view: View, buffer: Buffer) -> bool:
+    return (
+        view.offset == 0
+        and len(buffer.shape) == 2
+        and view.shape == buffer.shape[::-1]
+        and view.strides == buffer.strides[::-1]
+    )
+
+
+def _function(op: str) -> str:
+    """The variable that holds an op: see runtime.executable for how it is filled."""
+    return "op_" + "".join(c if c.isalnum() else "_" for c in op)
+
+
+def spell_python(value: Any) -> str:
+    """A plain value as Python text that evaluates to it again."""
+    if value is None or isinstance(value, bool | int | str):
+        return repr(value)
+    if isinstance(value, float):
+        return repr(value) if value == value and abs(value) != float("inf") else f"float({str(value)!r})"
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return str(value)
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, complex):
+        return repr(value)
+    raise ValueError(f"no Python text for {value!r} of type {type(value).__name__}")

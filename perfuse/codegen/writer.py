@@ -1,0 +1,35 @@
+"""`Writer`: the one way text is generated, so that all sources are indented alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Writer:
+    """Lines with indentation; pieces can be written apart and joined later."""
+
+    def __init__(self, indent: int = 0) -> None:
+        self._lines: list[str] = []
+        self._indent = indent
+
+    def line(self, text: str) -> None:
+        self._lines.append("  " * self._indent + text if text else "")
+
+    @contextmanager
+    def block(self, opening: str, closing: str = "}") -> Iterator[None]:
+        self.line(opening)
+        self._indent += 1
+        yield
+        self._indent -= 1
+        self.line(closing)
+
+    def child(self) -> Writer:
+        """A piece that will stand at the current depth."""
+        return Writer(self._indent)
+
+    def take(self, piece: Writer) -> None:
+        self._lines += piece._lines
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"

@@ -1,0 +1,219 @@
+"""Pooling windows: unrolled taps where they are few, a reduction over the taps where many."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Dim
+from perfuse.lower.builder import Builder
+from perfuse.lower.families.views import guarded, inside, reindex_unchecked
+from perfuse.lower.registry import CannotLower, lowers
+from perfuse.lower.tensor import Tensor, positions
+
+# More taps than this in one formula cost more registers than a loop over them costs jumps.
+MOST_TAPS = 25
+_CHEAP_COST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a pooling window walks over the last `len(kernel)` dimensions of a tensor."""
+
+    sizes: tuple[int, ...]
+    outs: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def num_taps(self) -> int:
+        return math.prod(self.kernel)
+
+    def start(self, d: int, out: Dim) -> Dim:
+        """Where the window of an output position begins in dimension d; may be in the padding."""
+        return ix.add(ix.mul(out, self.stride[d]), -self.padding[d])
+
+
+def window_of(
+    x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, ndim: int
+) -> Window:
+    def spread(value: Any, default: Any) -> tuple[int, ...]:
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        values = values or list(default)
+        return tuple(values * ndim if len(values) == 1 else values)
+
+    sizes = x.shape[-ndim:]
+    if not all(isinstance(s, int) and s > 0 for s in x.shape):
+        raise CannotLower("pooling of a dynamic or empty size")
+    k = spread(kernel, ())
+    s, p, d = spread(stride, k), spread(padding, (0,)), spread(dilation, (1,))
+    outs = tuple(_out_size(*dims, ceil_mode) for dims in zip(sizes, k, s, p, d, strict=True))
+    return Window(tuple(int(n) for n in sizes if isinstance(n, int)), outs, k, s, p, d)
+
+
+def _out_size(size: Any, k: int, s: int, p: int, d: int, ceil_mode: bool) -> int:
+    span = int(size) + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil_mode else 0)
+    out = span // s + 1
+    # The last window must begin inside the input or its left padding.
+    return out - 1 if ceil_mode and (out - 1) * s >= int(size) + p else out
+
+
+def taps(
+    x: Tensor, shape: Sequence[Dim], window: Window, fill: Expr
+) -> Iterator[tuple[Expr, Expr, list[Dim]]]:
+    """(value, mask, position in the last dimensions) of each tap, `fill` where it is outside."""
+    lead = len(shape) - window.ndim
+    at = positions(shape)
+    starts = [window.start(d, at[lead + d]) for d in range(window.ndim)]
+    for steps in itertools.product(*(range(k) for k in window.kernel)):
+        where = [
+            ix.add(s, t * d) for s, t, d in zip(starts, steps, window.dilation, strict=True)
+        ]
+        mask = ex.const(True, DType.BOOL)
+        for position, size in zip(where, window.sizes, strict=True):
+            mask = ex.apply("land", mask, inside(position, size))
+        moved = reindex_unchecked(x, shape, [*at[:lead], *where])
+        yield guarded(moved.value, mask, fill), mask, where
+
+
+def _in_memory(builder: Builder, x: Tensor) -> Tensor:
+    """Each element is read by many windows: a dear one is computed once."""
+    return builder.realize(x) if x.value.cost > _CHEAP_COST else x
+
+
+def _lowest(dtype: DType) -> Expr:
+    if dtype.is_float:
+        return ex.const(-math.inf, dtype.compute)
+    return ex.const(-(1 << (8 * dtype.num_bytes - 1)) if dtype.is_signed else 0, dtype)
+
+
+@lowers("aten.max_pool2d_with_indices.default")
+def max_pool2d_with_indices(
+    builder: Builder,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    return _max_pool(builder, x, window_of(x, kernel, stride, padding, dilation, ceil_mode, 2))
+
+
+@lowers("aten.max_pool3d_with_indices.default")
+def max_pool3d_with_indices(
+    builder: Builder,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    return _max_pool(builder, x, window_of(x, kernel, stride, padding, dilation, ceil_mode, 3))
+
+
+def _max_pool(builder: Builder, x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    if window.num_taps > MOST_TAPS:
+        raise CannotLower(f"max pooling over {window.num_taps} taps")
+    if x.dtype is DType.BOOL:
+        raise CannotLower("max pooling of bools")
+    x = _in_memory(builder, x)
+    shape = (*x.shape[: x.ndim - window.ndim], *window.outs)
+    best = _lowest(x.dtype)
+    for value, _, _ in taps(x, shape, window, best):
+        best = value if best is _lowest(x.dtype) else ex.apply("max", best, value)
+    values = builder.realize(Tensor(shape, x.dtype, best))
+    return values, Tensor(shape, DType.I64, _first_match(x, values, window))
+
+
+def _first_match(x: Tensor, best: Tensor, window: Window) -> Expr:
+    """The flat input position of the first tap that holds the maximum."""
+    found = ex.const(0, DType.I64)
+    every = list(taps(x, best.shape, window, _lowest(x.dtype)))
+    for i, (value, mask, where) in enumerate(reversed(every)):
+        flat: Dim = 0
+        for position, size in zip(where, window.sizes, strict=True):
+            flat = ix.add(ix.mul(flat, size), position)
+        same = ex.apply("eq", value, best.value)
+        if x.dtype.is_float:
+            same = ex.apply("lor", same, ex.apply("isnan", value))
+        here = ex.index_value(flat)
+        found = ex.apply("where", ex.apply("land", mask, same), here, found) if i else here
+    return found
+
+
+def covering(
+    grad: Tensor, shape: Sequence[Dim], window: Window
+) -> Iterator[tuple[Callable[[Tensor], Expr], list[Dim], Expr]]:
+    """The windows that cover each input position: (read a tensor there, position, mask)."""
+    lead = len(shape) - window.ndim
+    at = positions(shape)
+    reach = [-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True)]
+    for steps in itertools.product(*(range(r) for r in reach)):
+        mask = ex.const(True, DType.BOOL)
+        where: list[Dim] = []
+        for d, step in enumerate(steps):
+            shifted = ix.add(at[lead + d], window.padding[d])
+            out = ix.add(ix.floordiv(shifted, window.stride[d]), -step)
+            mask = ex.apply("land", mask, inside(out, window.outs[d]))
+            within = ix.add(at[lead + d], ix.mul(window.start(d, out), -1))
+            mask = ex.apply("land", mask, inside(within, window.kernel[d]))
+            where.append(out)
+
+        def read(x: Tensor, where: list[Dim] = where, mask: Expr = mask) -> Expr:
+            moved = reindex_unchecked(x, shape, [*at[:lead], *where])
+            return guarded(moved.value, mask, ex.const(0, x.dtype.compute))
+
+        yield read, where, mask
+
+
+def _num_covering(window: Window) -> int:
+    return math.prod(-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True))
+
+
+def _sum(values: Sequence[Expr]) -> Expr:
+    total = values[0]
+    for value in values[1:]:
+        total = ex.apply("add", total, value)
+    return total
+
+
+@lowers("aten.max_pool2d_with_indices_backward.default")
+def max_pool2d_with_indices_backward(
+    builder: Builder,
+    grad: Tensor,
+    x: Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """Each input position asks the windows over it whether it was their maximum."""
+    window = window_of(x, kernel, stride, padding, dilation, ceil_mode, 2)
+    if any(d != 1 for d in window.dilation) or _num_covering(window) > MOST_TAPS:
+        raise CannotLower("gradient of max pooling with dilation or many windows per position")
+    grad, indices = _in_memory(builder, grad), builder.realize(indices)
+    at = positions(x.shape)
+    own = ex.index_value(ix.add(ix.mul(at[-2], window.sizes[1]), at[-1]))
+    zero = ex.const(0, grad.dtype.compute)
+    parts = []
+    for read, _, mask in covering(grad, x.shape, window):
+        chosen = ex.apply("land", mask, ex.apply("eq", read(indices), own))
+        parts.append(ex.apply("where", chosen, read(grad), zero))
+    return Tensor(x.shape, grad.dtype, _sum(parts))

@@ -1,0 +1,116 @@
+"""`Executable`: a host program bound to its library, with frames for calls in flight."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from perfuse.build import load_library
+from perfuse.codegen.cpp.unit import Segment
+from perfuse.codegen.host.program import HostSource, _function
+from perfuse.ir.program import Extern
+
+
+class Frame:
+    """Tables, arena and windows for one call at a time."""
+
+    __slots__ = ("arena", "pointers", "pointers_at", "sizes", "sizes_at", "status", "windows")
+
+    def __init__(self, host: HostSource) -> None:
+        self.pointers = array("q", bytes(8 * host.num_pointers))
+        self.sizes = array("q", bytes(8 * host.num_sizes))
+        self.status = array("q", [0])
+        self.pointers_at = self.pointers.buffer_info()[0]
+        self.sizes_at = self.sizes.buffer_info()[0]
+        self.pointers[0] = self.status.buffer_info()[0]
+        self.arena = torch.empty(host.arena_bytes + 64, dtype=torch.uint8)
+        skip = -self.arena.data_ptr() % 64
+        base = self.arena.data_ptr() + skip
+        for place, offset in host.fixed_pointers:
+            self.pointers[place] = base + offset
+        self.windows = [
+            _window(self.arena[skip + w.offset :], w.dtype, w.shape, w.strides)
+            for w in host.windows
+        ]
+
+
+def _window(
+    memory: torch.Tensor, dtype: str, shape: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
+    kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
+    whole = memory[: memory.numel() // kind.itemsize * kind.itemsize].view(kind)
+    return whole.as_strided(shape, strides, whole.storage_offset())
+
+
+def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor itself if it lies as it was traced, else a copy that does."""
+    if tensor.stride() == strides:
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if all(n == 1 or have == want for n, have, want in pairs) or tensor.numel() == 0:
+        return tensor
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def new_seeds(count: int) -> torch.Tensor:
+    """One seed per random op, drawn from torch's default generator so that manual_seed rules."""
+    return torch.empty(count, dtype=torch.int64).random_()
+
+
+def _bad_index(frame: Frame) -> None:
+    seen = frame.status[0]
+    frame.status[0] = 0
+    index = seen - 1 if seen > 0 else seen + 1
+    raise IndexError(f"index {index} is out of bounds")
+
+
+def resolve_op(name: str) -> Any:
+    """The torch op behind "aten.mm.out"."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def bind(
+    host: HostSource,
+    steps: Sequence[Segment | Extern],
+    library: str | None,
+    constants: Mapping[str, Any],
+) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """The callable of a host program: takes the graph's arguments in a list, which it empties."""
+    frames: list[Frame] = []
+    space: dict[str, Any] = {
+        "torch": torch,
+        "math": math,
+        "frames": frames,
+        "new_frame": lambda: Frame(host),
+        "get_num_threads": torch.get_num_threads,
+        "empty_strided": torch.empty_strided,
+        "as_strided": torch.as_strided,
+        "with_strides": with_strides,
+        "new_seeds": new_seeds,
+        "bad_index": _bad_index,
+    }
+    loaded = load_library(library) if library else None
+    for step in steps:
+        if isinstance(step, Segment):
+            function = getattr(loaded, step.name)
+            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+            function.restype = None
+            space[step.name] = function
+        else:
+            op = constants[step.op] if step.op.startswith("py:") else resolve_op(step.op)
+            space[_function(step.op)] = op
+    for name, value in constants.items():
+        if not name.startswith("py:"):
+            space[name] = value
+    exec(compile(host.text, "<perfuse host program>", "exec"), space)
+    call: Callable[[list[Any]], tuple[Any, ...]] = space["call"]
+    return call

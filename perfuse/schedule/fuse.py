@@ -1,0 +1,399 @@
+"""Fusion: loops that share data and can share axes become one kernel.
+
+Each node starts as a group of its own; groups merge when (1) no path leads from one to the other
+through a third, (2) their axes can be brought to common ones, and (3) what passes between them is
+the same element or the same row. Every refusal is kept with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfuse.ir import index as ix
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, Program
+from perfuse.schedule import domain
+from perfuse.schedule.plan import Member, Refusal, static_product
+
+# Column accumulators live in cache beside the row: beyond this many columns they would not.
+_MOST_OUTER_COLUMNS = 1 << 17
+_MOST_BUFFERS = 32
+_MOST_REFUSALS = 200
+
+
+class Apart(Exception):
+    """Two groups cannot merge; the message is the reason."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Loops over common sizes; `inner` marks the columns (None: not decided yet)."""
+
+    nodes: tuple[int, ...]
+    sizes: tuple[Dim, ...]
+    inner: tuple[bool, ...] | None
+    members: tuple[Member, ...]
+    is_fixed: bool = False  # calls, scans and scatters stay alone
+
+    @property
+    def kept_sizes(self) -> tuple[Dim, ...]:
+        assert self.inner is not None
+        return tuple(s for s, i in zip(self.sizes, self.inner, strict=True) if not i)
+
+    @property
+    def is_all_maps(self) -> bool:
+        return self.inner is None and all(m.role == "full" for m in self.members)
+
+
+def group_of(number: int, node: Node) -> Group:
+    """The group a node starts as."""
+    if isinstance(node, Extern):
+        return Group((number,), (), None, (), is_fixed=True)
+    axes = domain.natural_order(node)
+    return _group_over(number, node, axes)
+
+
+def _group_over(number: int, node: Loop, axes: tuple[Axis, ...]) -> Group:
+    sizes = tuple(a.size for a in axes)
+    variables = domain.axis_names(sizes)
+    mapping: dict[Atom, Dim] = {}
+    for axis, variable in zip(axes, variables, strict=True):
+        if axis.atom is not None and variable is not ix.var(axis.name, axis.size):
+            mapping[axis.atom] = variable
+    role, inner = _role(node, axes)
+    renamed = tuple(Axis(f"x{i}", a.size, a.reduced) for i, a in enumerate(axes))
+    loop = domain.rewrite(node, mapping, renamed)
+    fixed = role in ("scan", "scatter")
+    return Group((number,), sizes, inner, (Member(loop, role, number),), fixed)
+
+
+def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[str, tuple[bool, ...] | None]:
+    if node.kind.startswith("cum"):
+        return "scan", (*[False] * (len(axes) - 1), True)
+    if node.kind == "scatter_add" or any(a.kind == "value" for a in ix.atoms_of(node.index)):
+        return "scatter", None
+    flags = tuple(a.reduced for a in axes)
+    if not any(flags):
+        return "full", None
+    if all(flags):
+        return "all", None
+    lead = flags.index(False)
+    if lead and not any(flags[lead:]) and not node.kind.startswith("arg"):
+        columns = static_product([a.size for a in axes[lead:]])
+        if columns is None or columns <= _MOST_OUTER_COLUMNS:
+            return "outer", (*[False] * lead, *[True] * (len(flags) - lead))
+    return "inner", flags
+
+
+def merge(a: Group, b: Group, buffers: dict[str, Buffer]) -> Group:
+    """One group of two, `a` before `b` where they depend on each other; raises Apart."""
+    if a.is_fixed or b.is_fixed:
+        raise Apart("a call, scan or scatter runs alone")
+    joined = _common(a, b)
+    if joined is None and b.is_all_maps:
+        joined = _rows_of(a, b)
+    if joined is None and a.is_all_maps:
+        joined = _swap(_rows_of(b, a))
+    if joined is None:
+        raise Apart(f"axes {_text(a)} and {_text(b)} do not match")
+    sizes, inner, first, second = joined
+    _check_flow(first, second)
+    _check_flow(second, first)
+    members = tuple(sorted(first + second, key=lambda m: m.number))
+    merged = Group(tuple(sorted(a.nodes + b.nodes)), sizes, inner, members)
+    names = {r.attr[0] for m in members for r in m.loop.reads()}
+    if len(names | {m.loop.out for m in members}) > _MOST_BUFFERS:
+        raise Apart(f"together they would touch more than {_MOST_BUFFERS} buffers")
+    return merged
+
+
+_Joined = tuple[tuple[Dim, ...], tuple[bool, ...] | None, tuple[Member, ...], tuple[Member, ...]]
+
+
+def _swap(joined: _Joined | None) -> _Joined | None:
+    return None if joined is None else (joined[0], joined[1], joined[3], joined[2])
+
+
+def _text(group: Group) -> str:
+    marks = group.inner or (False,) * len(group.sizes)
+    return str([f"{s!r}{'*' if m else ''}" for s, m in zip(group.sizes, marks, strict=True)])
+
+
+def _common(a: Group, b: Group) -> _Joined | None:
+    """Both run over the same number of elements: split axes until they agree."""
+    found = domain.refine(a.sizes, b.sizes)
+    if found is None:
+        return None
+    sizes, parts_a, parts_b = found
+    flags_a, flags_b = _spread(a.inner, parts_a, len(sizes)), _spread(b.inner, parts_b, len(sizes))
+    if flags_a is not None and flags_b is not None and flags_a != flags_b:
+        return None
+    flags = flags_a if flags_a is not None else flags_b
+    return (
+        tuple(sizes),
+        flags,
+        _moved(a, sizes, parts_a, flags),
+        _moved(b, sizes, parts_b, flags),
+    )
+
+
+def _spread(
+    inner: tuple[bool, ...] | None, parts: list[list[int]], count: int
+) -> tuple[bool, ...] | None:
+    if inner is None:
+        return None
+    flags = [False] * count
+    for flag, positions in zip(inner, parts, strict=True):
+        for p in positions:
+            flags[p] = flag
+    return tuple(flags)
+
+
+def _moved(
+    group: Group, sizes: list[Dim], parts: list[list[int]], inner: tuple[bool, ...] | None
+) -> tuple[Member, ...]:
+    """The group's members over finer axes."""
+    if tuple(sizes) == group.sizes:
+        return group.members
+    variables = domain.axis_names(sizes)
+    mapping: dict[Atom, Dim] = {}
+    for i, (size, positions) in enumerate(zip(group.sizes, parts, strict=True)):
+        atom = ix.as_atom(ix.var(f"x{i}", size))
+        target = domain.joined(sizes, variables, positions)
+        if atom is not None and ix.as_atom(target) is not atom:
+            mapping[atom] = target
+    made = []
+    for member in group.members:
+        reduced = {
+            p for axis in member.loop.axes if axis.reduced for p in parts[int(axis.name[1:])]
+        }
+        used = {p for axis in member.loop.axes for p in parts[int(axis.name[1:])]}
+        axes = tuple(Axis(f"x{p}", sizes[p], p in reduced) for p in sorted(used))
+        made.append(replace(member, loop=domain.rewrite(member.loop, mapping, axes)))
+    return tuple(made)
+
+
+def _rows_of(a: Group, b: Group) -> _Joined | None:
+    """`b` maps over just the rows of `a`: it runs once a row, beside a's columns."""
+    if a.inner is None:
+        return None
+    if not any(a.inner):
+        return None
+    kept = [i for i, flag in enumerate(a.inner) if not flag]
+    found = domain.refine([a.sizes[i] for i in kept], b.sizes)
+    if found is None:
+        return None
+    fine, parts_kept, parts_b = found
+    sizes: list[Dim] = []
+    parts_a: list[list[int]] = []
+    place: dict[int, int] = {}
+    for i, flag in enumerate(a.inner):
+        pieces = [None] if flag else parts_kept[kept.index(i)]
+        positions = []
+        for piece in pieces:
+            if piece is not None:
+                place[piece] = len(sizes)
+            positions.append(len(sizes))
+            sizes.append(a.sizes[i] if piece is None else fine[piece])
+        parts_a.append(positions)
+    inner = _spread(a.inner, parts_a, len(sizes))
+    moved_b = _moved_to(b, sizes, [[place[p] for p in parts] for parts in parts_b])
+    return tuple(sizes), inner, _moved(a, sizes, parts_a, inner), moved_b
+
+
+def _moved_to(b: Group, sizes: list[Dim], parts: list[list[int]]) -> tuple[Member, ...]:
+    variables = domain.axis_names(sizes)
+    mapping: dict[Atom, Dim] = {}
+    for i, (size, positions) in enumerate(zip(b.sizes, parts, strict=True)):
+        atom = ix.as_atom(ix.var(f"x{i}", size))
+        if atom is not None:
+            mapping[atom] = domain.joined(sizes, variables, positions)
+    axes = tuple(Axis(f"x{p}", sizes[p]) for p in sorted(p for ps in parts for p in ps))
+    return tuple(
+        replace(m, loop=domain.rewrite(m.loop, mapping, axes), role="row") for m in b.members
+    )
+
+
+def _check_flow(writing: tuple[Member, ...], reading: tuple[Member, ...]) -> None:
+    """What one group reads of the other's results must be at hand when it runs."""
+    writers: dict[str, list[Member]] = {}
+    for m in writing:
+        writers.setdefault(m.loop.out, []).append(m)
+    for reader in reading:
+        for read in reader.loop.reads():
+            for writer in writers.get(read.attr[0], ()):
+                _check_read(writer, reader, read)
+        for writer in writers.get(reader.loop.out, ()):
+            if writer.loop.index is not reader.loop.index or writer.role != reader.role:
+                raise Apart(f"both write {reader.loop.out}, at different places")
+
+
+def _check_read(writer: Member, reader: Member, read: Expr) -> None:
+    name = read.attr[0]
+    if read.attr[1] is not writer.loop.index:
+        raise Apart(f"{reader.loop.out} reads {name} at another place than it is written")
+    if writer.number > reader.number:
+        # The reader wants the old value: it must have it before the overwriting loop runs.
+        if not (writer.role == reader.role == "full"):
+            raise Apart(f"{name} is overwritten in a loop of another shape")
+        return
+    if writer.role in ("outer", "all"):
+        raise Apart(f"{name} is complete only after all rows")
+    if writer.role == "full" and reader.role == "row":
+        raise Apart(f"{reader.loop.out} reads columns of {name} once a row")
+
+
+class Fuser:
+    """Merges groups greedily, most shared bytes first, keeping the graph of groups acyclic."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.groups: dict[int, Group] = {}
+        self.home: list[int] = []  # node number -> its group
+        self.above: dict[int, int] = {}  # group -> bit set of nodes that must run before it
+        self.inside: dict[int, int] = {}  # group -> bit set of its nodes
+        self.needs: list[int] = []  # node number -> bit set of nodes it directly depends on
+        self.refusals: list[Refusal] = []
+        self._writers: dict[str, list[int]] = {}
+        self._readers: dict[str, list[int]] = {}
+
+    def run(self) -> None:
+        for number, node in enumerate(self.program.nodes):
+            reads, writes = accesses(node)
+            self._enter(number, node, reads, writes)
+            if isinstance(node, Loop):
+                self._merge_with_neighbours(number, reads)
+            for name in reads:
+                self._readers.setdefault(name, []).append(number)
+            for name in writes:
+                self._writers.setdefault(name, []).append(number)
+
+    def _enter(self, number: int, node: Node, reads: list[str], writes: list[str]) -> None:
+        needs = 0
+        for name in reads:
+            for writer in self._writers.get(name, ()):
+                needs |= 1 << writer
+        for name in writes:
+            for other in (*self._writers.get(name, ()), *self._readers.get(name, ())):
+                needs |= 1 << other
+        self.needs.append(needs)
+        self.home.append(number)
+        self.groups[number] = group_of(number, node)
+        self.inside[number] = 1 << number
+        self.above[number] = self._closure(needs)
+
+    def _closure(self, needs: int) -> int:
+        total = 0
+        for group in {self.home[n] for n in _bits(needs)}:
+            total |= self.above[group] | self.inside[group]
+        return total
+
+    def _merge_with_neighbours(self, number: int, reads: list[str]) -> None:
+        score: dict[int, int] = {}
+        for name in reads:
+            size = _bytes_of(self.program.buffers[name]) if name in self.program.buffers else 0
+            near = self._writers.get(name, []) + self._readers.get(name, [])[-6:]
+            for other in near:
+                home = self.home[other]
+                score[home] = score.get(home, 0) + size
+        for candidate in sorted(score, key=lambda g: (-score[g], -g))[:8]:
+            mine, theirs = self.home[number], self.home[candidate]
+            if mine != theirs:
+                self._try(theirs, mine)
+
+    def _try(self, a: int, b: int) -> None:
+        first, second = self.groups[a], self.groups[b]
+        if first.is_fixed or second.is_fixed:
+            return
+        try:
+            if self._has_path_between(a, b):
+                raise Apart("another kernel must run between them")
+            merged = self._merged(a, b)
+        except Apart as apart:
+            if len(self.refusals) < _MOST_REFUSALS:
+                names = [g.members[-1].loop.out for g in (first, second)]
+                self.refusals.append(Refusal(names[0], names[1], str(apart)))
+            return
+        self._replace(a, b, merged)
+
+    def _merged(self, a: int, b: int) -> Group:
+        first, second = self.groups[a], self.groups[b]
+        if self.above[a] & self.inside[b]:
+            first, second = second, first
+        try:
+            return merge(first, second, self.program.buffers)
+        except Apart:
+            # A map may run over its axes in any order: try the one its producer was written in.
+            for turned in _turned(first, second):
+                try:
+                    return merge(first, turned, self.program.buffers)
+                except Apart:
+                    continue
+            raise
+
+    def _has_path_between(self, a: int, b: int) -> bool:
+        for start, end in ((a, b), (b, a)):
+            between = 0
+            for node in self.groups[end].nodes:
+                between |= self.needs[node]
+            for group in {self.home[n] for n in _bits(between)} - {start, end}:
+                if self.above[group] & self.inside[start]:
+                    return True
+        return False
+
+    def _replace(self, a: int, b: int, merged: Group) -> None:
+        self.groups[a] = merged
+        del self.groups[b]
+        for node in merged.nodes:
+            self.home[node] = a
+        self.inside[a] |= self.inside.pop(b)
+        self.above[a] = (self.above[a] | self.above.pop(b)) & ~self.inside[a]
+        known = self.above[a] | self.inside[a]
+        for group, above in self.above.items():
+            if group != a and above & self.inside[a]:
+                self.above[group] = above | known
+
+
+def _turned(first: Group, second: Group) -> list[Group]:
+    """`second` with its axes in the order in which `first` laid out what `second` reads."""
+    if not second.is_all_maps or len(second.members) != 1:
+        return []
+    loop = second.members[0].loop
+    made = {m.loop.out for m in first.members}
+    orders = {
+        domain.order_by(loop.axes, read.attr[1]) for read in loop.reads() if read.attr[0] in made
+    }
+    return [
+        _group_over(second.nodes[0], loop, order) for order in orders if order != loop.axes
+    ]
+
+
+def _bits(mask: int) -> list[int]:
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def accesses(node: Node) -> tuple[list[str], list[str]]:
+    """Names of the buffers, carried values and sizes a node reads and writes."""
+    if isinstance(node, Extern):
+        writes = [o for o in node.outs if o is not None] + list(node.mutates)
+        return list(dict.fromkeys(node.reads())), list(dict.fromkeys(writes))
+    names = [r.attr[0] for r in node.reads()]
+    return list(dict.fromkeys(names + sizes_from_data(node))), [node.out]
+
+
+def sizes_from_data(node: Loop) -> list[str]:
+    """Size symbols that an earlier call of the program computes (u0, u1, ...)."""
+    dims = [a.size for a in node.axes] + [node.index] + [r.attr[1] for r in node.reads()]
+    atoms = {atom for d in dims for atom in ix.atoms_of(d) if atom.kind == "sym"}
+    return sorted(a.parts[0] for a in atoms if a.parts[0].startswith("u"))
+
+
+def _bytes_of(buffer: Buffer) -> int:
+    count = static_product(buffer.shape)
+    return (1 << 20 if count is None else count) * buffer.dtype.num_bytes

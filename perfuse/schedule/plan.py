@@ -1,0 +1,110 @@
+"""The Plan: kernels and calls in order, what each buffer needs, and why fusions were refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Axis, Buffer, Extern, Loop, Program
+
+# How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
+#   full    one value for each row and column          row     one value for each row
+#   inner   reduces the columns of each row            outer   reduces the rows of each column
+#   all     reduces everything to one value            scan    runs along the columns of each row
+#   scatter stores where data says
+ROLES = ("full", "row", "inner", "outer", "all", "scan", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A loop rewritten over its kernel's axes: its role, and the stage of the row it runs in."""
+
+    loop: Loop
+    role: str
+    number: int  # place of the node in its program
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Loops over one set of axes. Axes marked reduced are the columns, the others the rows.
+
+    `stored` are the buffers that leave the kernel; others live in registers or scratch rows.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    members: tuple[Member, ...]
+    stored: frozenset[str]
+    num_bytes: int = 0
+    num_flops: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """No columns are singled out: every member is a map over all axes or reduces them all."""
+        return not any(a.reduced for a in self.axes)
+
+    def reads(self) -> tuple[str, ...]:
+        """Buffers read from memory, in order of first use."""
+        made = {m.loop.out for m in self.members} - self.stored
+        names = [r.attr[0] for m in self.members for r in m.loop.reads()]
+        return tuple(dict.fromkeys(n for n in names if n not in made))
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{a.name}<{a.size!r}{'*' if a.reduced else ''}" for a in self.axes)
+        lines = [f"{self.name}({axes}):  # {self.num_bytes} bytes, {self.num_flops} flops"]
+        for m in self.members:
+            kept = "" if m.loop.out in self.stored else "  (kept in the kernel)"
+            lines.append(
+                f"    [{m.stage}] {m.role}: {m.loop.out}[{m.loop.index!r}] = "
+                f"{m.loop.kind}({m.loop.value.text()}){kept}"
+            )
+        return "\n".join(lines)
+
+
+Step = Kernel | Extern
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Two loops that stayed apart, and why."""
+
+    first: str
+    second: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.first} and {self.second} stay apart: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in order. `places` puts temporaries into one arena: name -> byte offset."""
+
+    program: Program
+    steps: tuple[Step, ...]
+    refusals: tuple[Refusal, ...]
+    places: dict[str, int]
+    arena_bytes: int
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Kernel))
+
+    def buffer(self, name: str) -> Buffer:
+        return self.program.buffers[name]
+
+    def __str__(self) -> str:
+        lines = [str(step) for step in self.steps]
+        lines += [f"# {refusal}" for refusal in self.refusals]
+        return "\n".join(lines)
+
+
+def static_product(dims: list[Dim] | tuple[Dim, ...]) -> int | None:
+    """The product of sizes when all are known now."""
+    total = 1
+    for d in dims:
+        if not isinstance(d, int):
+            return None
+        total *= d
+    return total

@@ -1,0 +1,139 @@
+"""The shape of one kernel: merging axes that memory does not tell apart, and its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.program import Axis
+from perfuse.schedule import domain
+from perfuse.schedule.fuse import Group
+from perfuse.schedule.plan import Member
+
+
+def axes_of(group: Group) -> tuple[Axis, ...]:
+    inner = group.inner or (False,) * len(group.sizes)
+    return tuple(
+        Axis(f"x{i}", size, flag)
+        for i, (size, flag) in enumerate(zip(group.sizes, inner, strict=True))
+    )
+
+
+def collapse(
+    axes: tuple[Axis, ...], members: tuple[Member, ...]
+) -> tuple[tuple[Axis, ...], tuple[Member, ...]]:
+    """Merge neighbouring axes wherever every access steps through them as through one."""
+    indices = _all_indices(members)
+    position = 0
+    while position + 1 < len(axes):
+        outer, inner = axes[position], axes[position + 1]
+        if _can_merge(outer, inner, members, indices):
+            axes, members = _merge_axes(axes, position, members)
+            indices = _all_indices(members)
+        else:
+            position += 1
+    return axes, members
+
+
+def _all_indices(members: Sequence[Member]) -> list[Dim]:
+    found: list[Dim] = []
+    seen: set[Expr] = set()
+    for m in members:
+        found.append(m.loop.index)
+        exprs = ex.walk(m.loop.value, seen)
+        for atom in ix.atoms_of(m.loop.index):
+            if atom.kind == "value":
+                exprs += ex.walk(atom.parts[0], seen)
+        for e in exprs:
+            if e.op == "load":
+                found.append(e.attr[1])
+            elif e.op == "index":
+                found.append(e.attr)
+    return list(dict.fromkeys(found))
+
+
+def _can_merge(
+    outer: Axis, inner: Axis, members: Sequence[Member], indices: Sequence[Dim]
+) -> bool:
+    if outer.reduced != inner.reduced or outer.atom is None or inner.atom is None:
+        return False
+    for m in members:
+        flags = {a.name: a.reduced for a in m.loop.axes}
+        if (outer.name in flags) != (inner.name in flags):
+            return False
+        if flags.get(outer.name) != flags.get(inner.name):
+            return False
+        if m.role == "scan" and outer.reduced:
+            return False
+    for index in indices:
+        a, b = ix.coefficient_of(index, outer.atom), ix.coefficient_of(index, inner.atom)
+        if a is None or b is None or a != ix.mul(b, inner.size):
+            return False
+    return True
+
+
+def _merge_axes(
+    axes: tuple[Axis, ...], position: int, members: tuple[Member, ...]
+) -> tuple[tuple[Axis, ...], tuple[Member, ...]]:
+    outer, inner = axes[position], axes[position + 1]
+    size = ix.mul(outer.size, inner.size)
+    merged = Axis(inner.name, size, inner.reduced)
+    assert outer.atom is not None and inner.atom is not None
+    mapping: dict[Atom, Dim] = {outer.atom: 0, inner.atom: ix.var(inner.name, size)}
+    rewritten = []
+    for m in members:
+        kept = tuple(
+            replace(a, size=size) if a.name == inner.name else a
+            for a in m.loop.axes
+            if a.name != outer.name
+        )
+        rewritten.append(replace(m, loop=domain.rewrite(m.loop, mapping, kept)))
+    return (*axes[:position], merged, *axes[position + 2 :]), tuple(rewritten)
+
+
+def stage(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """Number the sweeps over a row: a reduction's result is there one stage after its sweep.
+
+    Row values of stage s are computed before sweep s. Maps that only later sweeps use move there,
+    so that nothing has to be kept between sweeps.
+    """
+    made: dict[str, list[int]] = {}
+    levels: list[int] = []
+    for i, m in enumerate(members):
+        level = 0
+        for read in m.loop.reads():
+            for j in made.get(read.attr[0], ()):
+                level = max(level, levels[j] + (members[j].role == "inner"))
+        for j in range(i):
+            # An overwriting loop waits for the sweeps that read the old value.
+            if any(r.attr[0] == m.loop.out for r in members[j].loop.reads()):
+                level = max(level, levels[j])
+        levels.append(level)
+        made.setdefault(m.loop.out, []).append(i)
+    _move_later(members, levels)
+    return tuple(replace(m, stage=s) for m, s in zip(members, levels, strict=True))
+
+
+def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:
+    users: dict[str, list[int]] = {}
+    for i, m in enumerate(members):
+        for read in m.loop.reads():
+            users.setdefault(read.attr[0], []).append(i)
+    writers: dict[str, int] = {}
+    for m in members:
+        writers[m.loop.out] = writers.get(m.loop.out, 0) + 1
+    overwritten: set[str] = set()
+    for i in reversed(range(len(members))):
+        m = members[i]
+        reads_old = any(r.attr[0] in overwritten for r in m.loop.reads())
+        overwritten.add(m.loop.out)
+        if m.role != "full" or writers[m.loop.out] > 1 or reads_old or m.loop.out[0] != "b":
+            continue
+        later = [levels[j] for j in users.get(m.loop.out, ()) if members[j].role != "row"]
+        if later:
+            levels[i] = max(levels[i], min(later))
+
