@@ -199,7 +199,6 @@ CREATION: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
                             torch.logspace(0, 2, 5)), (f32(3),)),
     ("eye", lambda x: (torch.eye(3) + x, torch.eye(2, 3)), (f32(3),)),
     ("tri_indices", lambda x: (torch.tril_indices(3, 4), torch.triu_indices(3, 4, 1)), (f32(3),)),
-    ("one_hot", lambda x: torch.nn.functional.one_hot(x.abs(), 8), (i64(5),)),
 ]  # fmt: skip
 
 

@@ -1,0 +1,65 @@
+"""Pooling and resampling: lowered formulas against eager, gradients included."""
+
+from __future__ import annotations
+
+import pytest
+import torch.nn.functional as F
+
+from tests.unit.lower.rows import Row
+from tests.unit.lower.samples import bf16, f32, i64, special
+
+IMAGE = f32(2, 3, 8, 9)
+ROWS = [
+    Row("max_pool2d", lambda x: F.max_pool2d(x, 2), (IMAGE,)),
+    Row("max_pool2d_indices", lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), (IMAGE,)),
+    Row("max_pool2d_ceil", lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True, return_indices=True),
+        (IMAGE,)),
+    Row("max_pool2d_dilated", lambda x: F.max_pool2d(x, 3, 1, 1, 2, return_indices=True), (IMAGE,)),
+    Row("max_pool2d_special", lambda x: F.max_pool2d(x, 2, return_indices=True), (special(1, 6, 6),)),
+    Row("max_pool2d_int", lambda x: F.max_pool2d(x, 2), (i64(1, 6, 6),)),
+    Row("max_pool2d_grad", lambda x: F.max_pool2d(x, 3, 2, 1), (IMAGE,), grad=True),
+    Row("max_pool2d_grad_ceil", lambda x: F.max_pool2d(x.exp(), (2, 3), (2, 1), ceil_mode=True),
+        (IMAGE,), grad=True),
+    Row("max_pool2d_bf16", lambda x: F.max_pool2d(x, 2), (bf16(1, 2, 6, 6),)),
+    Row("max_pool1d", lambda x: F.max_pool1d(x, 3, 2, 1), (f32(2, 3, 9),), grad=True),
+    Row("max_pool3d", lambda x: F.max_pool3d(x, 2), (f32(1, 2, 4, 6, 4),)),
+    Row("avg_pool1d", lambda x: F.avg_pool1d(x, 3, 2, 1), (f32(2, 3, 9),), grad=True),
+    Row("avg_pool2d", lambda x: F.avg_pool2d(x, 2), (IMAGE,), grad=True),
+    Row("avg_pool2d_padded", lambda x: F.avg_pool2d(x, 3, 2, 1), (IMAGE,), grad=True),
+    Row("avg_pool2d_ceil", lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), (IMAGE,), grad=True),
+    Row("avg_pool2d_inner",
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), (IMAGE,),
+        grad=True),
+    Row("avg_pool2d_divisor", lambda x: F.avg_pool2d(x, 3, 2, divisor_override=4), (IMAGE,),
+        grad=True),
+    Row("avg_pool2d_gaps", lambda x: F.avg_pool2d(x, 2, 3), (IMAGE,), grad=True),
+    Row("avg_pool2d_large", lambda x: F.avg_pool2d(x, 7, 1, 2), (IMAGE,)),
+    Row("avg_pool2d_bf16", lambda x: F.avg_pool2d(x, 3, 1), (bf16(1, 2, 6, 6),)),
+    Row("avg_pool3d", lambda x: F.avg_pool3d(x, 2), (f32(1, 2, 4, 6, 4),), grad=True),
+    Row("adaptive_one", lambda x: F.adaptive_avg_pool2d(x, 1), (IMAGE,), grad=True),
+    Row("adaptive_even", lambda x: F.adaptive_avg_pool2d(x, (4, 3)), (IMAGE,), grad=True),
+    Row("adaptive_uneven", lambda x: F.adaptive_avg_pool2d(x, (5, 4)), (IMAGE,),
+        ("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d_backward.default"),
+        grad=True),
+    Row("nearest", lambda x: F.interpolate(x, scale_factor=2), (IMAGE,), grad=True),
+    Row("nearest_exact", lambda x: F.interpolate(x, scale_factor=3, mode="nearest-exact"),
+        (IMAGE,), grad=True),
+    Row("nearest_odd", lambda x: F.interpolate(x, size=(11, 5)), (IMAGE,)),
+    Row("nearest_exact_odd", lambda x: F.interpolate(x, size=(11, 5), mode="nearest-exact"),
+        (IMAGE,)),
+    Row("nearest1d", lambda x: F.interpolate(x, scale_factor=2), (f32(2, 3, 5),), grad=True),
+    Row("nearest3d", lambda x: F.interpolate(x, scale_factor=2), (f32(1, 2, 3, 2, 2),)),
+    Row("bilinear", lambda x: F.interpolate(x, size=(11, 5), mode="bilinear"), (IMAGE,)),
+    Row("bilinear_corners",
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True), (IMAGE,)),
+    Row("bilinear_grad", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (IMAGE,),
+        ("aten.upsample_bilinear2d_backward.default",), grad=True),
+    Row("bicubic", lambda x: F.interpolate(x, size=(11, 5), mode="bicubic"), (IMAGE,)),
+    Row("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False),
+        (IMAGE, f32(2, 4, 5, 2))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_matches_eager(row: Row) -> None:
+    row.check()
