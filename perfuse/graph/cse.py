@@ -20,45 +20,45 @@ _OPAQUE = object()
 
 def eliminate_common_subexpressions(gm: GraphModule) -> GraphModule:
     """The pass: the module with every pure expression computed once."""
-    sweep = _Sweep(gm.graph)
-    new = sweep.run()
-    return module_of(gm, new) if sweep.has_merged else gm
+    kept = _Sweep(gm.graph).run()
+    if all(node is first for node, first in kept.items()):
+        return gm
+    return module_of(gm, _copied(gm.graph, kept))
 
 
 def fx_graph_cse(graph: Graph) -> Graph:
     """A new graph in which every pure expression of `graph` is computed once."""
-    return _Sweep(graph).run()
+    return _copied(graph, _Sweep(graph).run())
+
+
+def _copied(graph: Graph, kept: dict[Node, Node]) -> Graph:
+    """The graph with each node read where its first equal is."""
+    new = Graph()
+    copy: dict[Node, Node] = {}
+    for node in graph.nodes:
+        first = kept[node]
+        copy[node] = new.node_copy(node, lambda n: copy[n]) if first is node else copy[first]
+    new._codegen = graph._codegen
+    return new
 
 
 class _Sweep:
     """One walk over a graph, with the expressions seen so far."""
 
     def __init__(self, graph: Graph) -> None:
-        self._old = graph
-        self._new = Graph()
+        self._graph = graph
         self._aliases = Aliases.of(graph)
-        self._copy: dict[Node, Node] = {}
-        self._kept: dict[Node, Node] = {}  # old node -> the old node computed in its stead
+        self._kept: dict[Node, Node] = {}
         self._seen: dict[Hashable, Node] = {}
         self._num_writes: dict[Node, int] = {}  # by class of aliases
-        self.has_merged = False
         self._num_unknown = 0  # calls that may have written anywhere
 
-    def run(self) -> Graph:
-        for node in self._old.nodes:
-            self._take(node)
-            self.has_merged |= self._kept[node] is not node
-        self._new._codegen = self._old._codegen
-        return self._new
-
-    def _take(self, node: Node) -> None:
-        kept = self._merge(node)
-        self._kept[node] = kept
-        if kept is node:
-            self._copy[node] = self._new.node_copy(node, lambda n: self._copy[n])
-        else:
-            self._copy[node] = self._copy[kept]
-        self._note_writes(node)
+    def run(self) -> dict[Node, Node]:
+        """Every node, and the node computed in its stead."""
+        for node in self._graph.nodes:
+            self._kept[node] = self._merge(node)
+            self._note_writes(node)
+        return self._kept
 
     def _merge(self, node: Node) -> Node:
         """The earlier node that computes the same value, or `node` itself."""
