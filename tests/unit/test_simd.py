@@ -136,6 +136,8 @@ def source() -> str:
         out += [
             f"void u_{f}(const float* x, float* y, int64_t n)"
             f" {{ {loop} storev<float>(y + i, pf::{f}(loadv<float>(x + i))); }}",
+            f"void ud_{f}(const double* x, double* y, int64_t n)"
+            f" {{ {loop} storev<double>(y + i, pf::{f}(loadv<double>(x + i))); }}",
             f"void u1_{f}(const float* x, float* y, int64_t n) {{ {each} y[i] = pf::{f}(x[i]); }}",
         ]
     for f in BINARY:
@@ -151,6 +153,12 @@ def source() -> str:
                 f" {{ {loop} storev<{t}>(y + i, pf::{f}(loadv<{t}>(a + i), loadv<{t}>(b + i))); }}"
             ]
     for t in COMPUTE_TYPES:
+        out += [
+            f"void choose_{t}(const {t}* a, const {t}* b, {t}* y, int64_t n) {{ {loop} {{"
+            f" const auto s = loadv<{t}>(a + i), t = loadv<{t}>(b + i);"
+            f" const auto m = lor(lt(s, t), eq(s, splat<{t}>({t}(1))));"
+            f" storev<{t}>(y + i, where(m, add(s, t), s)); }} }}"
+        ]
         for to in COMPUTE_TYPES:
             out += [
                 f"void c_{t}_{to}(const {t}* x, {to}* y, int64_t n)"
@@ -278,6 +286,44 @@ def test_unary(lib: ctypes.CDLL, name: str) -> None:
     if name == "sigmoid":  # 1 / (1 + exp(-x)) ends with exp's range, in eager too
         got = np.where(exact < 1.2e-38, exact.astype(np.float32), got)
     assert_within(got, exact, bound, x)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_of_double(lib: ctypes.CDLL, name: str) -> None:
+    x = samples().astype(np.float64)
+    if name == "lgamma":
+        x = np.where(x < 0, 3.7, x)
+    if name in ("sinh", "cosh"):  # eager's overflow before their results do
+        x = np.where(np.abs(x) > 700, 1.0, x)
+    got, reference = np.empty_like(x), UNARY[name][0](torch.from_numpy(x)).numpy()
+    call(lib, f"ud_{name}", x, got, len(x))
+    tolerance = 0 if UNARY[name][1] == 0 else 1e-14
+    if name in ("digamma", "lgamma", "tan"):  # eager's own error near the poles and zeros is larger
+        tolerance = 1e-9
+    np.testing.assert_allclose(got, reference, rtol=tolerance, atol=1e-300)
+
+
+@pytest.mark.parametrize("dtype", COMPUTE_TYPES)
+def test_choose(lib: ctypes.CDLL, dtype: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    a, b = torch.randint(-3, 4, (2, 1024), generator=generator).to(COMPUTE_TYPES[dtype])
+    got = torch.empty_like(a)
+    call(lib, f"choose_{dtype}", a.numpy(), b.numpy(), got.numpy(), 1024)
+    assert torch.equal(got, torch.where((a < b) | (a == 1), a + b, a))
+
+
+def test_overflow_of_e4m3_can_be_nan(tmp_path: Path) -> None:
+    code = "void q(const float* x, pf::f8e4m3fn* y, int n)"
+    code += " { for (int i = 0; i < n; i++) pf::store1(y + i, x[i]); }"
+    (tmp_path / "q.cpp").write_text('#include "perfuse_simd.h"\nextern "C" ' + code)
+    flags = [*COMMON, *ISAS["plain"].split(), "-DPF_FP8_SATURATE=0", f"-I{HEADERS}"]
+    subprocess.run(["g++", *flags, "q.cpp", "-o", "q.so"], cwd=tmp_path, check=True)
+    x = np.array([448, 464, 464.1, 480, -1e9, np.inf, np.nan, 1], np.float32)
+    y = np.zeros(8, np.uint8)
+    ctypes.CDLL(str(tmp_path / "q.so")).q(
+        ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), 8
+    )
+    assert y.tolist() == [0x7E, 0x7E, 0x7F, 0x7F, 0xFF, 0x7F, 0x7F, 0x38]
 
 
 @pytest.mark.parametrize("name", BINARY)
