@@ -101,7 +101,8 @@ def exact_result(case: Case, problem: Problem) -> Any:
 
 def exact_model_result(case: Case) -> Any:
     problem = case.build()
-    model: Any = copy.deepcopy(problem.function).double()
+    original: Any = problem.function
+    model = copy.deepcopy(original).double()
     inputs = {k: v.double() if is_float(v) else v for k, v in problem.args[0].items()}
     step = problem.step.func  # type: ignore[attr-defined]
     return step(model, inputs, model)

@@ -39,6 +39,8 @@ WHISPER_BASE = {
     "encoder_layers": 6,
     "encoder_attention_heads": 8,
     "encoder_ffn_dim": 2048,
+    "decoder_layers": 1,  # built with the encoder, never run
+    "decoder_attention_heads": 8,
 }
 T5_SMALL = {"decoder_start_token_id": 0, "d_model": 512, "d_ff": 2048, "num_layers": 6}
 
@@ -59,7 +61,7 @@ FORWARD = (
         (1, 80, 3000),
         WHISPER_BASE,
     ),
-    R("convnext", "ConvNextModel", "ConvNextConfig", "pixel_values", (1, 3, 224, 224)),
+    R("convnext", "ConvNextModel", "ConvNextConfig", "pixel_values", (2, 3, 224, 224)),
     R("resnet", "ResNetModel", "ResNetConfig", "pixel_values", (2, 3, 224, 224)),
 )
 TRAIN = (

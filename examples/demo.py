@@ -40,7 +40,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
         scores = (q @ k.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5).softmax(-1)
         x = x + self.out((scores @ v).transpose(1, 2).reshape(x.shape))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        hidden: Tensor = self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return x + hidden
 
 
 @dataclass

@@ -126,6 +126,19 @@ LAYOUTS = (
 )
 
 
+def half(*shape: int) -> Tensor:
+    return randn(*shape, dtype=torch.float16)
+
+
+def of_special_values(x: Tensor) -> tuple[Tensor, ...]:
+    return x.exp(), x.clamp(-1, 1), x.maximum(x.flip(0)), x.isnan(), x.relu(), x.sign(), x.amax()
+
+
+def special_values() -> list[Any]:
+    infinity = float("inf")
+    return [torch.tensor([float("nan"), infinity, -infinity, 0.0, -0.0, 1e-42, 1e38])]
+
+
 def dtype_rows(dtype: torch.dtype) -> tuple[Behaviour, ...]:
     def inputs() -> list[Any]:
         return [(randn(6, 9) * 3).to(dtype), (randn(9) * 2).to(dtype)]
@@ -148,11 +161,10 @@ DTYPES = tuple(
     + (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     for row in dtype_rows(dtype)
 ) + (
-    Behaviour("promotion", lambda x, y: x + y, lambda: [torch.arange(5), randn(5, dtype=torch.float16)]),
+    Behaviour("promotion", lambda x, y: x + y, lambda: [torch.arange(5), half(5)]),
     Behaviour("integer_division", lambda x: (x / 2, x // 3, x % 3), lambda: [torch.arange(-5, 6)]),
-    Behaviour("special_values", lambda x: (x.exp(), x.clamp(-1, 1), x.maximum(x.flip(0)), x.isnan()),
-      lambda: [torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-42, 1e38])]),
-)  # fmt: skip
+    Behaviour("special_values", of_special_values, special_values),
+)
 
 
 @pytest.mark.parametrize("row", (*MUTATION, *ALIASING, *LAYOUTS, *DTYPES), ids=str)

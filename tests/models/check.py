@@ -52,6 +52,7 @@ def training_step(model: Any, inputs: Inputs) -> dict[str, Any]:
     loss = (
         outputs["loss"] if "loss" in outputs else sum(o.square().mean() for o in outputs.values())
     )
+    assert isinstance(loss, Tensor)
     loss.backward()
     plain = getattr(model, "_orig_mod", model)
     gradients = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
