@@ -131,6 +131,7 @@ class Extern:
     into_out: bool = False
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
+    returns_view: bool = False  # the result looks at an argument's memory and must be copied
     origin: str = field(default="", compare=False)
 
     def leaves(self) -> list[Any]:

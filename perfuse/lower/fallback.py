@@ -13,7 +13,7 @@ from perfuse.ir.index import Index
 from perfuse.ir.program import Extern, Opaque, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.tensor import Tensor, as_view
-from perfuse.torch_compat import op_name
+from perfuse.torch_compat import is_view_op, op_name
 
 
 def call_aten(
@@ -33,6 +33,7 @@ def call_aten(
         reason,
         mutates=_mutated(node, args, kwargs),
         returns_list=several,
+        returns_view=is_view_op(node.target),
         origin=builder.origin,
     )
     if ":" in made.op:

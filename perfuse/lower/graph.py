@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from perfuse.lower import fallback, families
 from perfuse.lower.builder import Builder
 from perfuse.lower.registry import LOWERINGS, CannotLower
 from perfuse.lower.symbols import Symbols
-from perfuse.lower.tensor import Tensor, as_view, cast_tensor, expand
+from perfuse.lower.tensor import Tensor, as_view, cast_tensor, expand, positions, reindex
 from perfuse.torch_compat import is_view_op, source_line
 
 assert families  # importing the op families fills the registry
@@ -125,7 +126,27 @@ class _Lowering:
             return
         if node.target is torch.ops.aten.copy_.default and self._try_copy(node):
             return
+        if node.target is torch.ops.aten.as_strided.default:
+            self.values[node] = self._as_strided(node, expected)
+            return
         self.values[node] = self._lowered(node, expected)
+
+    def _as_strided(self, node: FxNode, expected: Any) -> Any:
+        """A window on the storage at the root of a chain of views, wherever we put that."""
+        root = _alias_root(node.args[0])  # type: ignore[arg-type]
+        meta, value = root.meta["val"], self.values[root]
+        if not isinstance(value, Tensor):
+            return self._fallback(node, "storage of a value we only carry")
+        base = self.builder.realize(value, dense_strides(meta, self.symbols))
+        view = as_view(base)
+        assert view is not None
+        self.values[root] = base
+        start = self.symbols.dim(meta.storage_offset())
+        offset = self.symbols.dim(expected.storage_offset())
+        shape = self.symbols.dims(expected.shape)
+        strides = self.symbols.dims(expected.stride())
+        moved = ix.add(ix.add(offset, ix.mul(start, -1)), view.offset)
+        return self.builder.tensor_of_view(View(view.buffer, shape, strides, moved))
 
     def _is_data_dependent(self, node: FxNode) -> bool:
         return _has_tensor_input(node) and "sym_" not in str(node.target)
@@ -238,7 +259,24 @@ class _Lowering:
         self.outputs = tuple(outputs)
 
     def _output_view(self, node: FxNode, value: Tensor, claimed: dict[str, FxNode]) -> View:
-        strides = dense_strides(node.meta["val"], self.symbols)
+        shape = self.symbols.dims(node.meta["val"].shape)
+        strides = self.symbols.dims(node.meta["val"].stride())
+        repeated = [st == 0 and sz != 1 for st, sz in zip(strides, shape, strict=True)]
+        if any(repeated):
+            once = [1 if r else size for r, size in zip(repeated, shape, strict=True)]
+            at = positions(once)
+            view = self._window(node, reindex(value, once, at), own_strides(once, strides), claimed)
+            spread = [0 if r else st for r, st in zip(repeated, view.strides, strict=True)]
+            return View(view.buffer, value.shape, tuple(spread), view.offset)
+        return self._window(node, value, own_strides(shape, strides), claimed)
+
+    def _window(
+        self,
+        node: FxNode,
+        value: Tensor,
+        strides: tuple[Dim, ...] | None,
+        claimed: dict[str, FxNode],
+    ) -> View:
         value = self.builder.realize(value, strides)
         view = as_view(value)
         assert view is not None
@@ -264,7 +302,11 @@ def _alias_root(node: FxNode) -> FxNode:
 
 def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:
     """Eager's strides for a result, when they cover memory without gaps or overlap."""
-    shape, strides = symbols.dims(expected.shape), symbols.dims(expected.stride())
+    return dense(symbols.dims(expected.shape), symbols.dims(expected.stride()))
+
+
+def dense(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """The strides, when they cover memory without gaps or overlap."""
     dims = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
     if not all(isinstance(d, int) for pair in dims for d in pair):
         # Symbolic strides cannot be sorted by value: dense only if they are row-major.
@@ -279,6 +321,23 @@ def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:
         if stride != step:
             return None
         step = ix.mul(step, size)
+    return strides
+
+
+def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """The strides a result must have: those of eager, gaps included, unless they overlap.
+
+    A backward graph is compiled for the strides that were traced, so a saved slice keeps its gaps.
+    """
+    pairs = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
+    fixed = [(st, sz) for st, sz in pairs if isinstance(st, int) and isinstance(sz, int)]
+    if len(fixed) < len(pairs):
+        return dense(shape, strides)
+    span = 1
+    for stride, size in sorted(fixed):
+        if stride < span:
+            return None
+        span += stride * (size - 1)
     return strides
 
 

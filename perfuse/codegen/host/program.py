@@ -219,6 +219,8 @@ class _HostWriter:
         for out in step.outs:
             if out is None:
                 continue
+            if step.returns_view:
+                self.w.line(f"{out} = {out}.clone()")
             if out in self.program.buffers:
                 self._adopt(out)
             elif out in self.sources.sizes:
