@@ -206,7 +206,22 @@ def _rows(table: list[tuple[str, Callable[..., Any], tuple[Any, ...]]]) -> list[
     return [Row(name, fn, inputs, CALLED.get(name, ())) for name, fn, inputs in table]
 
 
-ROWS = [*POINTWISE, *_rows(VIEWS), *_rows(REDUCTIONS), *_rows(CREATION)]
+GRADIENTS = [
+    Row("saved_expand", lambda x: torch.nn.functional.normalize(x), (f32(3, 4, 6),), grad=True),
+    Row("saved_slice", lambda x: x.exp()[:, 1:3].tanh() * x.sin()[:, ::3], (f32(5, 4),), grad=True),
+    Row("batch_norm_eval", lambda x: _batch_norm(x), (f32(3, 4, 6),)),
+    Row("batch_norm_train", lambda x: _batch_norm(x, True), (f32(3, 4, 6),), grad=True),
+    Row("group_norm", lambda x, w: torch.nn.functional.group_norm(x, 2, w), (f32(3, 4, 6), f32(4)),
+        grad=True),
+]  # fmt: skip
+
+
+def _batch_norm(x: torch.Tensor, training: bool = False) -> torch.Tensor:
+    mean, var = torch.zeros(4), torch.ones(4)
+    return torch.nn.functional.batch_norm(x, mean, var, training=training)
+
+
+ROWS = [*POINTWISE, *_rows(VIEWS), *_rows(REDUCTIONS), *_rows(CREATION), *GRADIENTS]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
