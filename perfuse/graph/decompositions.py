@@ -54,7 +54,7 @@ ARITHMETIC = """
 addcdiv addcmul addr aminmax clamp_max clamp_min count_nonzero deg2rad dist dot
 floor_divide frac heaviside isneginf isposinf lerp linalg_cross linalg_vector_norm logaddexp
 logaddexp2 logit mv mvlgamma nan_to_num nansum norm rad2deg rsub sgn sinc special_entr
-special_log_ndtr special_xlog1py std std_mean trace vdot xlogy hypot
+special_log_ndtr special_xlog1py std std_mean trace vdot xlogy
 """.split()
 
 CREATION = """
