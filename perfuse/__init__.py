@@ -1,1 +1,50 @@
-"""Perfuse: an independent tensor compiler for PyTorch."""
+"""Perfuse: an independent tensor compiler for PyTorch.
+
+`torch.compile(model, backend="perfuse")` or `perfuse.compile(model)`. Importing this package is
+cheap: what needs PyTorch's compiler front is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from perfuse import config as config
+from perfuse.capture.register import register
+from perfuse.counters import counters as counters
+from perfuse.errors import ArtefactError as ArtefactError
+from perfuse.errors import CacheDamaged as CacheDamaged
+from perfuse.errors import CompilerFailed as CompilerFailed
+from perfuse.errors import CompilerMissing as CompilerMissing
+from perfuse.errors import ConfigError as ConfigError
+from perfuse.errors import PerfuseError as PerfuseError
+from perfuse.errors import SpecError as SpecError
+from perfuse.errors import UnknownOption as UnknownOption
+from perfuse.errors import UnsupportedOp as UnsupportedOp
+from perfuse.version import VERSION
+
+if TYPE_CHECKING:
+    from perfuse import testing as testing
+    from perfuse.api import aot_compile as aot_compile
+    from perfuse.api import aot_load as aot_load
+    from perfuse.api import compile as compile
+    from perfuse.api import explain as explain
+    from perfuse.api import load as load
+
+LAZY = ("aot_compile", "aot_load", "compile", "explain", "load")
+
+__version__ = VERSION
+
+register()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module("perfuse.testing")
+    if name in LAZY:
+        return getattr(importlib.import_module("perfuse.api"), name)
+    raise AttributeError(f"module 'perfuse' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *LAZY, "testing"])

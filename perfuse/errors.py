@@ -33,14 +33,18 @@ class ConfigError(PerfuseError):
 
 
 class UnknownOption(ConfigError):
-    """A setting was named that does not exist."""
+    """A setting or a mode was named that does not exist."""
 
     default_hint = "perfuse.config.describe() lists every setting."
 
-    def __init__(self, name: str, known: Iterable[str], *, at: str | None = None) -> None:
-        nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]!r}? {self.default_hint}" if nearest else None
-        super().__init__(f"unknown setting {name!r}", at=at, hint=hint)
+    def __init__(
+        self, name: str, known: Iterable[str], *, at: str | None = None, what: str = "setting"
+    ) -> None:
+        choices = list(known)
+        nearest = get_close_matches(name, choices, n=1, cutoff=0.5)
+        rest = self.default_hint if what == "setting" else f"known are: {', '.join(choices)}."
+        hint = f"did you mean {nearest[0]!r}? {rest}" if nearest else rest
+        super().__init__(f"unknown {what} {name!r}", at=at, hint=hint)
         self.name = name
         self.nearest = nearest[0] if nearest else None
 

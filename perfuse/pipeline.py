@@ -31,6 +31,10 @@ class Compiled:
     host: HostSource
     call: Callable[[list[Any]], tuple[Any, ...]]
 
+    def texts(self) -> tuple[str, ...]:
+        """The generated sources: C++, then the host program."""
+        return (*(text for _, text in self.sources.units), self.host.text)
+
 
 def compile_graph(module: GraphModule, context: Context) -> Compiled:
     """From an ATen graph to something that runs."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import torch
@@ -127,3 +128,17 @@ def aot_compile_graph(
         keep_inference_input_mutations=True,
     )
     return compiled
+
+
+def add_dynamo_backend(entry_point: EntryPoint) -> None:
+    """Put a backend into Dynamo's table of those that are imported on first use."""
+    from torch._dynamo.backends import registry
+
+    registry._BACKENDS.setdefault(entry_point.name, entry_point)
+
+
+def reset_dynamo() -> None:
+    """Forget every compiled function, so that the next call compiles again."""
+    import torch._dynamo
+
+    torch._dynamo.reset()

@@ -1,13 +1,15 @@
-"""`perfuse_backend`: what `torch.compile(..., backend="perfuse")` calls with each captured graph."""
+"""`perfuse_backend`: what `torch.compile(..., backend="perfuse")` calls with each graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
-from perfuse import pipeline
+from perfuse import config, pipeline
+from perfuse.capture.modes import settings_for
+from perfuse.capture.observe import observers
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import plain_partition
@@ -15,13 +17,24 @@ from perfuse.torch_compat import aot_compile_graph
 
 
 def perfuse_backend(
-    module: GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph: forward now, backward too if gradients are wanted."""
-    context = Context.default()
+    """Compile a Dynamo graph: forward now, backward too if gradients are wanted.
+
+    The settings are taken once, here: the backward is compiled under those of its forward.
+    """
+    context = Context.default(settings_for(config.snapshot(), mode, options))
+    watching = observers()
 
     def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return pipeline.compile_graph(graph, context).call
+        compiled = pipeline.compile_graph(graph, context)
+        for observer in watching:
+            observer(compiled)
+        return compiled.call
 
     return aot_compile_graph(
         module,

@@ -1,0 +1,42 @@
+"""The public functions: compile, explain, aot_compile and load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from perfuse import config
+from perfuse.capture.backend import perfuse_backend
+from perfuse.capture.modes import overrides_of, settings_for
+
+Function = Callable[..., Any]
+
+
+def compile(
+    fn: Function | None = None,
+    *,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """`fn`, a function or a module, compiled by Perfuse; without `fn`, a decorator.
+
+    `dynamic` and `fullgraph` are those of `torch.compile`. `mode` names a set of settings:
+    "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs". `options` are
+    settings by dotted name, as in `perfuse.config`, and rule over the mode.
+    """
+    settings_for(config.snapshot(), mode, options)  # a mistake is told here, not in the first call
+    if fn is None:
+        return partial(compile, dynamic=dynamic, fullgraph=fullgraph, mode=mode, options=options)
+    chosen = overrides_of(mode, options)
+    return torch.compile(
+        fn,
+        backend=perfuse_backend,
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+        options=chosen or None,
+    )

@@ -1,0 +1,70 @@
+"""`register`: make `backend="perfuse"` known to PyTorch, without loading its compiler front.
+
+An installed Perfuse is found by its entry point. One that is only importable (a checkout on
+`PYTHONPATH`) shows the same entry point through a finder of its own; and where Dynamo, which looks
+for entry points once, was loaded before, the entry point is put into its table. Either way the
+backend itself is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from importlib.metadata import (
+    Distribution,
+    DistributionFinder,
+    EntryPoint,
+    PackageNotFoundError,
+    distribution,
+)
+from os import PathLike
+
+from perfuse.version import VERSION
+
+NAME = "perfuse"
+ENTRY_POINT = EntryPoint(NAME, "perfuse.capture.backend:perfuse_backend", "torch_dynamo_backends")
+DYNAMO = "torch._dynamo"
+
+
+class Uninstalled(Distribution):
+    """What the metadata of an installed Perfuse would say of its backend."""
+
+    def read_text(self, filename: str) -> str | None:
+        return {
+            "METADATA": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n",
+            "entry_points.txt": f"[{ENTRY_POINT.group}]\n{NAME} = {ENTRY_POINT.value}\n",
+        }.get(filename)
+
+    def locate_file(self, path: str | PathLike[str]) -> PathLike[str]:
+        raise FileNotFoundError(path)
+
+
+class Finder(DistributionFinder):
+    """Shows `Uninstalled` to those who look for distributions, and finds no modules."""
+
+    def find_spec(self, *_: object, **__: object) -> None:
+        return None
+
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterable[Distribution]:
+        is_asked = context is None or context.name in (None, NAME)
+        return [Uninstalled()] if is_asked else []
+
+
+def register() -> None:
+    """Make the backend known; any number of times, installed or not."""
+    if not _is_installed():
+        sys.meta_path.append(Finder())
+    if DYNAMO in sys.modules:
+        compat = importlib.import_module("perfuse.torch_compat")
+        compat.add_dynamo_backend(ENTRY_POINT)
+
+
+def _is_installed() -> bool:
+    try:
+        distribution(NAME)
+    except PackageNotFoundError:
+        return False
+    return True

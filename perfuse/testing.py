@@ -1,0 +1,54 @@
+"""What tests of compiled code need: an empty cache, the generated sources, tensors with strides."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfuse import config
+from perfuse.capture.observe import observing
+from perfuse.pipeline import Compiled
+from perfuse.torch_compat import reset_dynamo
+
+
+@contextmanager
+def fresh_cache() -> Iterator[Path]:
+    """A block with an empty cache of its own, which is gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="perfuse-") as folder,
+        config.patch({"cache.dir": folder}),
+    ):
+        yield Path(folder)
+
+
+def run_and_get_code(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
+    """What `fn` returns when compiled anew, and every generated source: C++, then host program."""
+    seen: list[Compiled] = []
+    reset_dynamo()
+    with observing(seen.append):
+        result = fn(*args, **kwargs)
+    return result, [text for compiled in seen for text in compiled.texts()]
+
+
+def rand_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> torch.Tensor:
+    """A random tensor of exactly these strides, gaps and overlaps included."""
+    span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    span = 0 if 0 in size else span
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        memory = torch.randn(span, dtype=wide, device=device).to(dtype)
+    elif dtype is torch.bool:
+        memory = torch.randint(0, 2, (span,), device=device).to(dtype)
+    else:
+        memory = torch.randint(0, 16, (span,), device=device).to(dtype)
+    return memory.as_strided(tuple(size), tuple(stride))
