@@ -29,6 +29,7 @@ class Builder:
         self.constants: dict[str, Any] = {}
         self.symbols = Symbols()
         self.origin = ""
+        self.arguments: tuple[Any, ...] = ()  # what the op in hand was traced with
         self._num_names = 0
 
     def new_name(self) -> str:

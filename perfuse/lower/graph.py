@@ -156,6 +156,7 @@ class _Lowering:
         reason = "no lowering for this op"
         if lowering is not None and _all_plain(node, expected):
             mark = len(self.builder.nodes), dict(self.builder.buffers)
+            self.builder.arguments = tuple(_traced(a) for a in node.args)
             try:
                 result = lowering(self.builder, *self._args(node.args), **self._kwargs(node))
                 result = _checked(result, expected, self.symbols)
@@ -339,6 +340,10 @@ def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ..
             return None
         span += stride * (size - 1)
     return strides
+
+
+def _traced(arg: Any) -> Any:
+    return arg.meta.get("val") if isinstance(arg, FxNode) else arg
 
 
 def _is_plain_tensor(value: Any) -> bool:

@@ -135,9 +135,8 @@ class _Run:
         if not args:
             return storage[at].to(to_torch(expr.dtype))
         mask, fill = args
-        shape = torch.broadcast_shapes(mask.shape, fill.shape, at.shape)
-        mask, at = mask.expand(shape), at.expand(shape)
-        result = fill.expand(shape).clone()
+        mask, at, fill = torch.broadcast_tensors(mask, at, fill)
+        result = fill.clone()
         result[mask] = storage[at[mask]].to(result.dtype)
         return result
 
@@ -149,7 +148,9 @@ class _Run:
         for i, axis in enumerate(node.axes):
             atom = axis.atom
             assert atom is not None, f"axis {axis} of one step"
-            env[atom] = torch.arange(shape[i]).reshape([-1 if j == i else 1 for j in range(len(shape))])
+            env[atom] = torch.arange(shape[i]).reshape(
+                [-1 if j == i else 1 for j in range(len(shape))]
+            )
         buffer = self.program.buffers[node.out]
         value = self.value(node.value, env, {}).expand(shape)
         reduced = [i for i, axis in enumerate(node.axes) if axis.reduced]

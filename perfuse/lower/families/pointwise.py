@@ -232,6 +232,9 @@ def add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     )  # fmt: skip
 
 
+multiply = _binary("mul", int_to_float=False)
+
+
 @lowers("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)

@@ -79,9 +79,7 @@ def taps(
     at = positions(shape)
     starts = [window.start(d, at[lead + d]) for d in range(window.ndim)]
     for steps in itertools.product(*(range(k) for k in window.kernel)):
-        where = [
-            ix.add(s, t * d) for s, t, d in zip(starts, steps, window.dilation, strict=True)
-        ]
+        where = [ix.add(s, t * d) for s, t, d in zip(starts, steps, window.dilation, strict=True)]
         mask = ex.const(True, DType.BOOL)
         for position, size in zip(where, window.sizes, strict=True):
             mask = ex.apply("land", mask, inside(position, size))

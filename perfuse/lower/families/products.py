@@ -10,6 +10,7 @@ from perfuse.ir.index import Dim
 from perfuse.ir.program import Extern, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import add as add_tensors
+from perfuse.lower.families.pointwise import multiply
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor
 
@@ -48,17 +49,24 @@ def bmm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 
 @lowers("aten.addmm.default")
 def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Any:
-    if beta != 1 or alpha != 1 or not a.dtype.is_float:
-        raise CannotLower("addmm with factors")
-    if a.dtype.is_narrow_float:
+    if not a.dtype.is_float or a.dtype.is_narrow_float:
         raise CannotLower("addmm of small floats rounds once, in the library")
-    return add_tensors(builder, mm(builder, a, b), bias)
+    return _with_bias(builder, mm(builder, a, b), bias, beta, alpha)
+
+
+def _with_bias(builder: Builder, product: Tensor, bias: Tensor, beta: Any, alpha: Any) -> Tensor:
+    """alpha*product + beta*bias; as in eager, a beta of 0 keeps NaN in the bias out."""
+    if alpha != 1:
+        product = multiply(builder, product, alpha)
+    if beta == 0:
+        return product
+    return add_tensors(builder, product, bias, beta)
 
 
 @lowers("aten.baddbmm.default")
 def baddbmm(
     builder: Builder, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    if beta != 1 or alpha != 1 or not a.dtype.is_float or a.dtype.is_narrow_float:
-        raise CannotLower("baddbmm with factors or small floats")
-    return add_tensors(builder, bmm(builder, a, b), bias)
+    if not a.dtype.is_float or a.dtype.is_narrow_float:
+        raise CannotLower("baddbmm of small floats rounds once, in the library")
+    return _with_bias(builder, bmm(builder, a, b), bias, beta, alpha)

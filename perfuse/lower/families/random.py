@@ -124,9 +124,7 @@ def normal(
 
 
 @lowers("aten.exponential.default")
-def exponential(
-    builder: Builder, x: Tensor, rate: float = 1.0, generator: Any = None
-) -> Tensor:
+def exponential(builder: Builder, x: Tensor, rate: float = 1.0, generator: Any = None) -> Tensor:
     chosen = _float_dtype(None, x)
     drawn = _uniform(builder, x.shape, DType.F32, generator)
     # The middle of a step of the generator: neither 0 nor infinity can come out.
@@ -135,9 +133,7 @@ def exponential(
     return _made(x.shape, chosen, ex.apply("div", value, element(rate, DType.F32)))
 
 
-def _integers(
-    builder: Builder, shape: Sequence[Dim], low: Any, high: Any, dtype: DType
-) -> Tensor:
+def _integers(builder: Builder, shape: Sequence[Dim], low: Any, high: Any, dtype: DType) -> Tensor:
     bounds = [element(v, DType.I64) for v in (low, high)]
     drawn = ex.apply("randint64", *_begin(builder, shape, None), *bounds, dtype=DType.I64)
     return _made(shape, dtype, drawn)

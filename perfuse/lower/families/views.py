@@ -377,10 +377,3 @@ def sum_dims(sizes: Sequence[Dim]) -> Dim:
 def stack(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     at = dim % (tensors[0].ndim + 1)
     return cat(builder, [unsqueeze_dims(t, [at]) for t in tensors], at)
-
-
-@lowers("aten.as_strided.default", "aten.as_strided_copy.default")
-def as_strided(
-    builder: Builder, x: Tensor, size: Sequence[Dim], stride: Sequence[Dim], offset: Any = None
-) -> Tensor:
-    raise CannotLower("as_strided looks through the layout of its argument")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from functorch.compile import aot_function
+from functorch.compile import aot_function  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
@@ -132,7 +132,11 @@ def compare_narrow(
         exact64 = true.double()
         limit = 2 * (want.double() - exact64).abs() + torch.finfo(want.dtype).eps * exact64.abs()
         error = (have.double() - exact64).abs()
-        fine = (error <= limit.nan_to_num(0, 0, 0).max()) | (have.isnan() & want.isnan()) | (have == want)
+        fine = (
+            (error <= limit.nan_to_num(0, 0, 0).max())
+            | (have.isnan() & want.isnan())
+            | (have == want)
+        )
         assert bool(fine.all()), f"{have}\n{want}\n{program}"
 
 

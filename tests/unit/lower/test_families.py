@@ -23,7 +23,9 @@ add sub mul div atan2 copysign fmod remainder minimum maximum fmin fmax hypot ne
 le gt ge logical_and logical_or logical_xor floor_divide true_divide pow logaddexp logaddexp2 xlogy
 heaviside
 """.split()
-INT_BINARY = "add sub mul div bitwise_and bitwise_or bitwise_xor minimum maximum eq lt copysign".split()
+INT_BINARY = (
+    "add sub mul div bitwise_and bitwise_or bitwise_xor minimum maximum eq lt copysign".split()
+)
 MIXED = [(f32(4, 3), i64(3)), (bf16(4, 3), f32(3)), (f32(4, 3), f64()), (i32(4), i64()),
          (u8(5), i32(5)), (mask(5), i64(5)), (f16(4, 1), bf16(1, 4)), (i64(3), f32()),
          (f32(2, 1, 3), f32(4, 1))]  # fmt: skip
@@ -74,6 +76,11 @@ POINTWISE = [
     Row("lerp", lambda x, y, w: (torch.lerp(x, y, 0.3), torch.lerp(x, y, w)),
         (f32(3), f32(4, 3), f32(3))),
     Row("round_decimals", lambda x: torch.round(x * 3, decimals=2), (f32(9),)),
+    Row("ldexp", torch.ldexp, (f32(9), i32(9))),
+    Row("angle", torch.angle, (special(9),)),
+    Row("addmm", lambda b, x, y: (torch.addmm(b, x, y), torch.addmm(b, x, y, beta=0.5, alpha=2),
+                                  torch.addmm(b / 0, x, y, beta=0)), (f32(5), f32(4, 3), f32(3, 5)),
+        ("aten.mm.out",)),
     Row("dynamic", lambda x, y: (x + y).exp() * x.shape[0], (f32(5, 3), f32(3)), dynamic=True),
 ]  # fmt: skip
 
@@ -146,8 +153,6 @@ def _assigned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return made
 
 
-CALLED = {"as_strided_view": ("aten.as_strided.default",)}
-
 REDUCTIONS: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("sum", lambda x: (x.sum(), x.sum(0), x.sum((0, 2)), x.sum(-1, keepdim=True)), (f32(3, 4, 5),)),
     ("sum_int", lambda x: (x.sum(), x.sum(0), x.sum(0, dtype=torch.float32)), (i32(3, 4),)),
@@ -203,7 +208,7 @@ CREATION: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
 
 
 def _rows(table: list[tuple[str, Callable[..., Any], tuple[Any, ...]]]) -> list[Row]:
-    return [Row(name, fn, inputs, CALLED.get(name, ())) for name, fn, inputs in table]
+    return [Row(name, fn, inputs) for name, fn, inputs in table]
 
 
 GRADIENTS = [

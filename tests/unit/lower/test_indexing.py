@@ -25,7 +25,8 @@ def _assign_column(x: Tensor, i: Tensor, value: Tensor) -> Tensor:
 
 PERM = torch.tensor([3, 0, 4, 1])
 ROWS = [
-    Row("gather", lambda x, i: (x.gather(1, i), x.exp().gather(-1, i) + 1), (f32(5, 7), ids(7, 4, 3))),
+    Row("gather", lambda x, i: (x.gather(1, i), x.exp().gather(-1, i) + 1),
+        (f32(5, 7), ids(7, 4, 3))),
     Row("gather_dim0", lambda x, i: x.gather(0, i), (f32(5, 7), ids(5, 4, 3))),
     Row("gather_scalar", lambda x, i: x.gather(0, i), (f32(), ids(1))),
     Row("gather_grad", lambda x, i: x.gather(1, i).exp(), (f32(5, 7), ids(7, 4, 3)), grad=True),
@@ -38,7 +39,6 @@ ROWS = [
     Row("index_int32", lambda x, i: x[i], (f32(5, 7), ids(5, 4).int())),
     Row("index_grad", lambda x, i, j: x[i, :, j] * 2, (f32(5, 3, 7), ids(5, 4), ids(7, 4)),
         grad=True),
-    Row("index_masked", lambda x, m: x * x[0:1][:, torch.tensor([0, 1])].sum(), (f32(5, 7), mask(5))),
     Row("index_arange", lambda x: x[torch.arange(4), torch.arange(4) + 1], (f32(5, 7),)),
     Row("index_empty", lambda x, i: x[i[:0]] + 1, (f32(5, 7), ids(5, 4))),
     Row("index_of_index", lambda x, i, j: x[i[j]], (f32(5, 7), ids(5, 9), ids(9, 4))),
@@ -59,7 +59,8 @@ ROWS = [
         (f32(3, 7), torch.stack([PERM, PERM + 2, PERM]), f32(3, 5))),
     Row("scatter_value", lambda x, i: (x.scatter(1, i, 2.5), x.exp().scatter(0, i % 3, 1)),
         (f32(3, 7), ids(7, 3, 4))),
-    Row("scatter_corner", lambda x, i, s: x.scatter(0, i, s), (f32(5, 7), PERM[None, :], f32(2, 6))),
+    Row("scatter_corner", lambda x, i, s: x.scatter(0, i, s),
+        (f32(5, 7), PERM[None, :], f32(2, 6))),
     Row("scatter_add", lambda x, i, s: x.scatter_add(1, i, s.exp()),
         (f32(3, 7), ids(7, 2, 9), f32(3, 9))),
     Row("scatter_add_bf16", lambda x, i, s: x.scatter_add(1, i, s),
