@@ -14,6 +14,7 @@ from perfuse.build import load_library
 from perfuse.codegen.cpp.unit import Segment
 from perfuse.codegen.host.program import HostSource, _function
 from perfuse.ir.program import Extern
+from perfuse.runtime.pool import SMALLEST_BYTES, empty_strided, pooled
 
 
 class Frame:
@@ -28,7 +29,7 @@ class Frame:
         self.pointers_at = self.pointers.buffer_info()[0]
         self.sizes_at = self.sizes.buffer_info()[0]
         self.pointers[0] = self.status.buffer_info()[0]
-        self.arena = torch.empty(host.arena_bytes + 64, dtype=torch.uint8)
+        self.arena = _arena(host.arena_bytes + 64)
         skip = -self.arena.data_ptr() % 64
         base = self.arena.data_ptr() + skip
         for place, offset in host.fixed_pointers:
@@ -37,6 +38,12 @@ class Frame:
             _window(self.arena[skip + w.offset :], w.dtype, w.shape, w.strides)
             for w in host.windows
         ]
+
+
+def _arena(num_bytes: int) -> torch.Tensor:
+    if num_bytes < SMALLEST_BYTES:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    return pooled(num_bytes, torch.uint8, num_bytes)
 
 
 def _window(
@@ -92,7 +99,7 @@ def bind(
         "frames": frames,
         "new_frame": lambda: Frame(host),
         "get_num_threads": torch.get_num_threads,
-        "empty_strided": torch.empty_strided,
+        "empty_strided": empty_strided,
         "as_strided": torch.as_strided,
         "with_strides": with_strides,
         "new_seeds": new_seeds,

@@ -411,12 +411,20 @@ class _KernelWriter:
 
     def _converted(self, emitter: Emitter, m: Member) -> Value:
         """A member's value in the compute type of its buffer."""
-        value = emitter.value(m.loop.value)
-        target = self.buffers[m.loop.out].dtype.compute
+        formula = m.loop.value
+        kind = self.buffers[m.loop.out].dtype
+        if formula.op == "round_to" and formula.attr is kind and self._only_stored(m):
+            formula = formula.args[0]  # the store rounds anyway
+        value = emitter.value(formula)
+        target = kind.compute
         if value.dtype is target:
             return value
         text = f"pf::cast<{COMPUTE_TYPE[target]}>({value.text})"
         return emitter._local(Value(text, target, value.is_vector))
+
+    def _only_stored(self, m: Member) -> bool:
+        """Nothing else in the kernel takes the value from a register."""
+        return not any(r.attr[0] == m.loop.out for u in self.kernel.members for r in u.loop.reads())
 
     def _resolver(self, results: dict[str, Value], stage: int | None):  # type: ignore[no-untyped-def]
         """Where a load of something this kernel makes finds it."""
