@@ -92,7 +92,12 @@ def test_random_symbolic_traces() -> None:
 
     def f(x: Tensor) -> Tensor:
         values = [x]
-        ops = [torch.clone, torch.cos, torch.tanh, torch.nn.functional.gelu]
+        ops: list[Callable[[Tensor], Tensor]] = [
+            torch.clone,
+            torch.cos,
+            torch.tanh,
+            torch.nn.functional.gelu,
+        ]
         for _ in range(100):
             values.append(rng.choice(ops)(rng.choice(values)))
         return values[-1]
@@ -129,8 +134,15 @@ def test_two_results_do_not_become_one_memory() -> None:
     assert a.data_ptr() != b.data_ptr()
 
 
-UNARY = (torch.sin, torch.neg, torch.abs, torch.clone, torch.relu, torch.t)
-BINARY = (torch.add, torch.mul, torch.sub, torch.maximum)
+UNARY: tuple[Callable[..., Tensor], ...] = (
+    torch.sin,
+    torch.neg,
+    torch.abs,
+    torch.clone,
+    torch.relu,
+    torch.t,
+)
+BINARY: tuple[Callable[..., Tensor], ...] = (torch.add, torch.mul, torch.sub, torch.maximum)
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99)), max_size=20)
 
 

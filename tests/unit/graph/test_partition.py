@@ -162,12 +162,14 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.count: Tensor
         self.register_buffer("count", torch.zeros(16))
         self.linear = nn.Linear(16, 16)
 
     def forward(self, x: Tensor) -> Tensor:
         self.count.add_(1)
-        return (self.linear(x) * self.count.sin()).exp()
+        y: Tensor = self.linear(x)
+        return (y * self.count.sin()).exp()
 
 
 def test_mutated_buffer_is_not_recomputed_from() -> None:
