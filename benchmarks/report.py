@@ -156,6 +156,7 @@ def draw_chart(path: Path, document: Row) -> None:
     axes.barh([p + 0.2 for p in places], eager, height=0.4, label="eager", color="#c9ccd1")
     axes.axvline(1.0, color="#a4243b", linewidth=1, label="TorchInductor")
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.set_yticks(list(places), [r["name"] for r in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("speed relative to TorchInductor (log scale)")

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.harness.backend import Counting, eager_random
-from tests.harness.compare import complaints
+from tests.harness.compare import DIRECTIONS, complaints, moved
 from tests.models.zoo import Architecture, Inputs
+
+EPS = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ def check_model(
         with eager_random(counting.inner):
             got = evaluate(torch.compile(copy.deepcopy(model), backend=counting), inputs)
         counts.append(counting.num_graphs)
-    exact, moved = (evaluate(widened(model, shift), wide(inputs)) for shift in (0.0, 2.0**-23))
-    found = complaints(got, eager, exact, [moved])
+    exact, *spreads = (evaluate(widened(model, way), wide(inputs)) for way in ("", *DIRECTIONS))
+    found = complaints(got, eager, exact, spreads)
     return ModelReport(found, num_graphs=counts[1], num_graphs_eager=counts[0])
 
 
@@ -67,13 +69,12 @@ def floats(outputs: Any) -> dict[str, Tensor]:
     }
 
 
-def widened(model: nn.Module, shift: float) -> nn.Module:
-    """The model in float64, its parameters moved by `shift` relative to their size."""
+def widened(model: nn.Module, direction: str) -> nn.Module:
+    """The model in float64, its parameters moved by one rounding of float32."""
     wider = copy.deepcopy(model).double()
     with torch.no_grad():
         for parameter in wider.parameters():
-            signs = torch.arange(parameter.numel()).remainder(3).sub(1)
-            parameter.mul_(1 + shift * signs.reshape(parameter.shape))
+            parameter.copy_(moved(parameter, EPS, direction))
     return wider
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tests.harness.backend import compiled, eager_random
-from tests.harness.compare import Tolerance, complaints
+from tests.harness.compare import DIRECTIONS, Tolerance, complaints, moved
 from tests.opdb.rows import DTYPES, Row, operators, tolerance_of
 
 # What they return is memory nobody has written: only its shape, dtype and strides mean anything.
@@ -162,16 +162,14 @@ def references(row: Row, op: Any, calls: list[Call]) -> tuple[Any, list[Any]]:
     if not dtype.is_floating_point or op.name in UNINITIALISED:
         return None, []
     eps = torch.finfo(dtype).eps
-    exact, *moved = (exact_of(row, op, calls, shift) for shift in (0.0, eps, -eps))
-    return exact, [m for m in moved if m is not None]
+    exact, *spreads = (exact_of(row, op, calls, eps, way) for way in ("", *DIRECTIONS))
+    return exact, [s for s in spreads if s is not None]
 
 
-def exact_of(row: Row, op: Any, calls: list[Call], shift: float) -> Any:
+def exact_of(row: Row, op: Any, calls: list[Call], eps: float, direction: str) -> Any:
     def widen(x: Any) -> Any:
         if isinstance(x, Tensor) and x.is_floating_point():
-            signs = torch.arange(x.numel()).remainder(3).sub(1).reshape(x.shape)
-            wide = x.detach().double() * (1 + shift * signs)
-            return wide.requires_grad_(x.requires_grad)
+            return moved(x, eps, direction)
         return torch.float64 if x in (torch.float32, torch.float16, torch.bfloat16) else x
 
     try:

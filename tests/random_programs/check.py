@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.harness.backend import compiled
-from tests.harness.compare import complaints
-from tests.random_programs.program import Program, widened
+from tests.harness.compare import DIRECTIONS, complaints, moved
+from tests.random_programs.program import Program
 
 MAX_SHRINK_STEPS = 80
 Function = Callable[..., Any]
@@ -57,7 +57,7 @@ def check_sizes(
     if got["aliases"] != eager["aliases"]:
         return Verdict("wrong", f"aliases {got['aliases']}, eager {eager['aliases']}")
     eps = program.float_eps()
-    exact, *spreads = (exact_of(program, values, shift) for shift in (0.0, eps, -eps))
+    exact, *spreads = (exact_of(program, values, eps, way) for way in ("", *DIRECTIONS))
     found = complaints(
         got["values"], eager["values"], exact, [s for s in spreads if s is not None], eps=eps
     )
@@ -95,10 +95,12 @@ def cotangent(output: Tensor) -> Tensor:
     return ramp.reshape(output.shape).to(output.dtype)
 
 
-def exact_of(program: Program, values: list[Tensor], shift: float) -> list[Tensor] | None:
+def exact_of(
+    program: Program, values: list[Tensor], eps: float, direction: str
+) -> list[Tensor] | None:
     _, function = program.functions(exact=True)
     try:
-        wide = [widened(v, shift) for v in values]
+        wide = [moved(v, eps, direction) if v.is_floating_point() else v.clone() for v in values]
         return list(evaluate(program, function, wide)["values"])
     except Exception:
         return None

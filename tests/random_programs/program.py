@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 DTYPES = {
     "f16": torch.float16,
@@ -98,11 +97,3 @@ class Program:
         text = self.source()
         used = [DTYPES[n] for n in FLOATS if re.search(rf"\b{n}\b", text)]
         return max((torch.finfo(d).eps for d in used), default=torch.finfo(torch.float32).eps)
-
-
-def widened(x: Tensor, shift: float) -> Tensor:
-    """The same value in float64, moved by `shift` relative to its size."""
-    if not x.is_floating_point():
-        return x.detach().clone()
-    signs = torch.arange(x.numel()).remainder(3).sub(1).reshape(x.shape)
-    return (x.detach().double() * (1 + shift * signs)).requires_grad_(x.requires_grad)
