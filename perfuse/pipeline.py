@@ -44,5 +44,5 @@ def compile_graph(module: GraphModule, context: Context) -> Compiled:
     sources = generate_sources(plan, context)  # C++ text
     host = generate_host(plan, sources)  # the program that launches
     library = str(build_shared_library(sources.units, context)) if sources.units else None
-    call = bind(host, sources.steps, library, program.constants)
+    call = bind(host, library, program.constants, context.settings.cpu.threads)
     return Compiled(module, program, plan, sources, host, call)

@@ -1,6 +1,6 @@
 """The only file that touches private PyTorch APIs: PyTorch 2.11 to 2.15 is its problem alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -142,3 +142,38 @@ def reset_dynamo() -> None:
     import torch._dynamo
 
     torch._dynamo.reset()
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    """The elements of a CPU tensor, row by row."""
+    with disable_dispatch_modes():
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return bytes(flat.numpy())
+
+
+def symbol_facts(values: Iterable[Any]) -> list[str]:
+    """What is known of each size symbol in these values: its range, and the size first seen."""
+    found: dict[str, str] = {}
+    for value in _sym_leaves(values):
+        env = value.node.shape_env
+        for symbol in value.node.expr.free_symbols:
+            hint = env.backed_var_to_val.get(symbol, "?")
+            found[str(symbol)] = f"{symbol} in {env.var_to_range.get(symbol)} seen {hint}"
+    return [found[name] for name in sorted(found)]
+
+
+def _sym_leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _sym_leaves(value)
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield from _sym_leaves((*value.shape, *value.stride(), value.storage_offset()))
+
+
+def num_guards(values: Iterable[Any]) -> int:
+    """How many guards the sizes in these values stand under."""
+    for value in _sym_leaves(values):
+        return len(value.node.shape_env.guards)
+    return 0

@@ -6,15 +6,16 @@ import ctypes
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from perfuse.build import load_library
-from perfuse.codegen.cpp.unit import Segment
-from perfuse.codegen.host.program import HostSource, _function
-from perfuse.ir.program import Extern
+from perfuse.codegen.host.program import HostSource, function_name
 from perfuse.runtime.pool import SMALLEST_BYTES, empty_strided, pooled
+
+Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
 class Frame:
@@ -70,11 +71,11 @@ def new_seeds(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64).random_()
 
 
-def _bad_index(frame: Frame) -> None:
+def _bad_index(frame: Frame, where: str) -> None:
+    """Raise what eager raises. The frame is dropped with the failed call, never used again."""
     seen = frame.status[0]
-    frame.status[0] = 0
     index = seen - 1 if seen > 0 else seen + 1
-    raise IndexError(f"index {index} is out of bounds")
+    raise IndexError(f"index {index} is out of bounds" + (f", in {where}" if where else ""))
 
 
 def resolve_op(name: str) -> Any:
@@ -87,10 +88,10 @@ def resolve_op(name: str) -> Any:
 
 def bind(
     host: HostSource,
-    steps: Sequence[Segment | Extern],
     library: str | None,
     constants: Mapping[str, Any],
-) -> Callable[[list[Any]], tuple[Any, ...]]:
+    num_threads: int = 0,
+) -> Call:
     """The callable of a host program: takes the graph's arguments in a list, which it empties."""
     frames: list[Frame] = []
     space: dict[str, Any] = {
@@ -98,26 +99,23 @@ def bind(
         "math": math,
         "frames": frames,
         "new_frame": lambda: Frame(host),
-        "get_num_threads": torch.get_num_threads,
+        "get_num_threads": (lambda: num_threads) if num_threads else torch.get_num_threads,
         "empty_strided": empty_strided,
         "as_strided": torch.as_strided,
         "with_strides": with_strides,
         "new_seeds": new_seeds,
         "bad_index": _bad_index,
     }
-    loaded = load_library(library) if library else None
-    for step in steps:
-        if isinstance(step, Segment):
-            function = getattr(loaded, step.name)
-            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-            function.restype = None
-            space[step.name] = function
-        else:
-            op = constants[step.op] if step.op.startswith("py:") else resolve_op(step.op)
-            space[_function(step.op)] = op
-    for name, value in constants.items():
-        if not name.startswith("py:"):
-            space[name] = value
+    loaded = load_library(Path(library)) if library else None
+    for segment in host.segments:
+        function = getattr(loaded, segment)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        function.restype = None
+        space[segment] = function
+    for op in host.ops:
+        is_given = op.startswith("py:")
+        space[function_name(op)] = constants[op] if is_given else resolve_op(op)
+    space |= {name: value for name, value in constants.items() if not name.startswith("py:")}
     exec(compile(host.text, "<perfuse host program>", "exec"), space)
-    call: Callable[[list[Any]], tuple[Any, ...]] = space["call"]
+    call: Call = space["call"]
     return call

@@ -17,9 +17,9 @@ from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Atom, Dim, Index
-from perfuse.ir.program import Buffer, Extern, Opaque, View
+from perfuse.ir.program import Buffer, Extern, Loop, Opaque, View
 from perfuse.schedule.memory import output_buffers, touched
-from perfuse.schedule.plan import Plan
+from perfuse.schedule.plan import Kernel, Plan, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class HostSource:
     fixed_pointers: tuple[tuple[int, int], ...]  # place in P, byte offset in the arena
     constants: tuple[str, ...]
     num_inputs: int
+    segments: tuple[str, ...]  # functions of the library that the text calls
+    ops: tuple[str, ...]  # operators of torch.ops that it calls, and "py:..." ones it is given
 
 
 def generate_host(plan: Plan, sources: CppSources) -> HostSource:
@@ -85,7 +87,7 @@ class _HostWriter:
                 self._set_pointer(name)
         self._steps()
         w.line("frames.append(frame)")
-        w.line(f"return ({', '.join(self._output(o) for o in self.program.outputs)}{',' if len(self.program.outputs) == 1 else ''})")
+        w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
         text = "def call(args):\n" + w.text()
         fixed = tuple(
             (place, self.plan.places[name])
@@ -101,12 +103,14 @@ class _HostWriter:
             fixed,
             tuple(self.program.constants),
             len(self.program.inputs),
+            tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
+            tuple(dict.fromkeys(s.op for s in self.sources.steps if isinstance(s, Extern))),
         )
 
     # -- entry -----------------------------------------------------------------------------
 
     def _unpack(self) -> None:
-        names = [n for n in self.program.inputs]
+        names = list(self.program.inputs)
         if names:
             self.w.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         self.w.line("args.clear()")
@@ -129,7 +133,11 @@ class _HostWriter:
         for step in self.plan.steps:
             if isinstance(step, Extern):
                 for leaf in step.leaves():
-                    dims += [*leaf.shape, *leaf.strides, leaf.offset] if isinstance(leaf, View) else [leaf]
+                    dims += (
+                        [*leaf.shape, *leaf.strides, leaf.offset]
+                        if isinstance(leaf, View)
+                        else [leaf]
+                    )
         dims += list(self.program.outputs)
         found = {
             a.parts[0]
@@ -165,7 +173,8 @@ class _HostWriter:
                         self._allocate(name)
                 self.w.line(f"{step.name}(frame.pointers_at, frame.sizes_at)")
                 if step.checks_indices:
-                    self.w.line("if frame.status[0]: bad_index(frame)")
+                    where = _origins(self.plan.steps[number : number + count])
+                    self.w.line(f"if frame.status[0]: bad_index(frame, {where!r})")
                 number += count
             else:
                 self._call(step)
@@ -175,7 +184,8 @@ class _HostWriter:
     def _release(self, number: int) -> None:
         """Forget tensors after their last use, so that their memory can be used again."""
         gone = [
-            n for n, last in self.last_use.items()
+            n
+            for n, last in self.last_use.items()
             if last <= number and n in self.ready and n not in self.leaving
         ]
         if gone:
@@ -184,7 +194,11 @@ class _HostWriter:
 
     def _allocate(self, name: str) -> None:
         buffer = self.program.buffers[name]
-        if name in self.ready or name in self.plan.places or buffer.role in ("input", "constant", "extern"):
+        if (
+            name in self.ready
+            or name in self.plan.places
+            or buffer.role in ("input", "constant", "extern")
+        ):
             return
         if buffer.role == "seeds":
             self.w.line(f"{name} = new_seeds({self._dim(buffer.shape[0])})")
@@ -211,11 +225,11 @@ class _HostWriter:
             assert name is not None
             self._allocate(name)
             out = self._whole(name)
-            self.w.line(f"{_function(step.op)}({', '.join([*args, f'out={out}'])})")
+            self.w.line(f"{function_name(step.op)}({', '.join([*args, f'out={out}'])})")
             return
         names = [o or "_" for o in step.outs]
         left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
-        self.w.line(f"{left} = {_function(step.op)}({', '.join(args)})")
+        self.w.line(f"{left} = {function_name(step.op)}({', '.join(args)})")
         for out in step.outs:
             if out is None:
                 continue
@@ -296,6 +310,18 @@ class _HostWriter:
         return self._argument(value)
 
 
+def _origins(steps: tuple[Step, ...]) -> str:
+    """The user's lines of those loops that look something up by an index that is data."""
+    loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
+    lines = [loop.origin for loop in loops if loop.origin and _looks_up(loop)]
+    return ", ".join(dict.fromkeys(lines))
+
+
+def _looks_up(loop: Loop) -> bool:
+    indices = [read.attr[1] for read in loop.reads()] + [loop.index]
+    return any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
+
+
 def _is_whole(view: View, buffer: Buffer) -> bool:
     if view.offset != 0 or view.shape != buffer.shape:
         return False
@@ -313,7 +339,7 @@ def _is_transpose(view: View, buffer: Buffer) -> bool:
     )
 
 
-def _function(op: str) -> str:
+def function_name(op: str) -> str:
     """The variable that holds an op: see runtime.executable for how it is filled."""
     return "op_" + "".join(c if c.isalnum() else "_" for c in op)
 
@@ -323,7 +349,11 @@ def spell_python(value: Any) -> str:
     if value is None or isinstance(value, bool | int | str):
         return repr(value)
     if isinstance(value, float):
-        return repr(value) if value == value and abs(value) != float("inf") else f"float({str(value)!r})"
+        return (
+            repr(value)
+            if value == value and abs(value) != float("inf")
+            else f"float({str(value)!r})"
+        )
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return str(value)
     if isinstance(value, torch.device):
