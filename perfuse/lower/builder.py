@@ -78,12 +78,17 @@ class Builder:
 
     # -- nodes -----------------------------------------------------------------------------
 
+    def emit(self, loop: Loop) -> None:
+        """Append a loop, unless it has no step to make."""
+        if not any(axis.size == 0 for axis in loop.kept):
+            self.nodes.append(loop)
+
     def store(self, tensor: Tensor, buffer: Buffer, index: Dim | None = None) -> None:
         """Emit the loop that writes every element of a tensor into a buffer."""
         at = positions(tensor.shape)
         axes = tuple(Axis(f"d{i}", size) for i, size in enumerate(tensor.shape) if size != 1)
         where = buffer.index(at) if index is None else index
-        self.nodes.append(Loop(buffer.name, axes, "map", tensor.value, where, self.origin))
+        self.emit(Loop(buffer.name, axes, "map", tensor.value, where, self.origin))
 
     def realize(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
         """The tensor in memory: itself if it is a window on a buffer already, else computed."""
@@ -126,10 +131,10 @@ class Builder:
         buffer = self.new_buffer(dtype, [tensor.shape[i] for i in kept])
         index = buffer.index(tuple(at[i] for i in kept))
         if any(a.reduced for a in axes):
-            self.nodes.append(Loop(buffer.name, axes, kind, tensor.value, index, self.origin))
+            self.emit(Loop(buffer.name, axes, kind, tensor.value, index, self.origin))
         else:
             value = _of_single(kind, tensor.value)
-            self.nodes.append(Loop(buffer.name, axes, "map", value, index, self.origin))
+            self.emit(Loop(buffer.name, axes, "map", value, index, self.origin))
         result = self.tensor_of(buffer)
         if keepdim and tensor.ndim:
             result = unsqueeze_dims(result, sorted(reduced))
