@@ -14,6 +14,7 @@ from perfuse.capture.register import register
 from perfuse.counters import counters as counters
 from perfuse.errors import ArtefactError as ArtefactError
 from perfuse.errors import CacheDamaged as CacheDamaged
+from perfuse.errors import CompileFailed as CompileFailed
 from perfuse.errors import CompilerFailed as CompilerFailed
 from perfuse.errors import CompilerMissing as CompilerMissing
 from perfuse.errors import ConfigError as ConfigError

@@ -77,6 +77,12 @@ class UnsupportedOp(PerfuseError):
     default_hint = "set on_error='eager' to run the graph eagerly, or register a lowering."
 
 
+class CompileFailed(PerfuseError):
+    """A stage of the compiler failed on a graph: a mistake of Perfuse's own."""
+
+    default_hint = "set on_error='eager' to run this graph eagerly; please report the program."
+
+
 class CacheDamaged(PerfuseError):
     """A cache entry does not hold what its manifest says."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
@@ -12,12 +14,15 @@ from perfuse.build import build_shared_library
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.program import HostSource, generate_host
 from perfuse.context import Context
+from perfuse.counters import Counters
 from perfuse.graph.passes import run_passes
 from perfuse.ir.program import Program
 from perfuse.lower.graph import lower_graph
-from perfuse.runtime.executable import bind
+from perfuse.runtime.executable import Call, bind
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import schedule
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,10 @@ class Compiled:
     plan: Plan
     sources: CppSources
     host: HostSource
-    call: Callable[[list[Any]], tuple[Any, ...]]
+    call: Call
+    library: str | None  # key of the shared library in the store
+    counts: dict[str, int]  # what was counted on the way to the sources
+    seconds: dict[str, float]  # how long each stage took
 
     def texts(self) -> tuple[str, ...]:
         """The generated sources: C++, then the host program."""
@@ -38,11 +46,37 @@ class Compiled:
 
 def compile_graph(module: GraphModule, context: Context) -> Compiled:
     """From an ATen graph to something that runs."""
-    module = run_passes(module)  # algebra, common subexpressions, dead code
-    program = lower_graph(module, context)  # formulas, loops and calls
-    plan = schedule(program, context)  # which loops share a kernel
-    sources = generate_sources(plan, context)  # C++ text
-    host = generate_host(plan, sources)  # the program that launches
-    library = str(build_shared_library(sources.units, context)) if sources.units else None
-    call = bind(host, library, program.constants, context.settings.cpu.threads)
-    return Compiled(module, program, plan, sources, host, call)
+    run, own = Stages(), dataclasses.replace(context, counters=Counters())
+    module = run("passes", run_passes, module)  # algebra, common subexpressions, dead code
+    program = run("lower", lower_graph, module, own)  # formulas, loops and calls
+    plan = run("schedule", schedule, program, own)  # which loops share a kernel
+    sources = run("codegen", generate_sources, plan, own)  # C++ text
+    host = run("host", generate_host, plan, sources)  # the program that launches
+    counts = _counted(own.counters, context)
+    path = run("build", build_shared_library, sources.units, context) if sources.units else None
+    library = None if path is None else str(path)
+    threads = context.settings.cpu.threads
+    call = run("load", bind, host, library, program.constants, threads)
+    key = None if path is None else path.parent.name
+    return Compiled(module, program, plan, sources, host, call, key, counts, run.seconds)
+
+
+class Stages:
+    """Runs stages and keeps how long each took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, stage: Callable[..., R], *args: Any) -> R:
+        start = time.perf_counter()
+        result = stage(*args)
+        self.seconds[name] = time.perf_counter() - start
+        return result
+
+
+def _counted(counters: Counters, context: Context) -> dict[str, int]:
+    """What was counted while compiling, passed on to where the context counts."""
+    counts = counters.snapshot()
+    for name, n in counts.items():
+        context.counters.inc(name, n)
+    return counts

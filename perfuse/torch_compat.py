@@ -1,5 +1,6 @@
 """The only file that touches private PyTorch APIs: PyTorch 2.11 to 2.15 is its problem alone."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint
@@ -177,3 +178,20 @@ def num_guards(values: Iterable[Any]) -> int:
     for value in _sym_leaves(values):
         return len(value.node.shape_env.guards)
     return 0
+
+
+def tensor_of_bytes(
+    memory: bytearray, dtype: torch.dtype, shape: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor over `memory`, real even while a fake mode is active around the call."""
+    with disable_dispatch_modes():
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+def disabled_autocast() -> AbstractContextManager[Any]:
+    """A block in which ATen calls run in the dtypes they are given, whatever autocast says."""
+    context: AbstractContextManager[Any] = torch._C._DisableAutocast()
+    return context

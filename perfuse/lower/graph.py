@@ -183,7 +183,7 @@ class _Lowering:
         if value.op in ("load", "const") and not value.args:
             return result
         shared = len(node.users) > 1
-        if shared and (value.cost > _CHEAP_COST or value.num_loads > _CHEAP_LOADS):
+        if shared and (value.cost > _CHEAP_COST or _whole_loads(result) > _CHEAP_LOADS):
             return self._realized(result, expected)
         if value.cost > _MOST_COST or value.num_loads > _MOST_LOADS:
             return self._realized(result, expected)
@@ -290,6 +290,12 @@ class _Lowering:
             view = as_view(value)
             assert view is not None
         return view
+
+
+def _whole_loads(tensor: Tensor) -> int:
+    """Loads that step through the whole tensor; values repeated along an axis come for free."""
+    axes = {ix.as_atom(p) for p in positions(tensor.shape)} - {None}
+    return sum(axes <= read.variables() for read in ex.loads_of(tensor.value))
 
 
 def _alias_root(node: FxNode) -> FxNode:

@@ -32,6 +32,8 @@ _KEEP_COST = 5
 _MOST_SCRATCH_ELEMENTS = 1 << 16
 # Columns of a plain loop that make one work item; long enough to amortise, short enough to share.
 _BLOCK = 4096
+# A tile of a transposing loop: this many steps along each axis keep every cache line until it is used up.
+_TILE_ROWS, _TILE_COLUMNS = 32, 64
 # Rows between two flushes of column sums into their totals, so that error does not grow with rows.
 _FLUSH_ROWS = 128
 
@@ -95,6 +97,60 @@ class _KernelWriter:
         self.lane: Atom | None = self.lane_axis.atom if self.lane_axis else None
         if self.is_vertical and self.lane_axis in self.rows:
             self.rows.remove(self.lane_axis)
+        self.tile_axis = self._find_tile_axis()
+        self.block = _BLOCK
+        if self.tile_axis is not None:
+            self.rows.remove(self.tile_axis)
+            self.columns.insert(0, self.tile_axis)
+            self.block = _TILE_COLUMNS
+        self.tiles = self._turned_loads()
+
+    def _turned_loads(self) -> dict[Expr, str]:
+        """Loads that run across the lanes: each tile of them is turned once, then read straight."""
+        if self.tile_axis is None or self.lane is None or self.tile_axis.atom is None:
+            return {}
+        found: dict[Expr, str] = {}
+        for m in self.kernel.members:
+            for read in m.loop.reads():
+                across = ix.coefficient_of(read.attr[1], self.lane)
+                along = ix.coefficient_of(read.attr[1], self.tile_axis.atom)
+                if not read.args and along == 1 and across not in (0, 1, None):
+                    if read.attr[0] not in self.makers:
+                        found.setdefault(read, f"tile{len(found)}")
+        return found
+
+    def _turn_tiles(self, w: Writer) -> None:
+        assert self.tile_axis is not None and self.lane_axis is not None
+        starts = {self.tile_axis.atom: "top", self.lane: "first"}
+        wide = f"int64_t({self._dim(self.lane_axis.size)})"
+        w.line(f"const int64_t wide = {wide} - first < {self.block} ? {wide} - first : {self.block};")
+        for read, tile in self.tiles.items():
+            buffer, index = read.attr
+            pointer, kind = self.names.argument(buffer), self.names.storage(buffer)
+            step = ix.coefficient_of(index, self.lane)  # type: ignore[arg-type]
+            assert step is not None
+            at = ix.render(index, lambda a: starts.get(a) or self._plain_atom(a))
+            w.line(
+                f"pf::transpose_tile<{kind}>({pointer} + {at}, {self._dim(step)}, {tile}, "
+                f"{_TILE_COLUMNS}, (int)wide, (int)(bottom - top));"
+            )
+
+    def _plain_atom(self, atom: Atom) -> str:
+        return str(atom.parts[0]) if atom.kind == "var" else self._symbol_atom(atom)
+
+    def _find_tile_axis(self) -> Axis | None:
+        """The axis that some load runs along contiguously while the lanes do not."""
+        if not self.is_plain or self.lane is None or self.is_scatter:
+            return None
+        for m in self.kernel.members:
+            for read in m.loop.reads():
+                index = read.attr[1]
+                if ix.coefficient_of(index, self.lane) in (0, 1, None):
+                    continue
+                for axis in self.rows:
+                    if axis.atom and ix.coefficient_of(index, axis.atom) == 1:
+                        return axis
+        return None
 
     def _is_streamed(self, name: str) -> bool:
         limit = self.context.settings.cpu.stream_store_bytes
@@ -187,7 +243,11 @@ class _KernelWriter:
             return f"{rows} * ((int64_t({self._dim(self.lane_axis.size)}) + {self.lanes - 1}) / {self.lanes})"
         if self._is_blocked():
             assert self.lane_axis is not None
-            return f"{rows} * ((int64_t({self._dim(self.lane_axis.size)}) + {_BLOCK - 1}) / {_BLOCK})"
+            items = f"{rows} * ((int64_t({self._dim(self.lane_axis.size)}) + {self.block - 1}) / {self.block})"
+            if self.tile_axis is not None:
+                tall = self._dim(self.tile_axis.size)
+                items += f" * ((int64_t({tall}) + {_TILE_ROWS - 1}) / {_TILE_ROWS})"
+            return items
         return rows
 
     def _is_blocked(self) -> bool:
@@ -195,7 +255,7 @@ class _KernelWriter:
         if not self.is_plain or self.lane_axis is None or self.is_scatter:
             return False
         size = self.lane_axis.size
-        return not isinstance(size, int) or size > _BLOCK
+        return self.tile_axis is not None or not isinstance(size, int) or size > _BLOCK
 
     # -- rows kept between sweeps ----------------------------------------------------------
 
@@ -224,6 +284,9 @@ class _KernelWriter:
             w.line(f"char* const rows = pf::scratch(0, {step * len(self.scratch.rows)});")
             for i, (name, cpp) in enumerate(self.scratch.rows.values()):
                 w.line(f"{cpp}* const {name} = ({cpp}*)(rows + {i * step});")
+        for read, tile in self.tiles.items():
+            kind = self.names.storage(read.attr[0])
+            w.line(f"alignas(64) {kind} {tile}[{_TILE_ROWS * _TILE_COLUMNS}];")
         for m in self._of_role("all"):
             w.line(f"{self._accumulator(m)} all_{self._short(m)};")
         for m in self._of_role("outer"):
@@ -336,6 +399,8 @@ class _KernelWriter:
             elif self.is_vertical:
                 self._vertical_item(w)
             else:
+                if self.tiles:
+                    self._turn_tiles(w)
                 self._row(w, None)
             outer = self._of_role("outer")
             if outer:
@@ -348,14 +413,21 @@ class _KernelWriter:
         rest = "item"
         if self.is_vertical or self._is_blocked():
             assert self.lane_axis is not None
-            step = self.lanes if self.is_vertical else _BLOCK
+            step = self.lanes if self.is_vertical else self.block
             size = self._dim(self.lane_axis.size)
             w.line(f"const int64_t blocks = (int64_t({size}) + {step - 1}) / {step};")
             name = self.lane_axis.name if self.is_vertical else "first"
             w.line(f"const int64_t {name} = item % blocks * {step};")
-            if axes:
+            if axes or self.tile_axis is not None:
                 w.line("const int64_t row = item / blocks;")
             rest = "row"
+        if self.tile_axis is not None:
+            tall = self._dim(self.tile_axis.size)
+            w.line(f"const int64_t bands = (int64_t({tall}) + {_TILE_ROWS - 1}) / {_TILE_ROWS};")
+            w.line(f"const int64_t top = row % bands * {_TILE_ROWS};")
+            w.line(f"const int64_t bottom = top + {_TILE_ROWS} < {tall} ? top + {_TILE_ROWS} : {tall};")
+            w.line("const int64_t plane = row / bands;")
+            rest = "plane"
         for i in reversed(range(len(axes))):
             axis = axes[i]
             if i == 0:
@@ -431,6 +503,8 @@ class _KernelWriter:
 
         def resolve(e: Expr) -> Value | Expr | None:
             name, index = e.attr
+            if e in self.tiles:
+                return self._tile_read(e)
             maker = self.makers.get(name)
             if maker is None or e.args or index is not maker.loop.index:
                 return None
@@ -456,6 +530,12 @@ class _KernelWriter:
         if self.lane is None:
             return Value(f"pf::load1<{cpp}>({variable} + {at})", dtype, False)
         return Value(f"pf::loadv<{cpp}>({variable} + {at})", dtype, True)
+
+    def _tile_read(self, e: Expr) -> Value:
+        assert self.tile_axis is not None and self.lane_axis is not None
+        kind = self.names.storage(e.attr[0])
+        at = f"({self.tile_axis.name} - top) * {_TILE_COLUMNS} + {self.lane_axis.name} - first"
+        return Value(f"pf::loadv<{kind}>({self.tiles[e]} + {at})", e.dtype, True)
 
     def _scratch_index(self) -> str:
         flat = self._flat_column()
@@ -528,10 +608,7 @@ class _KernelWriter:
         unroll: int,
     ) -> None:
         axes = [a for a in self.columns if a.atom is not None and a is not self.lane_axis]
-        blocks = [
-            w.block(f"for (int64_t {a.name} = 0; {a.name} < {self._dim(a.size)}; ++{a.name}) {{")
-            for a in axes
-        ]
+        blocks = [w.block(self._for(a)) for a in axes]
         for block in blocks:
             block.__enter__()
         variables = frozenset(a.atom for a in axes if a.atom is not None)
@@ -542,6 +619,12 @@ class _KernelWriter:
             self._lane_loops(w, scope, variables, members, results, unroll)
         for block in reversed(blocks):
             block.__exit__(None, None, None)
+
+    def _for(self, axis: Axis) -> str:
+        name, first, last = axis.name, "0", self._dim(axis.size)
+        if axis is self.tile_axis:
+            first, last = "top", "bottom"
+        return f"for (int64_t {name} = {first}; {name} < {last}; ++{name}) {{"
 
     def _lane_loops(
         self,
@@ -560,7 +643,7 @@ class _KernelWriter:
         total = f"int64_t({self._dim(size)})"
         w.line("{")
         if blocked:
-            w.line(f"const int64_t last = first + {_BLOCK} < {total} ? first + {_BLOCK} : {total};")
+            w.line(f"const int64_t last = first + {self.block} < {total} ? first + {self.block} : {total};")
             total = "last"
         w.line(f"int64_t at_{axis.name} = {start};")
         known = variables | {self.lane}

@@ -1,0 +1,95 @@
+"""When a compile fails: an error that says what was compiled, or the graph as eager runs it."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from perfuse.context import Context
+from perfuse.errors import CompileFailed, PerfuseError
+from perfuse.graph_cache import Executable
+from perfuse.torch_compat import source_line
+
+PACKAGE = Path(__file__).parent.parent
+
+
+class CompileWarning(UserWarning):
+    """A graph could not be compiled and runs eagerly."""
+
+
+def compile_or_eager(
+    module: GraphModule, context: Context, name: str, compile_it: Callable[[], Executable]
+) -> Executable:
+    """`compile_it()`; where it fails, what the setting on_error says."""
+    try:
+        return compile_it()
+    except Exception as error:
+        told = describe(error, module, name)
+        if context.settings.on_error == "raise":
+            raise told from error
+        warn_eager(told, context)
+        return Executable(eager_call(module), None)
+
+
+def warn_eager(error: BaseException, context: Context) -> None:
+    """Say once per graph that it runs eagerly, and why."""
+    context.counters.inc("graph.eager")
+    warnings.warn(f"Perfuse runs a graph eagerly: {error}", CompileWarning, stacklevel=2)
+
+
+def eager_call(module: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """The graph itself, called as a compiled one is."""
+
+    def call(args: list[Any]) -> tuple[Any, ...]:
+        values = list(args)
+        args.clear()
+        return tuple(module(*values))
+
+    return call
+
+
+def describe(error: Exception, module: GraphModule, name: str) -> PerfuseError:
+    """The error with what was being compiled: the graph, the op, the user's line."""
+    node = _node_of(error)
+    where = f"the {name} graph, {len(module.graph.nodes)} nodes"
+    line = (source_line(node) if node is not None else "") or _first_line(module)
+    at = f"{line} ({where})" if line else where
+    if isinstance(error, PerfuseError):
+        error.at = error.at if error.at is not None else at
+        return error
+    op = f" on {node.target}" if node is not None else ""
+    message = f"{_room_of(error)} failed{op}: {type(error).__name__}: {error}"
+    return CompileFailed(message, at=at)
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    """The frames the error went through, the innermost first."""
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+
+
+def _node_of(error: BaseException) -> Node | None:
+    """The node that was worked on, told by the stages' own variable of that name."""
+    for frame in _frames(error):
+        node = frame.f_locals.get("node")
+        if isinstance(node, Node):
+            return node
+    return None
+
+
+def _room_of(error: BaseException) -> str:
+    for frame in _frames(error):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "the compiler"
+
+
+def _first_line(module: GraphModule) -> str:
+    lines = (source_line(node) for node in module.graph.nodes if node.op == "call_function")
+    return next((line for line in lines if line), "")

@@ -1,0 +1,109 @@
+"""The graph cache: a graph that was compiled before, here or in another process, is loaded.
+
+Above the cache of built libraries, which still needs the sources to ask for one. The key says all
+that decides the result: the graph's canonical text, versions, target and settings. An entry holds
+data (`runtime/saved.py`); a lost or damaged one makes the next compile slower and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule
+
+from perfuse.build.compiler import LIBRARY, open_store
+from perfuse.build.identity import identity
+from perfuse.build.store import Entry
+from perfuse.context import Context
+from perfuse.errors import CacheDamaged
+from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
+from perfuse.pipeline import Compiled, compile_graph
+from perfuse.runtime.executable import Call, bind
+from perfuse.runtime.saved import SavedProgram, files_of, read_program
+from perfuse.torch_compat import num_guards
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """What runs a graph, and the key under which it can be loaded again, if it can."""
+
+    call: Call
+    key: str | None
+
+
+def load_or_compile(
+    module: GraphModule, context: Context, observe: Callable[[Compiled], None] | None = None
+) -> Executable:
+    """The graph's executable. With somebody to `observe` the artefacts, they are always made."""
+    key = graph_key(module, context) if context.settings.cache.enabled else None
+    if key is not None and observe is None:
+        found = load_graph(key, context)
+        if found is not None:
+            context.counters.inc("graph.cache_hit")
+            return found
+    if key is not None:
+        context.counters.inc("graph.cache_miss")
+    num_before = num_guards(_values(module))
+    compiled = compile_graph(module, context)
+    if observe is not None:
+        observe(compiled)
+    if key is not None and num_guards(_values(module)) != num_before:
+        key = _skipped(context, "guards")  # a loaded program would lack them
+    return Executable(compiled.call, store_graph(key, compiled, context) if key else None)
+
+
+def graph_key(module: GraphModule, context: Context) -> str | None:
+    """The hash of all that decides what a graph compiles to; None where text cannot say it."""
+    try:
+        text = f"{identity(context)}\n{aten_text(module)}"
+    except NotCanonical as reason:
+        return _skipped(context, str(reason))
+    return "graph-" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_graph(key: str, context: Context) -> Executable | None:
+    """The executable under this key, if it is there with its library, whole."""
+    store = open_store(context)
+    entry = store.get(key)
+    if entry is None:
+        return None
+    try:
+        saved = read_program(lambda name: entry.file(name).read_bytes())
+    except CacheDamaged:
+        context.counters.inc("cache.damaged")
+        return None
+    library = None
+    if saved.library is not None:
+        built = store.get(saved.library)
+        if built is None:
+            return None
+        library = str(built.file(LIBRARY))
+    call = bind(saved.host, library, saved.constants, context.settings.cpu.threads)
+    for name, n in saved.counts.items():
+        context.counters.inc(name, n)
+    return Executable(call, key)
+
+
+def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
+    """Keep a compiled graph; the key, or None where it holds something that is not data."""
+    constants = compiled.program.constants
+    if any(name.startswith("py:") for name in constants):
+        return _skipped(context, "python_call")
+    if not all(is_storable(value) for value in constants.values()):
+        return _skipped(context, "constant")
+    saved = SavedProgram(
+        compiled.host, compiled.library, constants, compiled.counts, str(compiled.plan)
+    )
+    entry: Entry = open_store(context).put(key, files_of(saved))
+    return entry.key
+
+
+def _skipped(context: Context, reason: str) -> None:
+    context.counters.inc(f"graph.not_cached.{reason}")
+
+
+def _values(module: GraphModule) -> list[Any]:
+    return [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]

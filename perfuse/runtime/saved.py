@@ -1,0 +1,108 @@
+"""`SavedProgram`: a compiled program as plain data, and the files that hold it.
+
+The host program is kept as text, which is Python and is run. That is no more trust than is given
+already: it lies beside the native library it launches, in a store that is only used while nobody
+but the user can write to it (build/folders.py), and its checksum is compared before it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perfuse.codegen.host.program import HostSource, Window
+from perfuse.errors import CacheDamaged
+from perfuse.torch_compat import raw_bytes, tensor_of_bytes
+
+PROGRAM = "program.json"
+CONSTANTS = "constants.bin"
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProgram:
+    """What has to be known to run a program again: no graph, no plan, no trace."""
+
+    host: HostSource
+    library: str | None  # key of the shared library in the store
+    constants: Mapping[str, torch.Tensor]
+    counts: Mapping[str, int]  # what compiling it counted, to be told again when it is loaded
+    plan: str = ""  # the printed plan, for those who ask
+
+
+def files_of(saved: SavedProgram) -> dict[str, bytes]:
+    """The files that hold a program."""
+    rows, data = pack_tensors(saved.constants)
+    document = {
+        "host": dataclasses.asdict(saved.host),
+        "library": saved.library,
+        "constants": rows,
+        "counts": dict(saved.counts),
+        "plan": saved.plan,
+    }
+    return {PROGRAM: json.dumps(document).encode(), CONSTANTS: data}
+
+
+def read_program(read: Callable[[str], bytes]) -> SavedProgram:
+    """The program that files hold; `read` gives the contents of one by its name."""
+    try:
+        document = json.loads(read(PROGRAM))
+        return SavedProgram(
+            _host_of(document["host"]),
+            document["library"],
+            unpack_tensors(document["constants"], read(CONSTANTS)),
+            document["counts"],
+            document["plan"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CacheDamaged(f"not a saved program: {type(error).__name__}: {error}") from error
+
+
+def _host_of(document: dict[str, Any]) -> HostSource:
+    windows = tuple(
+        Window(w["offset"], w["dtype"], tuple(w["shape"]), tuple(w["strides"]))
+        for w in document["windows"]
+    )
+    lists = {name: tuple(document[name]) for name in ("constants", "segments", "ops")}
+    fixed = tuple((place, offset) for place, offset in document["fixed_pointers"])
+    return HostSource(**{**document, **lists, "windows": windows, "fixed_pointers": fixed})
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:
+    """Tensors as rows of names and layouts, and one block of raw bytes."""
+    rows: list[dict[str, Any]] = []
+    data = bytearray()
+    for name, tensor in tensors.items():
+        data += bytes(-len(data) % ALIGNMENT)
+        rows.append(
+            {
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "strides": list(tensor.stride()),
+                "offset": len(data),
+            }
+        )
+        data += raw_bytes(tensor)
+    return rows, bytes(data)
+
+
+def unpack_tensors(rows: list[dict[str, Any]], data: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of `pack_tensors`, each with the strides it had."""
+    memory = bytearray(data)  # one writable copy, shared by all of them
+    return {row["name"]: _unpacked(row, memory) for row in rows}
+
+
+def _unpacked(row: dict[str, Any], memory: bytearray) -> torch.Tensor:
+    dtype = getattr(torch, row["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{row['dtype']} is no dtype")
+    tensor = tensor_of_bytes(memory, dtype, row["shape"], row["offset"])
+    if tensor.stride() == tuple(row["strides"]):
+        return tensor
+    return torch.empty_strided(row["shape"], row["strides"], dtype=dtype).copy_(tensor)

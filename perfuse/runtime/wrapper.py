@@ -1,0 +1,143 @@
+"""`Facts` and `wrap`: running a compiled forward, with its backward, without AOTAutograd.
+
+AOTAutograd's runtime can undo every kind of aliasing and mutation. Most graphs have none of it: for
+those, this is all there is to do, and it can be rebuilt in a new process from plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perfuse.runtime.executable import Call, with_strides
+from perfuse.torch_compat import disabled_autocast
+
+
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """The gradient of one output, laid out as the backward was traced with."""
+
+    output: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def made_from(self, gradient: torch.Tensor | None) -> torch.Tensor:
+        """The gradient as the backward wants it; zeros where none came."""
+        if gradient is None:
+            dtype = getattr(torch, self.dtype)
+            return torch.empty_strided(self.shape, self.strides, dtype=dtype).zero_()
+        return with_strides(gradient, self.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """How the arguments and results of a simple graph are to be treated."""
+
+    num_inputs: int
+    num_outputs: int
+    written: tuple[int, ...]  # inputs that the program overwrites where autograd would see it
+    without_grad: tuple[int, ...]  # outputs that no gradient flows into
+    tangents: tuple[Tangent, ...]  # empty for inference
+    is_training: bool
+    is_autocast: bool
+
+
+def wrap(forward: Call, backward: Call | None, facts: Facts) -> Callable[..., Any]:
+    """What Dynamo calls: tensors in, tensors out, gradients on demand."""
+    run = _quiet(forward, facts)
+    if not facts.is_training:
+        return run
+    assert backward is not None
+    function = _function(forward, backward, facts)
+
+    def train(*args: Any) -> Any:
+        # Dynamo guards on requires_grad, but what is traced with gradients may run without.
+        if torch.is_grad_enabled():
+            return function.apply(*args)
+        return run(*args)[: facts.num_outputs]
+
+    return train
+
+
+def _quiet(call: Call, facts: Facts) -> Callable[..., Any]:
+    """The call with gradients and autocast off, and written inputs marked as such."""
+    written, is_autocast = facts.written, facts.is_autocast
+
+    def run(*args: Any) -> Any:
+        with torch.no_grad():
+            touched = [args[i] for i in written]
+            results = _plainly(call, list(args), is_autocast)
+            if touched:
+                torch.autograd.graph.increment_version(touched)
+            return results
+
+    return run
+
+
+def _plainly(call: Call, args: list[Any], is_autocast: bool) -> tuple[Any, ...]:
+    if not is_autocast:
+        return call(args)
+    with disabled_autocast():
+        return call(args)
+
+
+def _function(forward: Call, backward: Call, facts: Facts) -> Any:
+    run = _quiet(forward, facts)
+    num_outputs, without_grad = facts.num_outputs, facts.without_grad
+
+    class CompiledGraph(torch.autograd.Function):
+        """One graph's forward and backward."""
+
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            results = run(*args)
+            outputs = tuple(_own(value) for value in results[:num_outputs])
+            ctx.save_for_backward(*(_own(value) for value in results[num_outputs:]))
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(
+                *(outputs[i] for i in without_grad if isinstance(outputs[i], torch.Tensor))
+            )
+            return outputs
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            args = list(ctx.saved_tensors)
+            args += [t.made_from(gradients[t.output]) for t in facts.tangents]
+            if torch.is_grad_enabled():  # create_graph: the results must not look like constants
+                return _Once.apply(backward, facts, _marker(), *args)
+            return _gradients(backward, facts, args)
+
+    return CompiledGraph
+
+
+def _gradients(backward: Call, facts: Facts, args: list[Any]) -> tuple[Any, ...]:
+    with torch.no_grad():
+        return tuple(_plainly(backward, args, facts.is_autocast))
+
+
+def _own(value: Any) -> Any:
+    """A window on memory as a tensor in its own right: autograd may refuse to write to a view."""
+    return value.detach() if isinstance(value, torch.Tensor) and value._is_view() else value
+
+
+def _marker() -> torch.Tensor:
+    return torch.empty(0, requires_grad=True)
+
+
+class _Once(torch.autograd.Function):
+    """A backward that can be run, but not differentiated: asking for that is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, backward: Call, facts: Facts, marker: Any, *args: Any) -> Any:
+        return _gradients(backward, facts, list(args))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "perfuse: the backward of a compiled graph cannot be differentiated again; "
+            "call the function without torch.compile for double backward"
+        )
