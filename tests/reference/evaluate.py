@@ -135,8 +135,9 @@ class _Run:
         if not args:
             return storage[at].to(to_torch(expr.dtype))
         mask, fill = args
-        mask, at, fill = torch.broadcast_tensors(mask, at, fill)
-        result = fill.clone()
+        shape = (mask.long() + at + fill.isnan()).shape
+        mask, at = mask.expand(shape), at.expand(shape)
+        result = fill.expand(shape).clone()
         result[mask] = storage[at[mask]].to(result.dtype)
         return result
 
