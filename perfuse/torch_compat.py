@@ -3,18 +3,20 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
 from torch._functorch._aot_autograd import descriptors as _descriptors
+from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import free_symbols
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
 def standard_decompositions(ops: Sequence[Any]) -> dict[OpOverload, Callable[..., Any]]:
@@ -109,26 +111,134 @@ def aot_compile_graph(
     decompositions: Any,
     partition: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """AOTAutograd over a Dynamo graph; `compiler` gets functional ATen graphs, boxed calls."""
-    from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+    """AOTAutograd over a Dynamo graph; `compiler(kind, graph)` gets functional ATen graphs.
 
-    def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
-        call = compiler(graph, inputs)
-        call._boxed_call = True
-        return call
+    `kind` is "forward", "backward" or "inference"; what it returns takes its arguments in a list.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._functorch.aot_autograd import aot_module_simplified
 
-    del make_boxed_func
-    compiled: Callable[..., Any] = aot_module_simplified(
-        module,
-        example_inputs,
-        fw_compiler=boxed,
-        bw_compiler=boxed,
-        inference_compiler=boxed,
-        decompositions=decompositions,
-        partition_fn=partition,
-        keep_inference_input_mutations=True,
-    )
+    def of_kind(kind: str) -> Callable[..., Any]:
+        def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
+            call = compiler(kind, graph)
+            call._boxed_call = True
+            return call
+
+        return boxed
+
+    # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them.
+    with functorch_config.patch(donated_buffer=False):
+        compiled: Callable[..., Any] = aot_module_simplified(
+            module,
+            example_inputs,
+            fw_compiler=of_kind("forward"),
+            bw_compiler=of_kind("backward"),
+            inference_compiler=of_kind("inference"),
+            decompositions=decompositions,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )
     return compiled
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleMetadata:
+    """What AOTAutograd found out about a graph that needs none of its runtime's special cases."""
+
+    written: tuple[int, ...]  # inputs that the graph overwrites, as autograd sees it
+    output_needs_grad: tuple[bool, ...]
+    tangent_outputs: tuple[int, ...]  # the outputs whose gradients the backward takes, in order
+
+
+def simple_metadata() -> SimpleMetadata | str:
+    """The metadata of the graph that AOTAutograd has just traced, or why it is not simple."""
+    tracing = TracingContext.try_get()
+    found = None if tracing is None else tracing.fw_metadata
+    if tracing is None or found is None:
+        return "no_metadata"
+    if tracing.guards_context.aotautograd_guards:
+        return "alias_guards"
+    reason = _reason_not_simple(found)
+    if reason is not None:
+        return reason
+    tangents = [getattr(desc.output, "idx", None) for desc in found.traced_tangents_descs]
+    return SimpleMetadata(
+        tuple(found.mutated_graph_handled_indices_seen_by_autograd),
+        tuple(bool(info.requires_grad) for info in found.output_info),
+        tuple(index for index in tangents if index is not None),
+    )
+
+
+def _reason_not_simple(found: Any) -> str | None:
+    kinds = {info.output_type.name for info in found.output_info}
+    plain = {type(meta).__name__ for meta in found.subclass_inp_meta} <= {"PlainTensorMeta"}
+    outputs = {type(desc.output).__name__ for desc in found.traced_tangents_descs}
+    reasons = {
+        "aliased_output": not kinds <= {"non_alias", "unsafe_view_alias"},
+        "mutation_after_graph": found.num_mutated_inp_runtime_indices > 0,
+        "intermediate_base": found.num_intermediate_bases > 0,
+        "metadata_mutation": any(info.mutates_metadata for info in found.input_info),
+        "storage_mutation": any(info.mutates_storage_metadata for info in found.input_info),
+        "grad_mode_change": found.grad_enabled_mutation is not None,
+        "subclass": not plain or not outputs <= {"PlainAOTOutput"},
+        "effects": bool(found.tokens) or bool(found.num_backward_tokens),
+        "random_state": bool(found.is_rng_op_functionalized) or found.num_graphsafe_rng_states > 0,
+        "mutation_in_backward": bool(
+            found.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        ),
+        "sizes": bool(found.num_symints_saved_for_bw),
+        "opaque": bool(found.num_opaque_objects_saved_for_bw),
+        "unchecked_saved": bool(found.num_tensors_saved_with_no_vc_check),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def ambient_state() -> tuple[Any, ...]:
+    """The global switches under which a graph is traced."""
+    devices = [name for name in ("cpu", "cuda") if torch.amp.is_autocast_available(name)]
+    autocast = [
+        (name, torch.is_autocast_enabled(name), str(torch.get_autocast_dtype(name)))
+        for name in devices
+    ]
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    attention = (
+        cuda.flash_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        tuple(autocast),
+        torch.are_deterministic_algorithms_enabled(),
+        str(torch.get_default_dtype()),
+        str(torch.get_default_device()),
+        torch.get_float32_matmul_precision(),
+        attention,
+        (cudnn.enabled, mkldnn.enabled),
+    )
+
+
+def is_autocast_enabled() -> bool:
+    """Whether autocast is on for any kind of device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
+def has_tracing_hooks() -> bool:
+    """Whether something around this call would change what a trace sees or saves."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    modes = [mode for mode in _get_current_dispatch_mode_stack() if not _is_fake(mode)]
+    return hooks is not None or bool(modes)
+
+
+def _is_fake(mode: Any) -> bool:
+    return type(mode).__name__ == "FakeTensorMode"
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def add_dynamo_backend(entry_point: EntryPoint) -> None:

@@ -7,12 +7,18 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from perfuse import config, pipeline
+from perfuse import config
+from perfuse.capture import warm
+from perfuse.capture.failure import compile_or_eager, warn_eager
 from perfuse.capture.modes import settings_for
-from perfuse.capture.observe import observers
+from perfuse.capture.observe import Observer, observers
+from perfuse.capture.simple import facts_of
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import plain_partition
+from perfuse.graph_cache import Executable, load_or_compile
+from perfuse.pipeline import Compiled
+from perfuse.runtime.wrapper import wrap
 from perfuse.torch_compat import aot_compile_graph
 
 
@@ -28,18 +34,65 @@ def perfuse_backend(
     The settings are taken once, here: the backward is compiled under those of its forward.
     """
     context = Context.default(settings_for(config.snapshot(), mode, options))
+    try:
+        return compile_capture(module, example_inputs, context)
+    except Exception as error:
+        if context.settings.on_error == "raise":
+            raise
+        warn_eager(error, context)
+        eager: Callable[..., Any] = module.forward
+        return eager
+
+
+def compile_capture(
+    module: GraphModule, example_inputs: Sequence[Any], context: Context
+) -> Callable[..., Any]:
+    """What runs this capture: loaded, or else traced and compiled."""
     watching = observers()
-
-    def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = pipeline.compile_graph(graph, context)
-        for observer in watching:
-            observer(compiled)
-        return compiled.call
-
-    return aot_compile_graph(
+    key = warm.key_of(module, example_inputs, context)
+    found = warm.load_capture(key, context) if key is not None and not watching else None
+    if found is not None:
+        return found
+    context.counters.inc("capture.traced")
+    halves = Halves(context, watching)
+    traced = aot_compile_graph(
         module,
         example_inputs,
-        compiler=compile_one,
+        compiler=halves.compile,
         decompositions=decomposition_table(),
         partition=plain_partition,
     )
+    facts = facts_of(halves.graphs, len(example_inputs), context)
+    if facts is None:
+        return traced
+    forward, backward = halves.forward(), halves.executables.get("backward")
+    if key is not None:
+        warm.store_capture(key, forward, backward, facts, context)
+    return wrap(forward.call, backward.call if backward is not None else None, facts)
+
+
+class Halves:
+    """The graphs that a capture becomes, by kind, and what runs each."""
+
+    def __init__(self, context: Context, watching: Sequence[Observer]) -> None:
+        self.context = context
+        self.watching = watching
+        self.graphs: dict[str, GraphModule] = {}
+        self.executables: dict[str, Executable] = {}
+
+    def compile(self, kind: str, graph: GraphModule) -> Callable[..., Any]:
+        """Compile one of them: forward, backward, or inference."""
+        observe = self._observe if self.watching else None
+        made = compile_or_eager(
+            graph, self.context, kind, lambda: load_or_compile(graph, self.context, observe)
+        )
+        self.graphs[kind], self.executables[kind] = graph, made
+        return made.call
+
+    def forward(self) -> Executable:
+        """What runs first: a forward or an inference graph."""
+        return self.executables.get("forward") or self.executables["inference"]
+
+    def _observe(self, compiled: Compiled) -> None:
+        for observer in self.watching:
+            observer(compiled)

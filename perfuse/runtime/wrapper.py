@@ -48,17 +48,15 @@ class Facts:
 
 def wrap(forward: Call, backward: Call | None, facts: Facts) -> Callable[..., Any]:
     """What Dynamo calls: tensors in, tensors out, gradients on demand."""
-    run = _quiet(forward, facts)
     if not facts.is_training:
-        return run
+        return _quiet(forward, facts)
     assert backward is not None
     function = _function(forward, backward, facts)
 
     def train(*args: Any) -> Any:
-        # Dynamo guards on requires_grad, but what is traced with gradients may run without.
-        if torch.is_grad_enabled():
+        # The graph may switch gradients on by itself: it does, or it would be an inference graph.
+        with torch.enable_grad():
             return function.apply(*args)
-        return run(*args)[: facts.num_outputs]
 
     return train
 

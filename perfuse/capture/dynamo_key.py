@@ -1,0 +1,85 @@
+"""The key of a captured graph: what Dynamo saw, before any of it is traced down to ATen.
+
+Two captures with one key compile to one result. What a key could not tell apart is refused: shapes
+with symbols, functions that are not PyTorch's own, tensors that are more than tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from perfuse.build.identity import identity
+from perfuse.context import Context
+from perfuse.graph.canonical import NotCanonical, Numbers, spell_layout, spell_node
+from perfuse.torch_compat import OpOverload, ambient_state, has_tracing_hooks, storage_id
+
+TORCH = Path(torch.__file__).parent
+OWN_MODULES = ("torch", "_operator", "operator", "builtins", "math")
+OWN_OPS = ("aten", "prims")
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def capture_key(module: GraphModule, inputs: Sequence[Any], context: Context) -> str:
+    """The hash of a captured graph with its inputs and all that is around it."""
+    if has_tracing_hooks():
+        raise NotCanonical("hooks")
+    lines = [identity(context), repr(ambient_state()), _inputs_text(module, inputs)]
+    numbers: Numbers = {}
+    for node in module.graph.nodes:
+        numbers[node] = len(numbers)
+        lines.append(spell_node(node, numbers, module, _function_name))
+    return "capture-" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _inputs_text(module: GraphModule, inputs: Sequence[Any]) -> str:
+    """The layout of each input, and which of them share memory."""
+    storages: dict[int, int] = {}
+    lines = []
+    for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        _check_plain(node, value)
+        share = storages.setdefault(storage_id(value), len(storages))
+        kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
+        lines.append(f"{kind} {spell_layout(value)} leaf={value.is_leaf:d} storage={share}")
+    if len(storages) != len(inputs):
+        raise NotCanonical("shared_memory")
+    return "\n".join(lines)
+
+
+def _check_plain(node: Node, value: Any) -> None:
+    if type(value) not in PLAIN_TENSORS:
+        raise NotCanonical(f"input_{type(value).__name__}")
+    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_inference():
+        raise NotCanonical("input_layout")
+    traced = node.meta.get("example_value")
+    if isinstance(traced, torch.Tensor):
+        dims = (*traced.shape, *traced.stride(), traced.storage_offset())
+        if any(type(n) is not int for n in dims):
+            raise NotCanonical("symbolic_shape")
+
+
+def _function_name(target: Any) -> str:
+    """The name of what a captured graph calls: PyTorch's own or Python's own functions only."""
+    if isinstance(target, OpOverload):
+        if target.namespace not in OWN_OPS:
+            raise NotCanonical("custom_op")
+        return str(target)
+    home = getattr(target, "__module__", None) or ""
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, type):  # torch._C.TensorBase.something
+        home = owner.__module__
+    if home.split(".")[0] not in OWN_MODULES or "functorch" in home or "_higher_order" in home:
+        raise NotCanonical("function")
+    if isinstance(target, types.FunctionType):
+        # A wrapper may carry the name of what it wraps; its code lies where it was written.
+        if not Path(target.__code__.co_filename).is_relative_to(TORCH):
+            raise NotCanonical("function")
+    elif not isinstance(target, types.BuiltinFunctionType | types.MethodDescriptorType | type):
+        raise NotCanonical("function")
+    return f"{home}.{target.__qualname__}"
