@@ -6,6 +6,7 @@ here: loads widen, stores narrow, `round_to` rounds in between where the program
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping
@@ -92,6 +93,20 @@ class Expr:
         if self.op == "round_to":
             return f"round_to_{self.attr}({inner})"
         return f"{self.op}({inner})"
+
+    def short_text(self) -> str:
+        """The text if it is short, else a name that is the same in every run."""
+        if self.cost + 4 * self.num_loads <= 64:
+            return self.text()
+        return f"v{self.digest()}"
+
+    def digest(self) -> str:
+        """A hash of the structure, linear in the size of the DAG."""
+        known: dict[Expr, str] = {}
+        for e in walk(self, set()):
+            parts = [e.op, str(e.dtype), repr(e.attr), *(known[a] for a in e.args)]
+            known[e] = hashlib.blake2b("|".join(parts).encode(), digest_size=8).hexdigest()
+        return known[self]
 
     def variables(self) -> frozenset[Atom]:
         """The loop variables this value depends on."""

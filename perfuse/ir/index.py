@@ -119,7 +119,7 @@ def symbol(name: str, lower: int = 0) -> Index:
 
 def indirect(value: Expr, size: Dim) -> Index:
     """An index read from data at run time, already wrapped and checked to be in [0, size)."""
-    return _of(_atom("value", (value, size), f"[{value.text()}]"))
+    return _of(_atom("value", (value, size), f"[{value.short_text()}]"))
 
 
 def as_atom(index: Dim) -> Atom | None:

@@ -30,7 +30,8 @@ def refine(
         parts_a[i].append(len(common))
         parts_b[j].append(len(common))
         common.append(size)
-        rest_a, rest_b = ix.exact_div(a, size), ix.exact_div(b, size)
+        rest_a = 1 if a == size else ix.exact_div(a, size)
+        rest_b = 1 if b == size else ix.exact_div(b, size)
         assert rest_a is not None and rest_b is not None
         a, b = rest_a, rest_b
         if a == 1:

@@ -77,7 +77,8 @@ def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[str, tuple[bool, ...] | N
     if not any(flags):
         return "full", None
     if all(flags):
-        return "all", None
+        # Positions are combined with their values, which only the lanes of one row do.
+        return ("inner", flags) if node.kind.startswith("arg") else ("all", None)
     lead = flags.index(False)
     if lead and not any(flags[lead:]) and not node.kind.startswith("arg"):
         columns = static_product([a.size for a in axes[lead:]])

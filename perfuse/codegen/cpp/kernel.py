@@ -725,7 +725,8 @@ class _KernelWriter:
         arguments = [value.vector]
         if m.loop.kind.startswith("arg"):
             arguments.append(self._position(m))
-        partial = emitter.tail is not None and not self.is_vertical
+        # Lanes that are rows of their own may hold anything past the end, unless all rows are joined.
+        partial = emitter.tail is not None and (not self.is_vertical or m.role == "all")
         if partial or (self.lane is None):
             arguments.append(emitter.tail if partial else "1")  # type: ignore[arg-type]
             emitter.scope.writer.line(f"{self._acc(m, u)}.step_n({', '.join(arguments)});")
