@@ -51,7 +51,8 @@ def load_or_compile(
     if observe is not None:
         observe(compiled)
     if key is not None and num_guards(_values(module)) != num_before:
-        key = _skipped(context, "guards")  # a loaded program would lack them
+        _skipped(context, "guards")  # a loaded program would lack them
+        key = None
     return Executable(compiled.call, store_graph(key, compiled, context) if key else None)
 
 
@@ -60,7 +61,8 @@ def graph_key(module: GraphModule, context: Context) -> str | None:
     try:
         text = f"{identity(context)}\n{aten_text(module)}"
     except NotCanonical as reason:
-        return _skipped(context, str(reason))
+        _skipped(context, str(reason))
+        return None
     return "graph-" + hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -91,9 +93,11 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
     """Keep a compiled graph; the key, or None where it holds something that is not data."""
     constants = compiled.program.constants
     if any(name.startswith("py:") for name in constants):
-        return _skipped(context, "python_call")
+        _skipped(context, "python_call")
+        return None
     if not all(is_storable(value) for value in constants.values()):
-        return _skipped(context, "constant")
+        _skipped(context, "constant")
+        return None
     saved = SavedProgram(
         compiled.host, compiled.library, constants, compiled.counts, str(compiled.plan)
     )

@@ -161,12 +161,16 @@ def simple_metadata() -> SimpleMetadata | str:
     reason = _reason_not_simple(found)
     if reason is not None:
         return reason
-    tangents = [getattr(desc.output, "idx", None) for desc in found.traced_tangents_descs]
+    tangents = [_output_index(desc) for desc in found.traced_tangents_descs]
     return SimpleMetadata(
         tuple(found.mutated_graph_handled_indices_seen_by_autograd),
         tuple(bool(info.requires_grad) for info in found.output_info),
         tuple(index for index in tangents if index is not None),
     )
+
+
+def _output_index(description: Any) -> int | None:
+    return getattr(description.output, "idx", None)
 
 
 def _reason_not_simple(found: Any) -> str | None:
@@ -200,7 +204,8 @@ def ambient_state() -> tuple[Any, ...]:
         (name, torch.is_autocast_enabled(name), str(torch.get_autocast_dtype(name)))
         for name in devices
     ]
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    cuda: Any = torch.backends.cuda
     attention = (
         cuda.flash_sdp_enabled(),
         cuda.math_sdp_enabled(),
@@ -227,7 +232,7 @@ def is_autocast_enabled() -> bool:
 
 def has_tracing_hooks() -> bool:
     """Whether something around this call would change what a trace sees or saves."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     modes = [mode for mode in _get_current_dispatch_mode_stack() if not _is_fake(mode)]
     return hooks is not None or bool(modes)
 

@@ -18,6 +18,7 @@ from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import plain_partition
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
+from perfuse.runtime.executable import Call
 from perfuse.runtime.wrapper import wrap
 from perfuse.torch_compat import aot_compile_graph
 
@@ -60,15 +61,22 @@ def compile_capture(
         example_inputs,
         compiler=halves.compile,
         decompositions=decomposition_table(),
-        partition=plain_partition,
+        partition=halves.partition,
     )
     facts = facts_of(halves.graphs, len(example_inputs), context)
     if facts is None:
         return traced
-    forward, backward = halves.forward(), halves.executables.get("backward")
-    if key is not None:
-        warm.store_capture(key, forward, backward, facts, context)
-    return wrap(forward.call, backward.call if backward is not None else None, facts)
+    forward = halves.forward()
+    if not facts.is_training:
+        warm.store_capture(key, forward, None, facts, context)
+        return wrap(forward.call, None, facts)
+
+    def backward() -> Call:
+        call = halves.compile("backward", halves.graphs.pop("backward"))
+        warm.store_capture(key, forward, halves.executables["backward"], facts, context)
+        return call
+
+    return wrap(forward.call, backward, facts)
 
 
 class Halves:
@@ -80,7 +88,13 @@ class Halves:
         self.graphs: dict[str, GraphModule] = {}
         self.executables: dict[str, Executable] = {}
 
-    def compile(self, kind: str, graph: GraphModule) -> Callable[..., Any]:
+    def partition(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        """Cut the joint graph. The backward is compiled when it first runs, if ever."""
+        forward, backward = plain_partition(*args, **kwargs)
+        self.graphs["backward"] = backward
+        return forward, backward
+
+    def compile(self, kind: str, graph: GraphModule) -> Call:
         """Compile one of them: forward, backward, or inference."""
         observe = self._observe if self.watching else None
         made = compile_or_eager(

@@ -19,6 +19,7 @@ from importlib.metadata import (
     distribution,
 )
 from os import PathLike
+from typing import Any
 
 from perfuse.version import VERSION
 
@@ -36,7 +37,7 @@ class Uninstalled(Distribution):
             "entry_points.txt": f"[{ENTRY_POINT.group}]\n{NAME} = {ENTRY_POINT.value}\n",
         }.get(filename)
 
-    def locate_file(self, path: str | PathLike[str]) -> PathLike[str]:
+    def locate_file(self, path: str | PathLike[str]) -> Any:
         raise FileNotFoundError(path)
 
 

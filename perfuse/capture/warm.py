@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch.fx import GraphModule
@@ -51,13 +52,19 @@ def load_capture(key: str, context: Context) -> Callable[..., Any] | None:
     if ahead is None or (back is None and backward is not None):
         return None
     context.counters.inc("capture.cache_hit")
-    return wrap(ahead.call, back.call if back is not None else None, facts)
+    return wrap(ahead.call, None if back is None else partial(getattr, back, "call"), facts)
 
 
 def store_capture(
-    key: str, forward: Executable, backward: Executable | None, facts: Facts, context: Context
+    key: str | None,
+    forward: Executable,
+    backward: Executable | None,
+    facts: Facts,
+    context: Context,
 ) -> None:
-    """Keep which graphs a capture became, if both can be loaded again."""
+    """Keep which graphs a capture became, if it has a key and both can be loaded again."""
+    if key is None:
+        return
     if forward.key is None or (backward is not None and backward.key is None):
         context.counters.inc("capture.not_cached.graph")
         return

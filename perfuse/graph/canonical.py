@@ -73,7 +73,7 @@ def spell(value: Any, numbers: Numbers) -> str:
     if kind in SPELLED_BY_REPR:
         return repr(value) if kind is not slice else _spell_slice(value, numbers)
     if kind is float:
-        return value.hex()
+        return float.hex(value)
     if kind in SPELLED_BY_STR:
         return str(value)
     if isinstance(value, SYMBOLIC):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -46,12 +47,12 @@ class Facts:
     is_autocast: bool
 
 
-def wrap(forward: Call, backward: Call | None, facts: Facts) -> Callable[..., Any]:
-    """What Dynamo calls: tensors in, tensors out, gradients on demand."""
+def wrap(forward: Call, backward: Callable[[], Call] | None, facts: Facts) -> Callable[..., Any]:
+    """What Dynamo calls: tensors in, tensors out. `backward` is asked for when it is first run."""
     if not facts.is_training:
         return _quiet(forward, facts)
     assert backward is not None
-    function = _function(forward, backward, facts)
+    function = _function(forward, _on_first_use(backward), facts)
 
     def train(*args: Any) -> Any:
         # The graph may switch gradients on by itself: it does, or it would be an inference graph.
@@ -83,6 +84,21 @@ def _plainly(call: Call, args: list[Any], is_autocast: bool) -> tuple[Any, ...]:
         return call(args)
 
 
+def _on_first_use(make: Callable[[], Call]) -> Call:
+    """A call that is made by whoever first needs it, once."""
+    made: list[Call] = []
+    lock = Lock()
+
+    def call(args: list[Any]) -> tuple[Any, ...]:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(make())
+        return made[0](args)
+
+    return call
+
+
 def _function(forward: Call, backward: Call, facts: Facts) -> Any:
     run = _quiet(forward, facts)
     num_outputs, without_grad = facts.num_outputs, facts.without_grad
@@ -106,7 +122,8 @@ def _function(forward: Call, backward: Call, facts: Facts) -> Any:
             args = list(ctx.saved_tensors)
             args += [t.made_from(gradients[t.output]) for t in facts.tangents]
             if torch.is_grad_enabled():  # create_graph: the results must not look like constants
-                return _Once.apply(backward, facts, _marker(), *args)
+                once: Any = _Once
+                return once.apply(backward, facts, _marker(), *args)
             return _gradients(backward, facts, args)
 
     return CompiledGraph

@@ -230,15 +230,15 @@ class _HostWriter:
         names = [o or "_" for o in step.outs]
         left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
         self.w.line(f"{left} = {function_name(step.op)}({', '.join(args)})")
-        for out in step.outs:
-            if out is None:
+        for made in step.outs:
+            if made is None:
                 continue
             if step.returns_view:
-                self.w.line(f"{out} = {out}.clone()")
-            if out in self.program.buffers:
-                self._adopt(out)
-            elif out in self.sources.sizes:
-                self.w.line(f"S[{self.sources.sizes.index(out) + 1}] = {out}")
+                self.w.line(f"{made} = {made}.clone()")
+            if made in self.program.buffers:
+                self._adopt(made)
+            elif made in self.sources.sizes:
+                self.w.line(f"S[{self.sources.sizes.index(made) + 1}] = {made}")
 
     def _adopt(self, name: str) -> None:
         """A tensor that ATen made: kernels rely on the strides it was traced with."""
