@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Read when perfuse is imported: a lowering that breaks fails the test instead of running in ATen.
+os.environ.setdefault("PERFUSE_VERIFY", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -91,12 +91,12 @@ def uniform_value(tensor: torch.Tensor) -> bool | int | float | None:
     """The number that every element is, bit for bit; None if they differ or there are none."""
     if tensor.numel() == 0:
         return None
-    flat = tensor.reshape(-1)
+    flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
     number: Any = flat[0].item()
     if not isinstance(number, (bool, int, float)):
         return None
     again = torch.full_like(flat, number)
-    is_uniform = torch.equal(again.view(torch.uint8), flat.contiguous().view(torch.uint8))
+    is_uniform = torch.equal(again.view(torch.uint8), flat.view(torch.uint8))
     return number if is_uniform else None
 
 

@@ -161,13 +161,22 @@ class _Lowering:
                 result = lowering(self.builder, *self._args(node.args), **self._kwargs(node))
                 result = _checked(result, expected, self.symbols)
                 return self._settle(node, result, expected)
-            except CannotLower as refused:
-                reason = str(refused)
+            except Exception as error:
+                reason = self._refused(node, error)
                 del self.builder.nodes[mark[0] :]
                 self.builder.buffers = mark[1]
         elif lowering is not None:
             reason = "dtype or device without a code generator"
         return self._fallback(node, reason)
+
+    def _refused(self, node: FxNode, error: Exception) -> str:
+        """Why the op runs in ATen. A lowering that broke is our bug: raised only to find it."""
+        if isinstance(error, CannotLower):
+            return str(error)
+        if self.context.settings.verify:
+            raise error
+        self.context.counters.inc(f"lower.error.{node.target}")
+        return f"its lowering broke: {type(error).__name__}: {error}"
 
     def _fallback(self, node: FxNode, reason: str) -> Any:
         self.context.counters.inc(f"fallback.{node.target}")

@@ -111,8 +111,9 @@ def task_of(row: Row, arguments: argparse.Namespace) -> Task:
 
 def worker_environment(backend: str) -> dict[str, str]:
     """The peer starts a pool of compiler processes in each worker unless told not to."""
+    own = {"PERFUSE_VERIFY": "1"} if backend == "perfuse" else {}
     peer = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if backend == "inductor" else {}
-    return {"OMP_NUM_THREADS": "1", **peer}
+    return {"OMP_NUM_THREADS": "1", **own, **peer}
 
 
 def load(path: Path) -> dict[str, Any]:
