@@ -199,8 +199,8 @@ class Emitter:
         return made
 
     def _vector_index(self, index: Dim) -> str:
-        if isinstance(index, int):
-            return f"pf::splat(int64_t({index}))"
+        if isinstance(index, int) or not self._varies(index):
+            return f"pf::splat(int64_t({ix.render(index, self._atom)}))"
         found = self.scope.known_indices.get(index)
         if found is not None:
             return found

@@ -787,14 +787,19 @@ class _KernelWriter:
     def _scatter_lanes(self, w: Writer, scope: Scope, m: Member) -> None:
         assert self.lane_axis is not None and self.lane is not None
         name, total = self.lane_axis.name, f"int64_t({self._dim(self.lane_axis.size)})"
-        w.line(f"int64_t at_{name} = 0;")
-        with w.block(f"for (; at_{name} + {self.lanes} <= {total}; at_{name} += {self.lanes}) {{"):
-            w.line(f"const int64_t {name} = at_{name};")
-            self._scatter_body(Scope(w, frozenset({self.lane}), scope), m, None)
-        with w.block(f"if (at_{name} < {total}) {{"):
-            w.line(f"const int64_t {name} = at_{name};")
-            w.line(f"const int live = (int)({total} - {name});")
-            self._scatter_body(Scope(w, frozenset({self.lane}), scope), m, "live")
+        before, loop = w.child(), w.child()
+        outside = Scope(before, scope.variables, None)
+        loop.line(f"int64_t at_{name} = 0;")
+        step = f"at_{name} += {self.lanes}"
+        with loop.block(f"for (; at_{name} + {self.lanes} <= {total}; {step}) {{"):
+            loop.line(f"const int64_t {name} = at_{name};")
+            self._scatter_body(Scope(loop, frozenset({self.lane}), outside), m, None)
+        with loop.block(f"if (at_{name} < {total}) {{"):
+            loop.line(f"const int64_t {name} = at_{name};")
+            loop.line(f"const int live = (int)({total} - {name});")
+            self._scatter_body(Scope(loop, frozenset({self.lane}), outside), m, "live")
+        w.take(before)
+        w.take(loop)
 
     def _scatter_body(self, scope: Scope, m: Member, tail: str | None) -> None:
         emitter = Emitter(self.names, scope, self.lane, tail, lambda e: None)
