@@ -34,6 +34,8 @@ class Counter(nn.Module):
     """A buffer that every call moves: backward has to see the value that forward multiplied by,
     not recompute it from the buffer after the call has changed it."""
 
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))
@@ -118,7 +120,7 @@ def test_evaluation_after_training_uses_the_running_statistics() -> None:
     plain.eval(), mine.eval()
     wide = copy.deepcopy(plain).double()
     assert_as_good_as_eager(candidate(x), plain(x), wide(x.double()))
-    assert int(mine.num_batches_tracked) == 1
+    assert mine.state_dict()["num_batches_tracked"] == 1
 
 
 def test_inference_keeps_no_graph() -> None:

@@ -25,6 +25,8 @@ def compiled(
 ) -> Callable[..., Any]:
     """`fn` through `torch.compile`; the peer's random ops draw the same numbers as eager."""
     backend = backend or default_backend()
+    if backend == "perfuse":
+        importlib.import_module("perfuse")  # also where the package is not installed
     options = {"fallback_random": True} if backend == "inductor" else None
     return torch.compile(  # type: ignore[no-any-return, call-overload]
         fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options
