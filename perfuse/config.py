@@ -59,6 +59,9 @@ class CpuSettings:
         16 * MIB, "Outputs of at least this size are written past the caches; 0 never does."
     )
     grain_elements: int = key(32768, "Kernels of fewer elements run on one thread.")
+    tune_products: bool = key(
+        True, "Race the libraries for each large matrix product and keep the fastest."
+    )
     pool_limit_bytes: int = plain(
         1024 * MIB, "Bytes of freed buffers kept for reuse between calls; 0 keeps none."
     )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
+from perfuse.autotune.products import choose_products
 from perfuse.build import build_shared_library
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.program import HostSource, generate_host
@@ -49,6 +50,7 @@ def compile_graph(module: GraphModule, context: Context) -> Compiled:
     run, own = Stages(), dataclasses.replace(context, counters=Counters())
     module = run("passes", run_passes, module)  # algebra, common subexpressions, dead code
     program = run("lower", lower_graph, module, own)  # formulas, loops and calls
+    program = run("tune", choose_products, program, own)  # which library multiplies fastest
     plan = run("schedule", schedule, program, own)  # which loops share a kernel
     sources = run("codegen", generate_sources, plan, own)  # C++ text
     host = run("host", generate_host, plan, sources)  # the program that launches

@@ -29,6 +29,7 @@ class Builder:
         self.constants: dict[str, Any] = {}
         self.symbols = Symbols()
         self.origin = ""
+        self.feeds_calls = False  # every user of the node at hand is a library call
         self.arguments: tuple[Any, ...] = ()  # what the op in hand was traced with
         self._num_names = 0
 

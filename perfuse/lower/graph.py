@@ -155,6 +155,7 @@ class _Lowering:
         lowering = LOWERINGS.get(node.target)
         reason = "no lowering for this op"
         if lowering is not None and _all_plain(node, expected):
+            self.builder.feeds_calls = _feeds_calls(node)
             mark = len(self.builder.nodes), dict(self.builder.buffers)
             self.builder.arguments = tuple(_traced(a) for a in node.args)
             try:
@@ -299,6 +300,22 @@ class _Lowering:
             view = as_view(value)
             assert view is not None
         return view
+
+
+def _feeds_calls(node: FxNode) -> bool:
+    """Whether a value goes, through views at most, only to calls that cannot take a formula."""
+    for user in node.users:
+        if user.op == "output":
+            continue
+        if is_view_op(user.target) or user.target is torch.ops.aten._unsafe_view.default:
+            if not _feeds_calls(user):
+                return False
+        elif user.target in LOWERINGS and user.target not in _PRODUCTS:
+            return False
+    return True
+
+
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 
 def _whole_loads(tensor: Tensor) -> int:

@@ -102,6 +102,7 @@ def merge(a: Group, b: Group, buffers: dict[str, Buffer]) -> Group:
     _check_flow(first, second)
     _check_flow(second, first)
     members = tuple(sorted(first + second, key=lambda m: m.number))
+    _check_overwriting(members)
     merged = Group(tuple(sorted(a.nodes + b.nodes)), sizes, inner, members)
     names = {r.attr[0] for m in members for r in m.loop.reads()}
     if len(names | {m.loop.out for m in members}) > _MOST_BUFFERS:
@@ -225,9 +226,20 @@ def _check_flow(writing: tuple[Member, ...], reading: tuple[Member, ...]) -> Non
         for read in reader.loop.reads():
             for writer in writers.get(read.attr[0], ()):
                 _check_read(writer, reader, read)
-        for writer in writers.get(reader.loop.out, ()):
-            if writer.loop.index is not reader.loop.index or writer.role != reader.role:
-                raise Apart(f"both write {reader.loop.out}, at different places")
+        if reader.loop.out in writers:
+            raise Apart(f"both write {reader.loop.out}")
+
+
+def _check_overwriting(members: tuple[Member, ...]) -> None:
+    """A buffer changes at most once while a kernel looks at it: before, or after, not both."""
+    readers: dict[str, list[int]] = {}
+    for m in members:
+        for read in m.loop.reads():
+            readers.setdefault(read.attr[0], []).append(m.number)
+    for m in members:
+        numbers = readers.get(m.loop.out)
+        if numbers and min(numbers) <= m.number < max(numbers):
+            raise Apart(f"{m.loop.out} is read before and after it is overwritten")
 
 
 def _check_read(writer: Member, reader: Member, read: Expr) -> None:

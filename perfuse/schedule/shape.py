@@ -99,23 +99,27 @@ def stage(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """Number the sweeps over a row: a reduction's result is there one stage after its sweep.
 
     Row values of stage s are computed before sweep s. Maps that only later sweeps use move there,
-    so that nothing has to be kept between sweeps.
+    so that nothing has to be kept between sweeps. What overwrites a buffer that others read comes
+    last of all: their formulas may be computed again in any sweep.
     """
+    overwriting = [m for i, m in enumerate(members) if _overwrites(m, members[:i])]
+    members = (*(m for m in members if m not in overwriting), *overwriting)
     made: dict[str, list[int]] = {}
     levels: list[int] = []
-    for i, m in enumerate(members):
+    for m in members:
         level = 0
         for read in m.loop.reads():
             for j in made.get(read.attr[0], ()):
                 level = max(level, levels[j] + (members[j].role == "inner"))
-        for j in range(i):
-            # An overwriting loop waits for the sweeps that read the old value.
-            if any(r.attr[0] == m.loop.out for r in members[j].loop.reads()):
-                level = max(level, levels[j])
-        levels.append(level)
-        made.setdefault(m.loop.out, []).append(i)
+        levels.append(max([level, *levels]) if m in overwriting else level)
+        made.setdefault(m.loop.out, []).append(len(levels) - 1)
     _move_later(members, levels)
     return tuple(replace(m, stage=s) for m, s in zip(members, levels, strict=True))
+
+
+def _overwrites(member: Member, earlier: Sequence[Member]) -> bool:
+    """An earlier loop of the kernel reads what was there before."""
+    return any(r.attr[0] == member.loop.out for m in earlier for r in m.loop.reads())
 
 
 def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:

@@ -27,10 +27,8 @@ def compiled(
     backend = backend or default_backend()
     if backend == "perfuse":
         importlib.import_module("perfuse")  # also where the package is not installed
-    options = {"fallback_random": True} if backend == "inductor" else None
-    return torch.compile(  # type: ignore[no-any-return, call-overload]
-        fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options
-    )
+    options: Any = {"fallback_random": True} if backend == "inductor" else None
+    return torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options)
 
 
 def eager_random(backend: str | None = None) -> AbstractContextManager[Any]:

@@ -1,0 +1,1 @@
+"""Choosing among implementations of one node by measuring them."""
