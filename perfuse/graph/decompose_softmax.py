@@ -26,7 +26,8 @@ def _shifted(x: Tensor, dim: int) -> Tensor:
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     e = torch.exp(_shifted(x, dim))
-    result = e / torch.sum(e, dim, keepdim=True)
+    # One division a row: the sum's own rounding outweighs that of the reciprocal.
+    result = e * torch.reciprocal(torch.sum(e, dim, keepdim=True))
     return result if half_to_float else result.to(x.dtype)
 
 

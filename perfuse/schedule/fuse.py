@@ -10,20 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
-from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
 from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, Program
 from perfuse.schedule import domain
+from perfuse.schedule.flow import Apart, check_flow, check_overwriting
 from perfuse.schedule.plan import Member, Refusal, static_product
 
 # Column accumulators live in cache beside the row: beyond this many columns they would not.
 _MOST_OUTER_COLUMNS = 1 << 17
 _MOST_BUFFERS = 32
 _MOST_REFUSALS = 200
-
-
-class Apart(Exception):
-    """Two groups cannot merge; the message is the reason."""
 
 
 @dataclass(slots=True)
@@ -99,10 +95,10 @@ def merge(a: Group, b: Group, buffers: dict[str, Buffer]) -> Group:
     if joined is None:
         raise Apart(f"axes {_text(a)} and {_text(b)} do not match")
     sizes, inner, first, second = joined
-    _check_flow(first, second)
-    _check_flow(second, first)
+    check_flow(first, second)
+    check_flow(second, first)
     members = tuple(sorted(first + second, key=lambda m: m.number))
-    _check_overwriting(members)
+    check_overwriting(members)
     merged = Group(tuple(sorted(a.nodes + b.nodes)), sizes, inner, members)
     names = {r.attr[0] for m in members for r in m.loop.reads()}
     if len(names | {m.loop.out for m in members}) > _MOST_BUFFERS:
@@ -215,46 +211,6 @@ def _moved_to(b: Group, sizes: list[Dim], parts: list[list[int]]) -> tuple[Membe
     return tuple(
         replace(m, loop=domain.rewrite(m.loop, mapping, axes), role="row") for m in b.members
     )
-
-
-def _check_flow(writing: tuple[Member, ...], reading: tuple[Member, ...]) -> None:
-    """What one group reads of the other's results must be at hand when it runs."""
-    writers: dict[str, list[Member]] = {}
-    for m in writing:
-        writers.setdefault(m.loop.out, []).append(m)
-    for reader in reading:
-        for read in reader.loop.reads():
-            for writer in writers.get(read.attr[0], ()):
-                _check_read(writer, reader, read)
-        if reader.loop.out in writers:
-            raise Apart(f"both write {reader.loop.out}")
-
-
-def _check_overwriting(members: tuple[Member, ...]) -> None:
-    """A buffer changes at most once while a kernel looks at it: before, or after, not both."""
-    readers: dict[str, list[int]] = {}
-    for m in members:
-        for read in m.loop.reads():
-            readers.setdefault(read.attr[0], []).append(m.number)
-    for m in members:
-        numbers = readers.get(m.loop.out)
-        if numbers and min(numbers) <= m.number < max(numbers):
-            raise Apart(f"{m.loop.out} is read before and after it is overwritten")
-
-
-def _check_read(writer: Member, reader: Member, read: Expr) -> None:
-    name = read.attr[0]
-    if read.attr[1] is not writer.loop.index:
-        raise Apart(f"{reader.loop.out} reads {name} at another place than it is written")
-    if writer.number > reader.number:
-        # The reader wants the old value: it must have it before the overwriting loop runs.
-        if not (writer.role == reader.role == "full"):
-            raise Apart(f"{name} is overwritten in a loop of another shape")
-        return
-    if writer.role in ("outer", "all"):
-        raise Apart(f"{name} is complete only after all rows")
-    if writer.role == "full" and reader.role == "row":
-        raise Apart(f"{reader.loop.out} reads columns of {name} once a row")
 
 
 class Fuser:

@@ -11,6 +11,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Index
+from perfuse.lower import formulas
 from perfuse.lower.builder import Builder
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import CannotLower, lowers
@@ -67,6 +68,8 @@ FLOAT_UNARY = {
     "erfc": "erfc", "erfinv": "erfinv", "sigmoid": "sigmoid", "reciprocal": "reciprocal",
     "lgamma": "lgamma", "digamma": "digamma",
 }  # fmt: skip
+# Ops with a formula that looks at its argument.
+FORMULAS: dict[str, ScalarFn] = {"tanh": formulas.tanh}
 SAME_UNARY = {"neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "positive": ""}
 ROUND_UNARY = {"floor": "floor", "ceil": "ceil", "trunc": "trunc"}
 BOOL_UNARY = {"isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite", "signbit": "signbit"}
@@ -113,7 +116,7 @@ def _register_rows() -> None:
 def _float_unary(scalar_op: str) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor) -> Tensor:
         dtype = promote(x, int_to_float=True)
-        return elementwise(builder, [x], dtype.compute, dtype, op(scalar_op))
+        return elementwise(builder, [x], dtype.compute, dtype, FORMULAS.get(scalar_op, op(scalar_op)))
 
     return lower
 

@@ -1,0 +1,50 @@
+"""What may pass between the loops of one kernel: the same element, or the same row, in order."""
+
+from __future__ import annotations
+
+from perfuse.ir.expr import Expr
+from perfuse.schedule.plan import Member
+
+
+class Apart(Exception):
+    """Two groups cannot merge; the message is the reason."""
+
+
+def check_flow(writing: tuple[Member, ...], reading: tuple[Member, ...]) -> None:
+    """What one group reads of the other's results must be at hand when it runs."""
+    writers: dict[str, list[Member]] = {}
+    for m in writing:
+        writers.setdefault(m.loop.out, []).append(m)
+    for reader in reading:
+        for read in reader.loop.reads():
+            for writer in writers.get(read.attr[0], ()):
+                _check_read(writer, reader, read)
+        if reader.loop.out in writers:
+            raise Apart(f"both write {reader.loop.out}")
+
+
+def check_overwriting(members: tuple[Member, ...]) -> None:
+    """A buffer changes at most once while a kernel looks at it: before, or after, not both."""
+    readers: dict[str, list[int]] = {}
+    for m in members:
+        for read in m.loop.reads():
+            readers.setdefault(read.attr[0], []).append(m.number)
+    for m in members:
+        numbers = readers.get(m.loop.out)
+        if numbers and min(numbers) <= m.number < max(numbers):
+            raise Apart(f"{m.loop.out} is read before and after it is overwritten")
+
+
+def _check_read(writer: Member, reader: Member, read: Expr) -> None:
+    name = read.attr[0]
+    if read.attr[1] is not writer.loop.index:
+        raise Apart(f"{reader.loop.out} reads {name} at another place than it is written")
+    if writer.number > reader.number:
+        # The reader wants the old value: it must have it before the overwriting loop runs.
+        if not (writer.role == reader.role == "full"):
+            raise Apart(f"{name} is overwritten in a loop of another shape")
+        return
+    if writer.role in ("outer", "all"):
+        raise Apart(f"{name} is complete only after all rows")
+    if writer.role == "full" and reader.role == "row":
+        raise Apart(f"{reader.loop.out} reads columns of {name} once a row")
