@@ -57,8 +57,14 @@ def sample_calls(op: Any, dtype: torch.dtype, mode: str, num_samples: int) -> li
     torch.manual_seed(SEED)
     needs_grad = mode == "backward"
     samples = op.sample_inputs("cpu", dtype, requires_grad=needs_grad)
-    limit = num_samples or None
-    return [((s.input, *s.args), dict(s.kwargs)) for s in itertools.islice(samples, limit)]
+    drawn = itertools.islice(samples, 4 * num_samples + 8 if num_samples else None)
+    calls = [((s.input, *s.args), dict(s.kwargs)) for s in drawn]
+    # Few samples: those with elements in them come first, they can be wrong.
+    return sorted(calls, key=is_empty)[: num_samples or None]
+
+
+def is_empty(call: Call) -> bool:
+    return any(t.numel() == 0 for t in tensors_of(call))
 
 
 def split_by_eager(row: Row, op: Any, calls: list[Call]) -> tuple[list[Call], list[Call]]:
