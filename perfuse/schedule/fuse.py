@@ -333,9 +333,7 @@ def _turned(first: Group, second: Group) -> list[Group]:
     orders = {
         domain.order_by(loop.axes, read.attr[1]) for read in loop.reads() if read.attr[0] in made
     }
-    return [
-        _group_over(second.nodes[0], loop, order) for order in orders if order != loop.axes
-    ]
+    return [_group_over(second.nodes[0], loop, order) for order in orders if order != loop.axes]
 
 
 def _bits(mask: int) -> list[int]:

@@ -56,9 +56,7 @@ def _all_indices(members: Sequence[Member]) -> list[Dim]:
     return list(dict.fromkeys(found))
 
 
-def _can_merge(
-    outer: Axis, inner: Axis, members: Sequence[Member], indices: Sequence[Dim]
-) -> bool:
+def _can_merge(outer: Axis, inner: Axis, members: Sequence[Member], indices: Sequence[Dim]) -> bool:
     if outer.reduced != inner.reduced or outer.atom is None or inner.atom is None:
         return False
     for m in members:
@@ -140,4 +138,3 @@ def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:
         later = [levels[j] for j in users.get(m.loop.out, ()) if members[j].role != "row"]
         if later:
             levels[i] = max(levels[i], min(later))
-
