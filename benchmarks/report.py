@@ -97,8 +97,11 @@ def compile_table(rows: Sequence[Row]) -> Table:
             view.add_column(f"{heat} {name}", justify="right")
     view.add_column("kernels", justify="right")
     total: Row = {"name": "sum"}
-    for key in (f"{h}_{w}" for h in ("cold", "warm") for w in ("peer", "ours")):
-        total[key] = sum(r[key] for r in rows if r[key] is not None)
+    keys = [f"{heat}_{who}" for heat in ("cold", "warm") for who in ("peer", "ours")]
+    # A case that failed on one side counts on neither.
+    complete = [r for r in rows if all(r[key] is not None for key in keys)]
+    for key in keys:
+        total[key] = sum(r[key] for r in complete)
     for row in (*rows, total):
         if row is total:
             view.add_section()
