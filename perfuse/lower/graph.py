@@ -20,7 +20,15 @@ from perfuse.lower import fallback, families
 from perfuse.lower.builder import Builder
 from perfuse.lower.registry import LOWERINGS, CannotLower
 from perfuse.lower.symbols import Symbols
-from perfuse.lower.tensor import Tensor, as_view, cast_tensor, expand, positions, reindex
+from perfuse.lower.tensor import (
+    Tensor,
+    as_view,
+    cast_tensor,
+    expand,
+    overlaps,
+    positions,
+    reindex,
+)
 from perfuse.torch_compat import is_view_op, source_line
 
 assert families  # importing the op families fills the registry
@@ -366,12 +374,7 @@ def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ..
     fixed = [(st, sz) for st, sz in pairs if isinstance(st, int) and isinstance(sz, int)]
     if len(fixed) < len(pairs):
         return dense(shape, strides)
-    span = 1
-    for stride, size in sorted(fixed):
-        if stride < span:
-            return None
-        span += stride * (size - 1)
-    return strides
+    return None if overlaps([sz for _, sz in fixed], [st for st, _ in fixed]) else strides
 
 
 def _traced(arg: Any) -> Any:

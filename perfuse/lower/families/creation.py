@@ -13,7 +13,7 @@ from perfuse.ir.index import Dim, Index
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import element
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, positions
+from perfuse.lower.tensor import Tensor, overlaps, positions
 
 
 def requested_dtype(dtype: Any, default: torch.dtype) -> DType:
@@ -72,12 +72,20 @@ def ones_like(builder: Builder, x: Tensor, dtype: Any = None, **kw: Any) -> Tens
     return Tensor(x.shape, chosen, ex.const(1, chosen.compute))
 
 
-@lowers("aten.empty.memory_format", "aten.empty_strided.default", "aten.new_empty.default",
-        "aten.empty_permuted.default", "aten.new_empty_strided.default")  # fmt: skip
+@lowers("aten.empty.memory_format", "aten.new_empty.default",
+        "aten.empty_permuted.default")  # fmt: skip
 def empty(builder: Builder, first: Any, *rest: Any, dtype: Any = None, **kw: Any) -> Tensor:
     if isinstance(first, Tensor):
         return zeros(builder, first, rest[0], dtype)
     return zeros(builder, first, None, dtype)
+
+
+@lowers("aten.empty_strided.default", "aten.new_empty_strided.default")
+def empty_strided(builder: Builder, *args: Any, dtype: Any = None, **kw: Any) -> Tensor:
+    size, strides = args[-2:]
+    if not all(isinstance(n, int) for n in (*size, *strides)) or overlaps(size, strides):
+        raise CannotLower("memory whose elements may overlap")
+    return empty(builder, *args, dtype=dtype)
 
 
 @lowers("aten.new_full.default")

@@ -1,0 +1,59 @@
+"""What the operator database found: a row for each bug, as small as it gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perfuse import config, counters
+from perfuse.lower.registry import LOWERINGS
+from tests.behaviour.row import Behaviour, randn
+from tests.harness.backend import compiled
+
+
+def fold_repeated_element(x: Tensor) -> Tensor:
+    return x + torch.tensor(0.5).expand(1)
+
+
+def positions_across_lanes(x: Tensor, target: Tensor) -> Tensor:
+    return F.multilabel_margin_loss(x, target)
+
+
+def labels(*shape: int) -> Tensor:
+    return torch.randint(0, shape[-1], shape, generator=torch.Generator().manual_seed(3))
+
+
+ROWS = [
+    Behaviour("fold_repeated_element", fold_repeated_element, lambda: [randn(3)]),
+    Behaviour(
+        "positions_across_lanes", positions_across_lanes, lambda: [randn(10, 5), labels(10, 5)]
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_matches_eager(row: Behaviour) -> None:
+    row.check()
+
+
+def broken(builder: Any, *args: Any, **kwargs: Any) -> Any:
+    raise TypeError("a bug of ours")
+
+
+def test_a_broken_lowering_leaves_the_op_to_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOWERINGS, torch.ops.aten.atan.default, broken)
+    torch._dynamo.reset()
+    x = randn(7)
+    with config.patch({"verify": False, "cache.enabled": False}):
+        assert torch.equal(compiled(torch.atan)(x), x.atan())
+    assert counters.snapshot()["lower.error.aten.atan.default"] >= 1
+    torch._dynamo.reset()
+    with (
+        config.patch({"verify": True, "cache.enabled": False}),
+        pytest.raises(Exception, match="a bug of ours"),
+    ):
+        compiled(torch.atan)(x)
