@@ -62,7 +62,9 @@ class Scope:
 
     def __init__(self, writer: Writer, variables: frozenset[Atom], parent: Scope | None) -> None:
         self.writer = writer
-        self.variables = variables if parent is None else variables | parent.variables
+        self.variables: frozenset[Atom] = (
+            variables if parent is None else variables | parent.variables
+        )
         self.parent = parent
         self.known: dict[Expr, Value] = {}
         self.known_indices: dict[Dim, str] = {}
@@ -116,6 +118,10 @@ class Emitter:
             return self.scope
         return self.scope.home_of(e.variables())
 
+    def _at_home(self, e: Expr) -> Emitter:
+        """This emitter, writing where the value belongs."""
+        return Emitter(self.names, self._home(e), self.lane, self.tail, self.resolve)
+
     def _touches_memory(self, e: Expr) -> bool:
         # Loads stay where they are asked for: what a stage stores may be read by the next.
         return e.num_loads > 0
@@ -124,7 +130,7 @@ class Emitter:
         if e.op == "load":
             return self._load(e)
         if e.op == "index":
-            text, is_vector = self.index(e.attr)
+            text, is_vector = self._at_home(e).index(e.attr)
             return self._assign(Value(f"int64_t({text})" if not is_vector else text, e.dtype, is_vector), e)
         args = [self.value(a) for a in e.args]
         is_vector = any(a.is_vector for a in args)

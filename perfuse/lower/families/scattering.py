@@ -172,6 +172,15 @@ def embedding_dense_backward(
     return stored_at(builder, empty, [(values, position)], accumulate=True)
 
 
+def refuse_overlap(builder: Builder) -> None:
+    """Elements that share memory change together: ATen copies `x` with its strides for these ops."""
+    traced = builder.arguments[0]
+    dims = builder.symbols.dims
+    strides = [s for s, n in zip(dims(traced.stride()), dims(traced.shape), strict=True) if n != 1]
+    if 0 in strides or len(set(strides)) < len(strides):
+        raise CannotLower("elements of the tensor share memory")
+
+
 @lowers("aten.slice_scatter.default")
 def slice_scatter(
     builder: Builder,
@@ -183,6 +192,7 @@ def slice_scatter(
     step: int = 1,
 ) -> Tensor:
     """x with a slice taken from `src`: one formula, so that neither is copied first."""
+    refuse_overlap(builder)
     dim %= x.ndim
     first, last = clamp_slice(start, end, x.shape[dim])
     src = expand(cast_tensor(src, x.dtype), [*src.shape])
@@ -206,6 +216,7 @@ def _where_inside(x: Tensor, src: Tensor, source: Sequence[Dim], mask: ex.Expr) 
 
 @lowers("aten.select_scatter.default")
 def select_scatter(builder: Builder, x: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
+    refuse_overlap(builder)
     dim %= x.ndim
     if isinstance(index, int) and index < 0:
         index = ix.add(index, x.shape[dim])
@@ -219,6 +230,7 @@ def select_scatter(builder: Builder, x: Tensor, src: Tensor, dim: int, index: An
 def diagonal_scatter(
     builder: Builder, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
+    refuse_overlap(builder)
     a, b = dim1 % x.ndim, dim2 % x.ndim
     if any(size == 0 for size in src.shape):
         return x
