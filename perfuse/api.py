@@ -11,6 +11,7 @@ import torch
 from perfuse import config
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.modes import overrides_of, settings_for
+from perfuse.report.explain import explain as explain
 
 Function = Callable[..., Any]
 

@@ -310,3 +310,9 @@ def disabled_autocast() -> AbstractContextManager[Any]:
     """A block in which ATen calls run in the dtypes they are given, whatever autocast says."""
     context: AbstractContextManager[Any] = torch._C._DisableAutocast()
     return context
+
+
+def tree_leaves(value: Any) -> list[Any]:
+    """What nested lists, tuples and dictionaries hold, in order."""
+    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
+    return leaves

@@ -70,7 +70,8 @@ def choose_products(program: Program, context: Context) -> Program:
 
 
 def _has_linear() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _product_of(node: Extern, program: Program) -> Product | None:

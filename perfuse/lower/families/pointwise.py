@@ -231,7 +231,7 @@ def add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     compute = dtype.compute
     return elementwise(
         builder, [a, b], compute, dtype,
-        lambda x, y: ex.apply("add", x, _scaled(y, alpha, compute)),
+        lambda x, y: formulas.add(x, _scaled(y, alpha, compute)),
     )  # fmt: skip
 
 

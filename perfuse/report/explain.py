@@ -1,0 +1,68 @@
+"""`explain`: compile a function anew, look on, and tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from perfuse.capture.backend import perfuse_backend
+from perfuse.capture.observe import observing
+from perfuse.counters import counters
+from perfuse.pipeline import Compiled
+from perfuse.report.explanation import Explanation, GraphReport
+from perfuse.torch_compat import reset_dynamo, tree_leaves
+
+
+def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """What `fn` compiles to when called so: it is called once, forward, and backward if it can be.
+
+    Functions compiled before are forgotten: they compile again at their next call, from the cache.
+    """
+    seen: list[Compiled] = []
+    before = counters.snapshot()
+    reset_dynamo()
+    start = time.perf_counter()
+    with observing(seen.append):
+        result = torch.compile(_plain(fn), backend=perfuse_backend)(*args, **kwargs)
+        _run_backward(result)
+    seconds = time.perf_counter() - start
+    reset_dynamo()
+    counted = {n: c - before.get(n, 0) for n, c in counters.snapshot().items()}
+    reports = tuple(GraphReport.of(compiled, i) for i, compiled in enumerate(seen))
+    return Explanation(reports, {n: c for n, c in counted.items() if c}, seconds)
+
+
+def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind one that is already compiled."""
+    original: Callable[..., Any] = getattr(fn, "_torchdynamo_orig_callable", fn)
+    return original
+
+
+def _run_backward(result: Any) -> None:
+    """Ask for gradients, so that the backward is compiled too; the user's .grad stays as it is."""
+    leaves = [v for v in tree_leaves(result) if isinstance(v, torch.Tensor) and v.requires_grad]
+    if not leaves:
+        return
+    inputs = _leaf_inputs(leaves)
+    if inputs:
+        gradients = [torch.ones_like(leaf) for leaf in leaves]
+        torch.autograd.grad(leaves, inputs, gradients, allow_unused=True)
+
+
+def _leaf_inputs(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves of the autograd graph under these results."""
+    found: list[torch.Tensor] = []
+    seen: set[Any] = set()
+    stack: list[Any] = [result.grad_fn for result in results if result.grad_fn is not None]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        stack.extend(after for after, _ in node.next_functions if after is not None)
+    return found
