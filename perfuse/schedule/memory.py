@@ -42,7 +42,7 @@ def place(program: Program, steps: tuple[Step, ...]) -> tuple[dict[str, int], in
         if buffer is None or buffer.role != "temp" or name in leaving:
             continue
         size = num_bytes(buffer)
-        if size is None:
+        if size is None or static_product(buffer.shape) is None:
             continue
         live = [piece for piece in live if piece[2] >= first[name]]
         offset = _first_fit(live, size)
