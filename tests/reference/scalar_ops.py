@@ -55,6 +55,7 @@ SCALAR_FUNCTIONS: dict[str, TorchFn] = {
     isnan isinf isfinite signbit where
     """.split()
 } | {
+    "exp_mid": torch.exp,
     "bit_not": torch.bitwise_not,
     "bit_and": torch.bitwise_and,
     "bit_or": torch.bitwise_or,

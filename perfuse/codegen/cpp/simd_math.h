@@ -59,6 +59,14 @@ template <class X> PF_FN X exp(X x) {
     return scale(exp_small(p.r), p.n);
   }
 }
+// exp of what lies within [-87, 88] (elsewhere: anything), without the care for overflow and denormals.
+template <class X> PF_FN X exp_mid(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(exp);
+  else {
+    const auto p = exp_reduce(x);
+    return exp_small(p.r) * power_of_two(p.n);
+  }
+}
 template <class X> PF_FN X exp2(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(exp2);
   else {
