@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -214,10 +215,9 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     assert len(args) == info.arity, f"{op} takes {info.arity} values, got {len(args)}"
     if op == "where" and args[0].op == "const":
         return args[1] if args[0].attr else args[2]
-    if op in ("land", "lor"):
-        folded = _fold_logic(op, args)
-        if folded is not None:
-            return folded
+    folded = _folded(op, args)
+    if folded is not None:
+        return folded
     if info.result == "bool":
         result = DType.BOOL
     elif info.result == "attr":
@@ -228,7 +228,22 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     return _make(op, args, result)
 
 
-def _fold_logic(op: str, args: tuple[Expr, ...]) -> Expr | None:
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+
+
+def _folded(op: str, args: tuple[Expr, ...]) -> Expr | None:
+    """What masks simplify to once some of their parts are known."""
+    if op in _COMPARISONS and all(a.op == "const" for a in args):
+        return const(_COMPARISONS[op](args[0].attr, args[1].attr), DType.BOOL)
+    if op not in ("land", "lor"):
+        return None
     for this, other in (args, args[::-1]):
         if this.op == "const":
             if op == "land":
@@ -270,7 +285,7 @@ class Substitution:
             return index_value(self.index(value.attr))
         if args == value.args:
             return value
-        if value.op in ("where", "land", "lor"):
+        if value.op in ("where", "land", "lor", *_COMPARISONS):
             return apply(value.op, *args)
         return _make(value.op, args, value.dtype, value.attr)
 

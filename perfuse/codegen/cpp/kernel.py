@@ -19,6 +19,7 @@ from perfuse.codegen.cpp.spelling import (
 )
 from perfuse.codegen.writer import Writer
 from perfuse.context import Context
+from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
@@ -506,8 +507,11 @@ class _KernelWriter:
             if e in self.tiles:
                 return self._tile_read(e)
             maker = self.makers.get(name)
-            if maker is None or e.args or index is not maker.loop.index:
+            if maker is None or index is not maker.loop.index:
                 return None
+            if e.args:  # made at every place, so it may be taken and then masked
+                mask, fill = e.args
+                return ex.apply("where", mask, ex.load(name, index, self.buffers[name].dtype), fill)
             if name in results:
                 return results[name]
             if maker.role != "full" or maker.loop.kind != "map" or stage is None:
