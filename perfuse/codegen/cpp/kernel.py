@@ -115,8 +115,9 @@ class _KernelWriter:
             for read in m.loop.reads():
                 across = ix.coefficient_of(read.attr[1], self.lane)
                 along = ix.coefficient_of(read.attr[1], self.tile_axis.atom)
+                from_data = any(a.kind == "value" for a in ix.atoms_of(read.attr[1]))
                 if not read.args and along == 1 and across not in (0, 1, None):
-                    if read.attr[0] not in self.makers:
+                    if read.attr[0] not in self.makers and not from_data:
                         found.setdefault(read, f"tile{len(found)}")
         return found
 
@@ -130,14 +131,11 @@ class _KernelWriter:
             pointer, kind = self.names.argument(buffer), self.names.storage(buffer)
             step = ix.coefficient_of(index, self.lane)  # type: ignore[arg-type]
             assert step is not None
-            at = ix.render(index, lambda a: starts.get(a) or self._plain_atom(a))
+            at = ix.render(index, lambda a: starts.get(a) or self._symbol_atom(a))
             w.line(
                 f"pf::transpose_tile<{kind}>({pointer} + {at}, {self._dim(step)}, {tile}, "
                 f"{_TILE_COLUMNS}, (int)wide, (int)(bottom - top));"
             )
-
-    def _plain_atom(self, atom: Atom) -> str:
-        return str(atom.parts[0]) if atom.kind == "var" else self._symbol_atom(atom)
 
     def _find_tile_axis(self) -> Axis | None:
         """The axis that some load runs along contiguously while the lanes do not."""
@@ -199,8 +197,13 @@ class _KernelWriter:
     def _symbol_atom(self, atom: Atom) -> str:
         if atom.kind == "sym":
             return self.names.symbol(atom.parts[0])
+        if atom.kind == "var":
+            return str(atom.parts[0])
+        assert atom.kind in ("div", "mod"), f"{atom} is read from data"
         a, b = (ix.render(p, self._symbol_atom) for p in atom.parts)
-        return f"(({a}) {'/' if atom.kind == 'div' else '%'} ({b}))"
+        if ix.is_nonnegative(ix.bounds(atom.parts[0])[0]):
+            return f"(({a}) {'/' if atom.kind == 'div' else '%'} ({b}))"
+        return f"pf::{'floordiv' if atom.kind == 'div' else 'mod'}(int64_t({a}), int64_t({b}))"
 
     def _prologue(self, w: Writer) -> None:
         count = " * ".join(f"int64_t({self._dim(a.size)})" for a in self._item_axes()) or "1"
@@ -377,7 +380,7 @@ class _KernelWriter:
         w.line(f"{cpp} total = (({cpp}*)(totals + {place} * width * 16))[{flat}];")
         w.line(f"for (int i = 1; i < used; ++i) total = {COMBINE[m.loop.kind]}(total, "
                f"(({cpp}*)(totals + (i * {count} + {place}) * width * 16))[{flat}]);")
-        at = ix.render(m.loop.index, lambda a: a.parts[0] if a.kind == "var" else self._symbol_atom(a))
+        at = ix.render(m.loop.index, self._symbol_atom)
         self._store_result(w, m.loop.out, at, "total", m)
         for block in reversed(opened):
             block.__exit__(None, None, None)
@@ -386,7 +389,7 @@ class _KernelWriter:
         total: Dim = 0
         for axis in self.columns:
             total = ix.add(ix.mul(total, axis.size), ix.var(axis.name, axis.size))
-        return ix.render(total, lambda a: a.parts[0] if a.kind == "var" else self._symbol_atom(a))
+        return ix.render(total, self._symbol_atom)
 
     # -- one item --------------------------------------------------------------------------
 
@@ -742,7 +745,7 @@ class _KernelWriter:
         total: Dim = 0
         for axis in self.columns:
             total = ix.add(ix.mul(total, axis.size), ix.var(axis.name, axis.size))
-        text = ix.render(total, lambda a: a.parts[0] if a.kind == "var" else self._symbol_atom(a))
+        text = ix.render(total, self._symbol_atom)
         if self.is_vertical or self.lane is None:
             return f"pf::splat(int64_t({text}))"
         return f"pf::iota<int64_t>({text})"
