@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from perfuse.api import explain as explain
     from perfuse.api import load as load
 
-LAZY = ("aot_compile", "aot_load", "compile", "explain", "load")
+LAZY = {
+    "aot_compile": ("perfuse.capture.ahead", "aot_compile"),
+    "aot_load": ("perfuse.runtime.artefact", "load"),
+    "compile": ("perfuse.api", "compile"),
+    "explain": ("perfuse.report.explain", "explain"),
+    "load": ("perfuse.runtime.artefact", "load"),
+}
 
 __version__ = VERSION
 
@@ -43,7 +49,8 @@ def __getattr__(name: str) -> Any:
     if name == "testing":
         return importlib.import_module("perfuse.testing")
     if name in LAZY:
-        return getattr(importlib.import_module("perfuse.api"), name)
+        module, attribute = LAZY[name]
+        return getattr(importlib.import_module(module), attribute)
     raise AttributeError(f"module 'perfuse' has no attribute {name!r}")
 
 

@@ -174,6 +174,11 @@ def _machine() -> tuple[str, tuple[str, ...], dict[int, int]]:
     return arch, isas, cache_sizes(indices)
 
 
+def machine_isas() -> tuple[str, ...]:
+    """The instruction sets that this machine can run, widest first."""
+    return _machine()[1]
+
+
 @cache
 def _compiler(wanted: str) -> tuple[str, str]:
     command = find_compiler(wanted)

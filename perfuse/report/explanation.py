@@ -78,7 +78,12 @@ class GraphReport:
 def _line(node: Any) -> str:
     value = node.meta.get("val")
     shape = f"  # {value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else ""
-    return f"{node.name} = {node.format_node() or node.op}{shape}"
+    if node.op in ("placeholder", "get_attr"):
+        return f"{node.name} = {node.op}{shape}"
+    words = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    if node.op == "output":
+        return f"return {', '.join(words)}"
+    return f"{node.name} = {node.target}({', '.join(words)}){shape}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""Arguments and results as JSON: nested lists, tuples and dictionaries, tensors at the leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from perfuse.errors import ArtefactError
+
+PLAIN = (type(None), bool, int, float, str)
+
+Place = Callable[[torch.Tensor], int]  # the number under which a tensor is known
+
+
+def describe(value: Any, place: Place) -> list[Any]:
+    """The shape of a nested value; each tensor is replaced by its number."""
+    if isinstance(value, torch.Tensor):
+        return ["tensor", place(value)]
+    if isinstance(value, PLAIN):
+        return ["value", value]
+    if isinstance(value, Mapping):
+        return ["dict", {str(key): describe(item, place) for key, item in value.items()}]
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return [kind, [describe(item, place) for item in value]]
+    raise ArtefactError(
+        f"an argument or result of type {type(value).__name__} cannot be kept in an artefact",
+        hint="use tensors, plain values, lists, tuples and dictionaries.",
+    )
+
+
+def rebuild(tree: list[Any], tensors: list[Any]) -> Any:
+    """The nested value that `describe` saw, with these tensors."""
+    kind, inner = tree
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "value":
+        return inner
+    if kind == "dict":
+        return {key: rebuild(item, tensors) for key, item in inner.items()}
+    items = [rebuild(item, tensors) for item in inner]
+    return tuple(items) if kind == "tuple" else items
+
+
+def collect(tree: list[Any], value: Any, found: dict[int, torch.Tensor], where: str) -> None:
+    """Put the tensors of `value` under their numbers; ArtefactError where it is another shape."""
+    kind, inner = tree
+    if kind == "tensor":
+        _expect(isinstance(value, torch.Tensor), where, "a tensor", value)
+        found[inner] = value
+    elif kind == "value":
+        _expect(type(value) is type(inner) and value == inner, where, repr(inner), value)
+    elif kind == "dict":
+        _expect(isinstance(value, Mapping), where, "a dictionary", value)
+        _expect(list(value) == list(inner), where, f"the keys {list(inner)}", value)
+        for key, item in inner.items():
+            collect(item, value[key], found, f"{where}[{key!r}]")
+    else:
+        _expect(isinstance(value, tuple | list), where, f"a {kind}", value)
+        _expect(len(value) == len(inner), where, f"{len(inner)} items", value)
+        for number, (item, part) in enumerate(zip(inner, value, strict=True)):
+            collect(item, part, found, f"{where}[{number}]")
+
+
+def _expect(holds: bool, where: str, wanted: str, got: Any) -> None:
+    if not holds:
+        told = repr(got) if isinstance(got, PLAIN) else f"a {type(got).__name__}"
+        raise ArtefactError(
+            f"{where}: the artefact was compiled for {wanted}, not for {told}",
+            hint="call it with arguments like those it was compiled with, or compile another.",
+        )
