@@ -33,6 +33,11 @@ def op_name(target: Any) -> str:
     return f"py:{name}"
 
 
+def is_effect(target: Any) -> bool:
+    """Whether a call wraps another that must happen in order: `with_effects(token, op, ...)`."""
+    return getattr(target, "__name__", "") == "with_effects"
+
+
 def is_view_op(target: Any) -> bool:
     """Whether a call returns a window on its first argument's memory."""
     return isinstance(target, OpOverload) and bool(target.is_view)

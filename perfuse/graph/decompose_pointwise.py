@@ -107,3 +107,11 @@ def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     kept = x.dtype if x.is_floating_point() else acc.dtype
     result = total.to(kept)
     return result if keepdim else torch.squeeze(result, list(dim) or list(range(x.dim())))
+
+
+def soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """The slope is -target * sigmoid(-target*x); sigmoid(target*x) - 1 would cancel far out."""
+    slope = -opmath(target) * torch.sigmoid(-opmath(target) * opmath(x))
+    if reduction == 1:
+        slope = slope / x.numel()
+    return (opmath(grad) * slope).to(x.dtype)

@@ -47,7 +47,6 @@ LOSSES = """
 binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss
 huber_loss_backward mse_loss mse_loss_backward multi_margin_loss nll_loss_forward
 nll_loss2d_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
-soft_margin_loss_backward
 """.split()
 
 ARITHMETIC = """
@@ -108,6 +107,7 @@ OWN: dict[str, Decomposition] = {
     "aten.mish_backward.default": pointwise.mish_backward,
     "aten.softplus.default": pointwise.softplus,
     "aten.softplus_backward.default": pointwise.softplus_backward,
+    "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
     "aten.logsumexp.default": pointwise.logsumexp,
     "prims.convert_element_type.default": convert_element_type,
 }

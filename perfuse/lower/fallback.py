@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,30 +18,62 @@ from perfuse.lower.tensor import Tensor, as_view
 from perfuse.torch_compat import is_view_op, op_name
 
 
+# What calls with side effects write to, so that they keep their order.
+_WORLD = "world"
+
+
+@dataclass(frozen=True, slots=True)
+class AtenCall:
+    """A call as the graph has it: arguments are its nodes and plain values."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    expected: Any  # what it was traced to return
+
+    @staticmethod
+    def of(node: FxNode) -> AtenCall:
+        return AtenCall(node.target, node.args, node.kwargs, node.meta.get("val"))
+
+    @staticmethod
+    def inside(effect: FxNode) -> AtenCall:
+        """The call that `with_effects(token, op, ...)` wraps; it returns the token first."""
+        op: Any = effect.args[1]
+        rest = effect.meta["val"][1:]
+        returned = len(op._schema.returns)
+        expected = None if returned == 0 else rest[0] if returned == 1 else tuple(rest)
+        return AtenCall(op, effect.args[2:], effect.kwargs, expected)
+
+
 def call_aten(
-    builder: Builder, node: FxNode, args: list[Any], kwargs: dict[str, Any], reason: str
+    builder: Builder, call: AtenCall, args: list[Any], kwargs: dict[str, Any], reason: str
 ) -> Any:
     """Emit the call of a graph node; its results are buffers that ATen allocates."""
-    expected = node.meta.get("val")
+    expected = call.expected
     several = isinstance(expected, list | tuple)
     results = [_result(builder, e) for e in (expected if several else [expected])]
     outs = tuple(_out_name(r) for r in results)
-    metas = [a.meta.get("val") if isinstance(a, FxNode) else None for a in node.args]
     made = Extern(
-        op_name(node.target),
+        op_name(call.target),
         outs,
-        tuple(_argument(builder, a, m) for a, m in zip(args, metas, strict=True)),
-        tuple((k, _argument(builder, v, _meta(node.kwargs[k]))) for k, v in kwargs.items()),
+        tuple(_argument(builder, a, _meta(n)) for a, n in zip(args, call.args, strict=True)),
+        tuple((k, _argument(builder, v, _meta(call.kwargs[k]))) for k, v in kwargs.items()),
         reason,
-        mutates=_mutated(node, args, kwargs),
+        mutates=_mutated(call, args, kwargs),
         returns_list=several,
-        returns_view=is_view_op(node.target),
+        returns_view=is_view_op(call.target),
         origin=builder.origin,
     )
     if ":" in made.op:
-        builder.constants[made.op] = node.target
+        builder.constants[made.op] = call.target
     builder.extern(made)
-    return type(expected)(results) if isinstance(expected, tuple) else results if several else results[0]
+    return (
+        type(expected)(results)
+        if isinstance(expected, tuple)
+        else results
+        if several
+        else results[0]
+    )
 
 
 def _meta(arg: Any) -> Any:
@@ -84,17 +118,21 @@ def _argument(builder: Builder, value: Any, meta: Any) -> Any:
     return value
 
 
-def _mutated(node: FxNode, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return ()
-    found = []
-    for i, argument in enumerate(schema.arguments):
+def call_effect(builder: Builder, node: FxNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A call that must happen; the token that holds its place in the graph is passed on."""
+    result = call_aten(builder, AtenCall.inside(node), args[2:], kwargs, "it has side effects")
+    return (args[0], *result) if isinstance(result, list | tuple) else (args[0], result)
+
+
+def _mutated(call: AtenCall, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """What the call changes: arguments, or the world where it gives nothing back."""
+    schema = getattr(call.target, "_schema", None)
+    found = [_WORLD] if schema is None or not schema.returns else []
+    for i, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
-            if isinstance(value, Tensor):
-                view = builder_view(value)
-                found.append(view.buffer)
+            several = value if isinstance(value, list | tuple) else [value]
+            found += [builder_view(v).buffer for v in several if isinstance(v, Tensor)]
     return tuple(found)
 
 

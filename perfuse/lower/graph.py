@@ -18,6 +18,7 @@ from perfuse.ir.index import Dim
 from perfuse.ir.program import Opaque, Program, View
 from perfuse.lower import fallback, families
 from perfuse.lower.builder import Builder
+from perfuse.lower.fallback import AtenCall
 from perfuse.lower.registry import LOWERINGS, CannotLower
 from perfuse.lower.symbols import Symbols
 from perfuse.lower.tensor import (
@@ -29,7 +30,7 @@ from perfuse.lower.tensor import (
     positions,
     reindex,
 )
-from perfuse.torch_compat import is_view_op, source_line
+from perfuse.torch_compat import is_effect, is_view_op, source_line
 
 assert families  # importing the op families fills the registry
 
@@ -189,9 +190,10 @@ class _Lowering:
 
     def _fallback(self, node: FxNode, reason: str) -> Any:
         self.context.counters.inc(f"fallback.{node.target}")
-        return fallback.call_aten(
-            self.builder, node, self._args(node.args), self._kwargs(node), reason
-        )
+        args, kwargs = self._args(node.args), self._kwargs(node)
+        if is_effect(node.target):
+            return fallback.call_effect(self.builder, node, args, kwargs)
+        return fallback.call_aten(self.builder, AtenCall.of(node), args, kwargs, reason)
 
     def _settle(self, node: FxNode, result: Any, expected: Any) -> Any:
         """Put a value into memory when inlining it into its users would cost more."""

@@ -23,11 +23,26 @@ def positions_across_lanes(x: Tensor, target: Tensor) -> Tensor:
     return F.multilabel_margin_loss(x, target)
 
 
+def least_integer(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, torch.iinfo(torch.int64).min)
+
+
+def soft_margin_far_out(x: Tensor) -> Tensor:
+    return F.soft_margin_loss(x, torch.ones(3), reduction="sum")
+
+
 def labels(*shape: int) -> Tensor:
     return torch.randint(0, shape[-1], shape, generator=torch.Generator().manual_seed(3))
 
 
 ROWS = [
+    Behaviour("call_with_effect", torch.linalg.inv, lambda: [torch.eye(4) + 1]),
+    Behaviour("least_integer", least_integer, lambda: [torch.arange(-9, 9)]),
+    Behaviour(
+        "soft_margin_far_out",
+        soft_margin_far_out,
+        lambda: [torch.tensor([-40.0, 14.0, 15.0], requires_grad=True)],
+    ),
     Behaviour("fold_repeated_element", fold_repeated_element, lambda: [randn(3)]),
     Behaviour(
         "positions_across_lanes", positions_across_lanes, lambda: [randn(10, 5), labels(10, 5)]
@@ -38,6 +53,12 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_matches_eager(row: Behaviour) -> None:
     row.check()
+
+
+def test_an_effect_is_kept() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(torch.linalg.inv)(torch.zeros(3, 3))
 
 
 def broken(builder: Any, *args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     if dtype.is_float:
         return _float_literal(float(value), "f" if dtype is DType.F32 else "")
     if dtype is DType.I64 and value == -(2**63):
-        return "(-9223372036854775807LL - 1)"
+        return "int64_t(-9223372036854775807LL - 1)"
     suffix = "ULL" if dtype is DType.U64 else "LL" if abs(int(value)) >= 2**31 else ""
     return f"{COMPUTE_TYPE[dtype]}({int(value)}{suffix})"
 
