@@ -18,10 +18,12 @@ from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.graph.passes import run_passes
 from perfuse.ir.program import Program
+from perfuse.ir.verify import verify_program
 from perfuse.lower.graph import lower_graph
 from perfuse.runtime.executable import Call, bind
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import schedule
+from perfuse.schedule.verify import verify_plan
 
 R = TypeVar("R")
 
@@ -51,7 +53,11 @@ def compile_graph(module: GraphModule, context: Context) -> Compiled:
     module = run("passes", run_passes, module)  # algebra, common subexpressions, dead code
     program = run("lower", lower_graph, module, own)  # formulas, loops and calls
     program = run("tune", choose_products, program, own)  # which library multiplies fastest
+    if context.settings.verify:
+        verify_program(program, "lower")
     plan = run("schedule", schedule, program, own)  # which loops share a kernel
+    if context.settings.verify:
+        verify_plan(plan)
     sources = run("codegen", generate_sources, plan, own)  # C++ text
     host = run("host", generate_host, plan, sources)  # the program that launches
     counts = _counted(own.counters, context)

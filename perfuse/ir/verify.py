@@ -1,0 +1,98 @@
+"""The spec of a Program: values are made before they are used, loops speak of their own axes."""
+
+from __future__ import annotations
+
+from perfuse.errors import SpecError
+from perfuse.ir import index as ix
+from perfuse.ir.expr import index_variables
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.program import Buffer, Extern, Loop, Node, Program, View
+
+# Buffers of these roles hold something before the first node runs.
+GIVEN = ("input", "constant", "seeds")
+
+
+def verify_program(program: Program, stage: str) -> None:
+    """Raise SpecError at the first node that breaks the rules; `stage` made the program."""
+    made = given_names(program)
+    for node in program.nodes:
+        _check_reads(node, made, program, stage)
+        if isinstance(node, Loop):
+            _check_loop(node, program, stage)
+        made.update(names_written(node))
+    for output in program.outputs:
+        name = output.buffer if isinstance(output, View) else None
+        if name is not None and name not in made and not is_empty(program.buffers.get(name)):
+            raise SpecError(f"after {stage}: the result {output} is never made")
+
+
+def given_names(program: Program) -> set[str]:
+    """What is there at the start: arguments, constants, sizes and seeds."""
+    given = {*program.inputs, *program.constants, *(name for name, _ in program.symbols)}
+    return given | {n for n, b in program.buffers.items() if b.role in GIVEN}
+
+
+def names_read(node: Node) -> list[str]:
+    if isinstance(node, Extern):
+        return node.reads()
+    return [read.attr[0] for read in node.reads()]
+
+
+def names_written(node: Node) -> list[str]:
+    if isinstance(node, Extern):
+        return [o for o in node.outs if o is not None] + list(node.mutates)
+    return [node.out]
+
+
+def is_empty(buffer: Buffer | None) -> bool:
+    """No loop writes a tensor without elements."""
+    return buffer is not None and any(size == 0 for size in buffer.shape)
+
+
+def _check_reads(node: Node, made: set[str], program: Program, stage: str) -> None:
+    for name in names_read(node):
+        if name not in made and not is_empty(program.buffers.get(name)):
+            raise SpecError(f"after {stage}: {name} is read before it is made, by {node}")
+
+
+def _check_loop(loop: Loop, program: Program, stage: str) -> None:
+    for problem in _problems(loop, program):
+        raise SpecError(f"after {stage}: {problem}, in {loop}", at=loop.origin or None)
+
+
+def _problems(loop: Loop, program: Program) -> list[str]:
+    names = [axis.name for axis in loop.axes]
+    found = []
+    if len(set(names)) < len(names):
+        found.append(f"two axes of one name among {names}")
+    if loop.out not in program.buffers:
+        found.append(f"{loop.out} is no buffer")
+    own = frozenset(axis.atom for axis in loop.axes if axis.atom is not None)
+    strange = (loop.value.variables() | index_variables(loop.index)) - own
+    if strange:
+        found.append(f"variables {_texts(strange)} belong to no axis")
+    reduced = {axis.atom for axis in loop.axes if axis.reduced and axis.atom is not None}
+    if not loop.kind.startswith("cum") and reduced & index_variables(loop.index):
+        found.append("it stores along an axis that it reduces")
+    for read in loop.reads():
+        if read.attr[0] not in program.buffers:
+            found.append(f"{read.attr[0]} is no buffer")
+        elif _is_outside(read.attr[1], program.buffers[read.attr[0]]) and not read.args:
+            found.append(f"{read} is outside of {program.buffers[read.attr[0]]}")
+    return found
+
+
+def _texts(atoms: frozenset[Atom]) -> list[str]:
+    return sorted(f"{a} < {a.parts[1]!r}" for a in atoms)
+
+
+def _is_outside(index: Dim, buffer: Buffer) -> bool:
+    """Provably reaches past one of the ends, whatever the loops do."""
+    low, high = ix.bounds(index)
+    span = buffer.num_elements
+    if not isinstance(low, int) or not isinstance(high, int) or not isinstance(span, int):
+        return False
+    # Only a plain sum of variables reaches its bounds; quotients are bounded loosely.
+    plain = isinstance(index, int) or all(a.kind == "var" for m, _ in index.terms for a in m)
+    linear = isinstance(index, int) or all(len(m) == 1 for m, _ in index.terms)
+    return plain and linear and (low < 0 or high >= span)

@@ -1,0 +1,120 @@
+"""The spec of a Plan: steps in order, values at hand inside a kernel, buffers with a place each."""
+
+from __future__ import annotations
+
+from perfuse.errors import SpecError
+from perfuse.ir.expr import Expr
+from perfuse.ir.program import Extern
+from perfuse.ir.verify import given_names, is_empty
+from perfuse.schedule.memory import num_bytes, output_buffers, touched
+from perfuse.schedule.plan import ROLES, Kernel, Member, Plan, Step, static_product
+
+_STAGE = "after schedule"
+
+
+def verify_plan(plan: Plan) -> None:
+    """Raise SpecError at the first step that breaks the rules."""
+    _check_coverage(plan)
+    made = given_names(plan.program)
+    for step in plan.steps:
+        _check_order(step, made, plan)
+        if isinstance(step, Kernel):
+            _check_kernel(step, plan)
+            made |= step.stored
+        else:
+            made |= {o for o in step.outs if o is not None} | set(step.mutates)
+    for name in output_buffers(plan.program) - made:
+        if not is_empty(plan.program.buffers[name]):
+            raise SpecError(f"{_STAGE}: the result {name} never reaches memory")
+    _check_places(plan)
+
+
+def _check_coverage(plan: Plan) -> None:
+    """Every node of the program runs once."""
+    numbers = sorted(m.number for kernel in plan.kernels for m in kernel.members)
+    loops = [i for i, node in enumerate(plan.program.nodes) if not isinstance(node, Extern)]
+    if numbers != loops:
+        raise SpecError(f"{_STAGE}: kernels hold the loops {numbers}, the program has {loops}")
+
+
+def _check_order(step: Step, made: set[str], plan: Plan) -> None:
+    own = {m.loop.out for m in step.members} if isinstance(step, Kernel) else set()
+    for name in step.reads():
+        if name not in made | own and not is_empty(plan.program.buffers.get(name)):
+            raise SpecError(f"{_STAGE}: {name} is read before it is made, by {step}")
+
+
+def _check_kernel(kernel: Kernel, plan: Plan) -> None:
+    names = [axis.name for axis in kernel.axes]
+    if len(set(names)) < len(names):
+        raise SpecError(f"{_STAGE}: two axes of one name in {kernel}")
+    sizes = {axis.name: axis.size for axis in kernel.axes}
+    for member in kernel.members:
+        if member.role not in ROLES:
+            raise SpecError(f"{_STAGE}: unknown role {member.role} in {kernel}")
+        for axis in member.loop.axes:
+            if sizes.get(axis.name) != axis.size:
+                raise SpecError(
+                    f"{_STAGE}: {member.loop.out} runs over {axis}, not an axis of {kernel}"
+                )
+        _check_member(member, kernel)
+    inside = {m.loop.out for m in kernel.members} - kernel.stored
+    for name in inside & (output_buffers(plan.program) | _read_elsewhere(kernel, plan)):
+        raise SpecError(f"{_STAGE}: {name} is needed outside of {kernel}, which does not store it")
+
+
+def _read_elsewhere(kernel: Kernel, plan: Plan) -> set[str]:
+    """Buffers that steps after this one read, up to where they are written again."""
+    later = plan.steps[plan.steps.index(kernel) + 1 :]
+    return {name for step in later for name in step.reads()}
+
+
+def _check_member(member: Member, kernel: Kernel) -> None:
+    """What it reads of its own kernel's results must be the same element, made before."""
+    place = kernel.members.index(member)
+    for read in member.loop.reads():
+        for at, maker in enumerate(kernel.members):
+            if maker.loop.out == read.attr[0] and maker is not member:
+                _check_read(read, member, maker, is_before=at < place)
+
+
+def _check_read(read: Expr, reader: Member, maker: Member, *, is_before: bool) -> None:
+    where = f"{reader.loop.out} reads {read}, made in the same kernel"
+    if read.attr[1] is not maker.loop.index:
+        raise SpecError(f"{_STAGE}: {where} at [{maker.loop.index!r}]")
+    if maker.number > reader.number:
+        if is_before or maker.stage < reader.stage:
+            raise SpecError(f"{_STAGE}: {where}, after it is overwritten")
+        return
+    if not is_before or reader.stage < maker.stage + (maker.role == "inner"):
+        raise SpecError(f"{_STAGE}: {where}, before it is made")
+    if maker.role in ("outer", "all", "scan", "scatter"):
+        raise SpecError(f"{_STAGE}: {where}, before all of it is made")
+
+
+def _check_places(plan: Plan) -> None:
+    """Temporaries of known size lie in the arena, apart from those that live at the same time."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number, step in enumerate(plan.steps):
+        for name in touched(step):
+            first.setdefault(name, number)
+            last[name] = number
+    leaving = output_buffers(plan.program)
+    spans = []
+    for name, begin in first.items():
+        buffer = plan.program.buffers.get(name)
+        if buffer is None or buffer.role != "temp" or name in leaving:
+            continue
+        if static_product(buffer.shape) is None or num_bytes(buffer) is None:
+            continue
+        if name not in plan.places:
+            raise SpecError(f"{_STAGE}: {name} has no place")
+        offset, size = plan.places[name], num_bytes(buffer) or 0
+        if offset + size > plan.arena_bytes:
+            raise SpecError(f"{_STAGE}: {name} ends past the arena of {plan.arena_bytes} bytes")
+        spans.append((name, begin, last[name], offset, offset + size))
+    for i, (name, begin, end, low, high) in enumerate(spans):
+        for other, begin2, end2, low2, high2 in spans[:i]:
+            if begin <= end2 and begin2 <= end and low < high2 and low2 < high:
+                raise SpecError(f"{_STAGE}: {name} and {other} live at one place at one time")
