@@ -37,6 +37,7 @@ def labels(*shape: int) -> Tensor:
 
 ROWS = [
     Behaviour("call_with_effect", torch.linalg.inv, lambda: [torch.eye(4) + 1]),
+    Behaviour("slope_near_one", torch.tanh, lambda: [torch.linspace(7, 9, 64).requires_grad_()]),
     Behaviour("least_integer", least_integer, lambda: [torch.arange(-9, 9)]),
     Behaviour(
         "soft_margin_far_out",

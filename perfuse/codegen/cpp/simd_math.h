@@ -86,14 +86,16 @@ template <class X> PF_FN X expm1(X x) {
     return where(eq(x, X{}), x, h + h);
   }
 }
-// With e = exp(2|x|) - 1: e / (e + 2).
+// With e = exp(2|x|) - 1: e / (e + 2), and where that nears 1, 1 - 2 / (e + 2): its slope is made of 1 - tanh^2.
 template <class X> PF_FN X tanh(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(tanh);
   else {
     const X a = abs(x);
     const auto p = exp_reduce(low(all<X>(20.0f), a + a));
     const X s = power_of_two(p.n), e = fma(s, expm1_small(p.r), s - 1.0f);
-    return copysign(e / (e + 2.0f), x);
+    const auto near_one = gt(a, all<X>(0.6f));
+    const X q = where(near_one, all<X>(2.0f), e) / (e + 2.0f);
+    return copysign(where(near_one, 1.0f - q, q), x);
   }
 }
 template <class X> PF_FN X sigmoid(X x) {
