@@ -1,0 +1,196 @@
+"""The `perfuse` command."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from perfuse import config
+from perfuse.build.compiler import open_store
+from perfuse.build.folders import reason_unusable
+from perfuse.build.loader import MAPS, mapped_openmp_runtimes
+from perfuse.context import Context
+from perfuse.errors import PerfuseError
+from perfuse.version import VERSION
+
+app = typer.Typer(help="Perfuse: a tensor compiler for PyTorch.", no_args_is_help=True)
+cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+console = Console()
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
+
+
+@app.command()
+def version() -> None:
+    """Versions of Perfuse and of what it stands on."""
+    console.print(f"perfuse {VERSION}, torch {torch.__version__}, python {sys.version.split()[0]}")
+
+
+@app.command("config")
+def show_config() -> None:
+    """Every setting: its value now, its type, and what it does."""
+    table = Table("setting", "value", "type", "what it does")
+    settings = config.snapshot()
+    for row in config.describe():
+        table.add_row(row.name, repr(settings.get(row.name)), row.type, row.sentence)
+    console.print(table)
+
+
+@app.command()
+def explain(
+    function: Annotated[str, typer.Argument(help="module:function, or path/to/file.py:function")],
+    arguments: Annotated[
+        str, typer.Option("--args", help="A function there that returns example arguments.")
+    ] = "example_args",
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
+    sources: Annotated[bool, typer.Option(help="Also print the generated sources.")] = False,
+) -> None:
+    """Compile a function and show what it became."""
+    report = importlib.import_module("perfuse.report.explain")
+    module, name = _module_of(function)
+    made = getattr(module, arguments, None)
+    if not callable(made):
+        _fail(f"{function.rpartition(':')[0]} has no function {arguments!r} to make arguments")
+    given = _called(made)
+    explanation = report.explain(getattr(module, name), *given)
+    print(explanation)
+    if sources:
+        print(*explanation.sources, sep="\n")
+    if html is not None:
+        console.print(f"written: {explanation.to_html(html)}")
+
+
+def _called(make: Callable[[], Any]) -> tuple[Any, ...]:
+    made = make()
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _module_of(function: str) -> tuple[Any, str]:
+    """The module, and the name in it, behind `module:function` or `file.py:function`."""
+    place, _, name = function.rpartition(":")
+    if not place:
+        _fail(f"{function!r}: say module:function or file.py:function")
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place), name
+    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    if spec is None or spec.loader is None or not Path(place).exists():
+        _fail(f"{place} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module, name
+
+
+def _fail(message: str) -> NoReturn:
+    console.print(f"error: {message}", style="red", markup=False)
+    raise typer.Exit(1)
+
+
+@cache_app.command("info")
+def cache_info() -> None:
+    """Where the cache is, and how much it holds."""
+    store = open_store(Context.default())
+    entries = list((store.root / "entries").glob("*"))
+    num_bytes = sum(file.stat().st_size for entry in entries for file in entry.iterdir())
+    limit = config.snapshot().cache.max_bytes
+    console.print(f"{store.root}: {len(entries)} entries, {num_bytes / 2**20:.1f} MiB")
+    console.print(f"limit: {limit / 2**20:.0f} MiB (cache.max_bytes)")
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove every entry. What is needed again is built again."""
+    store = open_store(Context.default())
+    entries = list((store.root / "entries").glob("*"))
+    for entry in entries:
+        shutil.rmtree(entry, ignore_errors=True)
+    console.print(f"{len(entries)} entries removed from {store.root}")
+
+
+@app.command()
+def doctor() -> None:
+    """Look at everything a compile needs, and say what is missing."""
+    rows = [_check(name, look) for name, look in CHECKS.items()]
+    table = Table("what", "is fine", "found")
+    for name, is_fine, found in rows:
+        table.add_row(name, "yes" if is_fine else "NO", found)
+    console.print(table)
+    if not all(is_fine for _, is_fine, _ in rows):
+        raise typer.Exit(1)
+
+
+def _check(name: str, look: Callable[[], str]) -> tuple[str, bool, str]:
+    try:
+        return name, True, look()
+    except (PerfuseError, OSError) as error:
+        return name, False, str(error)
+
+
+def _compiler() -> str:
+    target = Context.default().target
+    return f"{' '.join(target.compiler_command())} ({target.compiler_version})"
+
+
+def _cache() -> str:
+    chosen = config.snapshot().cache.dir
+    folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "perfuse"
+    reason = reason_unusable(folder)
+    if reason is not None:
+        raise PerfuseError(f"{folder}: {reason}", hint="set PERFUSE_CACHE_DIR.")
+    return f"{folder}, private and writable"
+
+
+def _openmp() -> str:
+    found = mapped_openmp_runtimes(MAPS.read_text() if MAPS.exists() else "")
+    if len(found) > 1:
+        raise PerfuseError(f"more than one OpenMP runtime is loaded: {', '.join(found)}")
+    return found[0] if found else "none loaded yet"
+
+
+def _kernel() -> str:
+    fn = importlib.import_module("perfuse.api").compile(lambda x: (x * 2 + 1).sum())
+    got = fn(torch.ones(8)).item()
+    if got != 24.0:
+        raise PerfuseError(f"a small kernel computed {got}, not 24")
+    return "compiled, loaded and right"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "PyTorch": lambda: torch.__version__,
+    "C++ compiler": _compiler,
+    "target": lambda: str(Context.default().target),
+    "cache": _cache,
+    "OpenMP runtime": _openmp,
+    "a small kernel": _kernel,
+}
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Run the benchmarks of a checkout; options are passed on to them."""
+    if not BENCHMARKS.exists():
+        _fail("benchmarks come with a checkout of the repository, not with the installed package")
+    command = [sys.executable, str(BENCHMARKS), *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=BENCHMARKS.parent.parent, check=False).returncode)
+
+
+def main() -> None:
+    """The entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
