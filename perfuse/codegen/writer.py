@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 
 class Writer:
@@ -23,6 +23,14 @@ class Writer:
         yield
         self._indent -= 1
         self.line(closing)
+
+    @contextmanager
+    def blocks(self, openings: Iterable[str]) -> Iterator[None]:
+        """Blocks inside one another, outermost first."""
+        with ExitStack() as stack:
+            for opening in openings:
+                stack.enter_context(self.block(opening))
+            yield
 
     def child(self) -> Writer:
         """A piece that will stand at the current depth."""

@@ -131,7 +131,9 @@ class Emitter:
             return self._load(e)
         if e.op == "index":
             text, is_vector = self._at_home(e).index(e.attr)
-            return self._assign(Value(f"int64_t({text})" if not is_vector else text, e.dtype, is_vector), e)
+            return self._assign(
+                Value(f"int64_t({text})" if not is_vector else text, e.dtype, is_vector), e
+            )
         args = [self.value(a) for a in e.args]
         is_vector = any(a.is_vector for a in args)
         spelled = [a.vector if is_vector else a.text for a in args]
@@ -161,14 +163,14 @@ class Emitter:
         """(text, is_vector) of an index; a vector when it varies along the lanes."""
         if self.lane is not None and self._varies(index):
             return self._vector_index(index), True
-        return ix.render(index, self._atom), False
+        return ix.render(index, self.atom), False
 
     def _varies(self, index: Dim) -> bool:
         if self.lane is None:
             return False
         return self.lane in ex.index_variables(index)
 
-    def _atom(self, atom: Atom) -> str:
+    def atom(self, atom: Atom) -> str:
         if atom.kind == "var":
             return str(atom.parts[0])
         if atom.kind == "sym":
@@ -176,7 +178,7 @@ class Emitter:
         if atom.kind == "value":
             return self._checked(atom).text
         numerator, divisor = atom.parts
-        a, b = ix.render(numerator, self._atom), ix.render(divisor, self._atom)
+        a, b = ix.render(numerator, self.atom), ix.render(divisor, self.atom)
         low, _ = ix.bounds(numerator)
         if ix.is_nonnegative(low):
             return f"(({a}) {'/' if atom.kind == 'div' else '%'} ({b}))"
@@ -192,7 +194,7 @@ class Emitter:
             return found
         self.names.needs_status = True
         source = self.value(ex.cast(value, DType.I64))
-        limit = ix.render(size, self._atom)
+        limit = ix.render(size, self.atom)
         if source.is_vector:
             lanes = self.tail or "pf::lanes"
             text = f"pf::checked_n({source.text}, {limit}, status, {lanes})"
@@ -206,7 +208,7 @@ class Emitter:
 
     def _vector_index(self, index: Dim) -> str:
         if isinstance(index, int) or not self._varies(index):
-            return f"pf::splat(int64_t({ix.render(index, self._atom)}))"
+            return f"pf::splat(int64_t({ix.render(index, self.atom)}))"
         found = self.scope.known_indices.get(index)
         if found is not None:
             return found
@@ -231,7 +233,7 @@ class Emitter:
         if atom.kind in ("div", "mod") and any(self._varies(p) for p in atom.parts):
             a, b = (self._vector_index(p) for p in atom.parts)
             return f"pf::{'floordiv' if atom.kind == 'div' else 'mod'}({a}, {b})"
-        return f"int64_t({self._atom(atom)})"
+        return f"int64_t({self.atom(atom)})"
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -244,7 +246,10 @@ class Emitter:
             # What goes through memory is narrowed to the buffer's type; only bool and ints differ.
             if made.dtype is not e.dtype:
                 made = self._assign(
-                    Value(f"pf::cast<{COMPUTE_TYPE[e.dtype]}>({made.text})", e.dtype, made.is_vector), e
+                    Value(
+                        f"pf::cast<{COMPUTE_TYPE[e.dtype]}>({made.text})", e.dtype, made.is_vector
+                    ),
+                    e,
                 )
             return made
         return self.read(e)
@@ -256,25 +261,25 @@ class Emitter:
         mask = self.value(e.args[0]) if e.args else None
         stride = self._stride(index)
         if stride == 0 and (mask is None or not mask.is_vector):
-            at = ix.render(index, self._atom)
+            at = ix.render(index, self.atom)
             text = f"pf::load1<{kind}>({pointer} + {at})"
             if mask is not None:
                 text = f"({mask.text} ? {text} : {self.value(e.args[1]).text})"
-            return self._local(Value(text, e.dtype, False))
+            return self.named(Value(text, e.dtype, False))
         if mask is not None:
-            return self._local(self._masked_load(e, pointer, kind, mask, stride))
+            return self.named(self._masked_load(e, pointer, kind, mask, stride))
         tail = "" if self.tail is None else f", {self.tail}"
         suffix = "" if self.tail is None else "_n"
         if stride == 1:
             text = f"pf::loadv{suffix}<{kind}>({pointer} + {self._base(index)}{tail})"
         elif stride is not None:
-            step = ix.render(stride, self._atom)
+            step = ix.render(stride, self.atom)
             text = (
                 f"pf::load_strided{suffix}<{kind}>({pointer} + {self._base(index)}, {step}{tail})"
             )
         else:
             text = f"pf::gather{suffix}<{kind}>({pointer}, {self._vector_index(index)}{tail})"
-        return self._local(Value(text, e.dtype, True))
+        return self.named(Value(text, e.dtype, True))
 
     def _masked_load(
         self, e: Expr, pointer: str, kind: str, mask: Value, stride: Dim | None
@@ -289,18 +294,44 @@ class Emitter:
         if stride == 1:
             text = f"pf::load_mask<{kind}>({pointer} + {self._base(index)}, {live}, {scalar_fill})"
         else:
-            at = self._vector_index(index) if self._varies(index) else (
-                f"pf::splat(int64_t({ix.render(index, self._atom)}))"
+            at = (
+                self._vector_index(index)
+                if self._varies(index)
+                else (f"pf::splat(int64_t({ix.render(index, self.atom)}))")
             )
             text = f"pf::gather_mask<{kind}>({pointer}, {at}, {live}, {scalar_fill})"
         if fill.is_vector:
             text = f"pf::where({mask.vector}, {text}, {fill.text})"
         return Value(text, e.dtype, True)
 
-    def _local(self, value: Value) -> Value:
+    def named(self, value: Value) -> Value:
+        """The value in a variable of this scope."""
         name = self.names.local()
-        self.scope.writer.line(f"const auto {name} = {value.text};")
+        self.line(f"const auto {name} = {value.text};")
         return Value(name, value.dtype, value.is_vector)
+
+    def converted(self, value: Value, dtype: DType) -> Value:
+        """The value in another compute type."""
+        if value.dtype is dtype:
+            return value
+        return self.named(
+            Value(f"pf::cast<{COMPUTE_TYPE[dtype]}>({value.text})", dtype, value.is_vector)
+        )
+
+    def line(self, text: str) -> None:
+        self.scope.writer.line(text)
+
+    def update(self, place: str, kind: str, combine: str, value: Value) -> None:
+        """Combine a value into what lies at a contiguous place in memory."""
+        if self.lane is None:
+            held = f"{combine}(pf::load1<{kind}>({place}), {value.text})"
+            self.line(f"pf::store1<{kind}>({place}, {held});")
+        elif self.tail is None:
+            held = f"{combine}(pf::loadv<{kind}>({place}), {value.vector})"
+            self.line(f"pf::storev<{kind}>({place}, {held});")
+        else:
+            held = f"{combine}(pf::loadv_n<{kind}>({place}, {self.tail}), {value.vector})"
+            self.line(f"pf::storev_n<{kind}>({place}, {held}, {self.tail});")
 
     def _stride(self, index: Dim) -> Dim | None:
         if self.lane is None:
@@ -309,7 +340,7 @@ class Emitter:
 
     def _base(self, index: Dim) -> str:
         """The index at the first lane: the lane variable holds that position."""
-        return ix.render(index, self._atom)
+        return ix.render(index, self.atom)
 
     def store(self, buffer: str, index: Dim, value: Value, *, stream: bool = False) -> None:
         pointer, kind = self.names.argument(buffer), self.names.storage(buffer)
@@ -317,7 +348,7 @@ class Emitter:
         stride = self._stride(index)
         line = self.scope.writer.line
         if stride == 0:
-            at = ix.render(index, self._atom)
+            at = ix.render(index, self.atom)
             line(f"pf::store1<{kind}>({pointer} + {at}, {value.text});")
             return
         tail = "" if self.tail is None else f", {self.tail}"
@@ -326,7 +357,7 @@ class Emitter:
             name = "streamv" if stream and self.tail is None else f"storev{suffix}"
             line(f"pf::{name}<{kind}>({pointer} + {self._base(index)}, {value.vector}{tail});")
         elif stride is not None:
-            step = ix.render(stride, self._atom)
+            step = ix.render(stride, self.atom)
             line(
                 f"pf::store_strided{suffix}<{kind}>({pointer} + {self._base(index)}, {step}, "
                 f"{value.vector}{tail});"

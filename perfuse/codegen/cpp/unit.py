@@ -97,4 +97,3 @@ def _units(
     header = HEADER.format(lanes=context.target.lanes, saturate=int(fp8_cast_saturates()))
     kernels = "".join(f"\nstatic void {name}{key}" for key, name in functions.items())
     return (("kernels", header + kernels + "\n" + "\n".join(segments)),)
-

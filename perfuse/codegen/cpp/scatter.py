@@ -1,0 +1,84 @@
+"""Loops that store where data says, and loops that carry a value from step to step."""
+
+from __future__ import annotations
+
+from perfuse.codegen.cpp.emit import Emitter, Scope, Value
+from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
+from perfuse.codegen.writer import Writer
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.program import Axis
+
+
+def scan_item(frame: Frame, w: Writer) -> None:
+    """One row of a scan, element by element; floats accumulate in double, as eager's do."""
+    (m,) = frame.kernel.members
+    axis = frame.shape.columns[-1]
+    wide = DType.F64 if m.loop.value.dtype.is_float else m.loop.value.dtype
+    cpp = COMPUTE_TYPE[wide]
+    w.line(f"{cpp} running = {identity(m.loop.kind, wide)};")
+    with w.block(frame.loop_over(axis)):
+        known = frozenset(a.atom for a in (*frame.shape.rows, axis) if a.atom is not None)
+        emitter = Emitter(frame.names, Scope(w, known, None), None, None, lambda e: None)
+        value = emitter.value(m.loop.value)
+        w.line(f"running = {COMBINE[m.loop.kind]}(running, {cpp}({value.text}));")
+        target = frame.buffers[m.loop.out].dtype.compute
+        text = f"pf::cast<{COMPUTE_TYPE[target]}>(running)"
+        emitter.store(m.loop.out, m.loop.index, Value(text, target, False))
+
+
+def scatter_item(frame: Frame, w: Writer) -> None:
+    """All steps that may meet each other, one after another."""
+    shape = frame.shape
+    loops = [a for a in shape.columns if a.atom is not None and a is not shape.lane_axis]
+    with w.blocks(frame.loop_over(a) for a in loops):
+        known = frozenset(a.atom for a in (*shape.rows, *loops) if a.atom is not None)
+        if shape.lane_axis is None:
+            _scatter_step(frame, Scope(w, known, None), None)
+            return
+        before, loop = w.child(), w.child()
+        _scatter_lanes(frame, loop, Scope(before, known, None), shape.lane_axis)
+        w.take(before)
+        w.take(loop)
+
+
+def _scatter_lanes(frame: Frame, w: Writer, outside: Scope, axis: Axis) -> None:
+    assert axis.atom is not None
+    name, lanes, block = axis.name, frame.lanes, frame.shape.block
+    total, start = f"int64_t({frame.dim(axis.size)})", "0"
+    known = frozenset({axis.atom})
+    with w.block("{"):
+        if block is not None:
+            w.line(f"const int64_t last = first + {block} < {total} ? first + {block} : {total};")
+            total, start = "last", "first"
+        w.line(f"int64_t at_{name} = {start};")
+        with w.block(f"for (; at_{name} + {lanes} <= {total}; at_{name} += {lanes}) {{"):
+            w.line(f"const int64_t {name} = at_{name};")
+            _scatter_step(frame, Scope(w, known, outside), None)
+        with w.block(f"if (at_{name} < {total}) {{"):
+            w.line(f"const int64_t {name} = at_{name};")
+            w.line(f"const int live = (int)({total} - {name});")
+            _scatter_step(frame, Scope(w, known, outside), "live")
+
+
+def _scatter_step(frame: Frame, scope: Scope, tail: str | None) -> None:
+    (m,) = frame.kernel.members
+    lane, out = frame.shape.lane, m.loop.out
+    emitter = Emitter(frame.names, scope, lane, tail, lambda e: None)
+    value = frame.value_of(emitter, m)
+    if m.loop.kind != "scatter_add":
+        emitter.store(out, m.loop.index, value)
+        return
+    pointer, kind = frame.names.argument(out), frame.names.storage(out)
+    frame.names.written.add(out)
+    add = "pf::lor" if frame.buffers[out].dtype is DType.BOOL else "pf::add"
+    stride = 0 if lane is None else ix.coefficient_of(m.loop.index, lane)
+    if lane is None or stride == 1:
+        at = ix.render(m.loop.index, emitter.atom)
+        emitter.update(f"{pointer} + {at}", kind, add, value)
+        return
+    index, is_vector = emitter.index(m.loop.index)
+    at = index if is_vector else f"pf::splat(int64_t({index}))"
+    live = tail or "pf::lanes"
+    emitter.line(f"pf::scatter_add_n<{kind}>({pointer}, {at}, {value.vector}, {live});")

@@ -1,0 +1,123 @@
+"""The loop structure of a kernel, decided before anything is written.
+
+Rows are dealt out to threads as items; each item sweeps its columns. Lanes run along the last
+column axis where the columns lie innermost in memory, else along the last row axis ("vertical":
+every lane is a row of its own). A loop over all axes with nothing reduced ("plain") takes its last
+axis as columns and deals out blocks of them; one that reads against the grain goes tile by tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfuse.ir import index as ix
+from perfuse.ir.index import Atom
+from perfuse.ir.program import Axis
+from perfuse.schedule.plan import Kernel, Member
+
+# Columns of a plain loop that make one item: enough to amortise it, few enough to share out.
+BLOCK = 4096
+# A tile of a transposing loop: both sides use up the cache lines they touch.
+TILE_ROWS, TILE_COLUMNS = 32, 64
+# Columns of a scatter that one item takes through all its rows.
+SCATTER_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """Which axes are items, which are swept, and which one the lanes run along."""
+
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    lane_axis: Axis | None
+    tile_axis: Axis | None = None
+    block: int | None = None  # steps of the lane axis in one item, when it is dealt out too
+    is_plain: bool = False
+    is_vertical: bool = False
+    is_scan: bool = False
+    is_scatter: bool = False
+
+    @property
+    def lane(self) -> Atom | None:
+        return self.lane_axis.atom if self.lane_axis is not None else None
+
+
+def shape_of(kernel: Kernel, lanes: int) -> KernelShape:
+    """The one decision on how a kernel loops."""
+    roles = {m.role for m in kernel.members}
+    rows = tuple(a for a in kernel.axes if not a.reduced)
+    columns = tuple(a for a in kernel.axes if a.reduced)
+    if "scan" in roles:
+        return KernelShape(rows, columns, None, is_scan=True)
+    if "scatter" in roles:
+        return _scatter_shape(kernel)
+    if not columns:
+        return _plain_shape(kernel, rows)
+    last = kernel.axes[-1]
+    if not last.reduced and last.atom is not None:
+        others = tuple(a for a in rows if a is not last)
+        return KernelShape(others, columns, last, block=lanes, is_vertical=True)
+    return KernelShape(rows, columns, _looping(columns[-1]))
+
+
+def _looping(axis: Axis) -> Axis | None:
+    return axis if axis.atom is not None else None
+
+
+def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...]) -> KernelShape:
+    if not rows:
+        return KernelShape((), (), None, is_plain=True)
+    *rest, column = rows
+    lane = _looping(column)
+    tile = _tile_axis(kernel, rest, lane) if lane is not None else None
+    if tile is not None:
+        others = tuple(a for a in rest if a is not tile)
+        return KernelShape(
+            others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS, is_plain=True
+        )
+    is_long = lane is not None and not (isinstance(lane.size, int) and lane.size <= BLOCK)
+    return KernelShape(
+        tuple(rest), (column,), lane, block=BLOCK if is_long else None, is_plain=True
+    )
+
+
+def _tile_axis(kernel: Kernel, rows: list[Axis], lane_axis: Axis) -> Axis | None:
+    """The axis that some load runs along contiguously while the lanes do not."""
+    lane = lane_axis.atom
+    assert lane is not None
+    for member in kernel.members:
+        for read in member.loop.reads():
+            index = read.attr[1]
+            if ix.coefficient_of(index, lane) in (0, 1, None):
+                continue
+            for axis in rows:
+                if axis.atom and ix.coefficient_of(index, axis.atom) == 1:
+                    return axis
+    return None
+
+
+def _scatter_shape(kernel: Kernel) -> KernelShape:
+    """Items along axes on which the scatter cannot meet itself; the others run one by one."""
+    safe = safe_axes(kernel.members[0], kernel.axes)
+    last = _looping(kernel.axes[-1]) if kernel.axes else None
+    rows = tuple(a for a in safe if a is not last)
+    columns = tuple(a for a in kernel.axes if a not in rows)
+    block = SCATTER_BLOCK if last in safe else None
+    return KernelShape(rows, columns, last, block=block, is_scatter=True)
+
+
+def safe_axes(member: Member, axes: tuple[Axis, ...]) -> list[Axis]:
+    """Axes whose steps always store to different places."""
+    index = member.loop.index
+    inside: set[Atom] = set()
+    for atom in ix.atoms_of(index):
+        if atom.kind == "value":
+            inside |= atom.parts[0].variables()
+    safe = []
+    for axis in axes:
+        if axis.atom is None or axis.atom in inside:
+            continue
+        stride = ix.coefficient_of(index, axis.atom)
+        if isinstance(stride, int) and stride:
+            safe.append(axis)
+    return safe

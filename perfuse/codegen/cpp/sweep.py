@@ -1,0 +1,318 @@
+"""A row, stage by stage: the values of the row, then a sweep over its columns on vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from perfuse.codegen.cpp.emit import Emitter, Scope, Value
+from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.partials import Partials
+from perfuse.codegen.cpp.spelling import COMPUTE_TYPE
+from perfuse.codegen.cpp.tiles import Tiles
+from perfuse.codegen.writer import Writer
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.schedule.memory import num_bytes
+from perfuse.schedule.plan import Member, static_product
+
+# A value needed by a later sweep is kept in a scratch row from this cost on, else recomputed.
+_KEEP_COST = 5
+_MOST_SCRATCH_ELEMENTS = 1 << 16
+
+
+@dataclass(slots=True)
+class Row:
+    """A row being written: its scope, the live lanes of a partial vector, what is known so far."""
+
+    scope: Scope
+    tail: str | None
+    results: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def writer(self) -> Writer:
+        return self.scope.writer
+
+
+class Sweeps:
+    """The text of a kernel's rows."""
+
+    def __init__(self, frame: Frame, partials: Partials) -> None:
+        self.frame = frame
+        self.kernel = frame.kernel
+        self.shape = frame.shape
+        self.partials = partials
+        self.tiles = Tiles(frame)
+        self.makers = {m.loop.out: m for m in self.kernel.members}
+        self.kept = self._kept_rows()
+        self.streamed = {n for n in self.kernel.stored if self._is_streamed(n)}
+
+    def _kept_rows(self) -> dict[str, str]:
+        """Buffers that only later sweeps of the same row read: buffer -> scratch variable."""
+        size = static_product([a.size for a in self.shape.columns])
+        kept: dict[str, str] = {}
+        if size is None or size > _MOST_SCRATCH_ELEMENTS:
+            return kept
+        for m in self.frame.of_role("full"):
+            is_wanted = m.loop.value.cost >= _KEEP_COST and self._is_read_later(m)
+            if is_wanted and m.loop.out not in self.kernel.stored:
+                kept[m.loop.out] = f"r{len(kept)}"
+        return kept
+
+    def _is_read_later(self, m: Member) -> bool:
+        return any(
+            user.stage > m.stage and any(r.attr[0] == m.loop.out for r in user.loop.reads())
+            for user in self.kernel.members
+        )
+
+    def _is_streamed(self, name: str) -> bool:
+        """Large outputs go past the caches, unless this kernel reads them back."""
+        limit, size = (
+            self.frame.settings.cpu.stream_store_bytes,
+            num_bytes(self.frame.buffers[name]),
+        )
+        is_large = bool(limit) and size is not None and size >= limit
+        return is_large and not self.frame.is_read_inside(name)
+
+    def declare(self, w: Writer) -> None:
+        """A thread's scratch rows and tiles."""
+        if self.kept:
+            width = static_product([a.size for a in self.shape.columns])
+            assert width is not None
+            lanes = self.frame.lanes
+            step = -(-width // lanes) * lanes * 8 * (lanes if self.shape.is_vertical else 1)
+            w.line(f"char* const rows = pf::scratch(0, {step * len(self.kept)});")
+            for i, (buffer, name) in enumerate(self.kept.items()):
+                cpp = self._scratch_type(buffer)
+                w.line(f"{cpp}* const {name} = ({cpp}*)(rows + {i * step});")
+        self.tiles.declare(w)
+
+    def _scratch_type(self, buffer: str) -> str:
+        return COMPUTE_TYPE[self.frame.buffers[buffer].dtype.compute]
+
+    # -- one item --------------------------------------------------------------------------
+
+    def item(self, w: Writer) -> None:
+        """A row, or a vector of rows, or a block or tile of a plain loop."""
+        self.tiles.turn(w)
+        if not self.shape.is_vertical or self.shape.lane_axis is None:
+            self._row(w, None)
+            return
+        axis, lanes = self.shape.lane_axis, self.frame.lanes
+        if isinstance(axis.size, int) and axis.size % lanes == 0:
+            self._row(w, None)
+            return
+        w.line(f"const int64_t left = int64_t({self.frame.dim(axis.size)}) - {axis.name};")
+        if not (isinstance(axis.size, int) and axis.size < lanes):
+            with w.block(f"if (left >= {lanes}) {{"):
+                self._row(w, None)
+        with w.block(f"if (left < {lanes}) {{"):
+            w.line("const int live = (int)left;")
+            self._row(w, "live")
+
+    def _row(self, w: Writer, tail: str | None) -> None:
+        known = frozenset(a.atom for a in self.shape.rows if a.atom is not None)
+        if self.shape.is_vertical and self.shape.lane is not None:
+            known |= {self.shape.lane}
+        row = Row(Scope(w, known, None), tail)
+        for number in range(1 + max((m.stage for m in self.kernel.members), default=0)):
+            members = [m for m in self.kernel.members if m.stage == number]
+            self._row_values([m for m in members if m.role == "row"], row)
+            swept = [m for m in members if m.role != "row"]
+            if swept:
+                self._sweep(row, swept)
+
+    def _row_values(self, members: Sequence[Member], row: Row) -> None:
+        emitter = self._row_emitter(row)
+        for m in members:
+            value = self.frame.value_of(emitter, m)
+            row.results[m.loop.out] = value
+            if m.loop.out in self.kernel.stored:
+                emitter.store(m.loop.out, m.loop.index, value)
+
+    def _row_emitter(self, row: Row) -> Emitter:
+        lane = self.shape.lane if self.shape.is_vertical else None
+        return Emitter(
+            self.frame.names, row.scope, lane, row.tail, lambda e: self._find(e, row, None)
+        )
+
+    # -- where a load of something made in this kernel finds it ----------------------------
+
+    def _find(self, load: Expr, row: Row, stage: int | None) -> Value | Expr | None:
+        """A variable, a formula to compute in place, or None: read memory."""
+        name, index = load.attr
+        turned = self.tiles.read(load)
+        if turned is not None:
+            return turned
+        maker = self.makers.get(name)
+        if maker is None or load.args or index is not maker.loop.index:
+            return None
+        if name in row.results:
+            return row.results[name]
+        if maker.role != "full" or maker.loop.kind != "map" or stage is None:
+            return None
+        if maker.stage == stage:
+            return maker.loop.value if self.frame.buffers[name].role == "temp" else None
+        if maker.stage > stage or name in self.kernel.stored:
+            return None
+        return self._kept_value(name) if name in self.kept else maker.loop.value
+
+    def _kept_value(self, name: str) -> Value:
+        cpp, place = self._scratch_type(name), self._kept_place(name)
+        dtype = self.frame.buffers[name].dtype.compute
+        load = "load1" if self.shape.lane is None else "loadv"
+        return Value(f"pf::{load}<{cpp}>({place})", dtype, self.shape.lane is not None)
+
+    def _kept_place(self, name: str) -> str:
+        flat = self.frame.flat_column()
+        if self.shape.is_vertical:
+            flat = f"({flat}) * {self.frame.lanes}"
+        return f"{self.kept[name]} + {flat}"
+
+    # -- one sweep -------------------------------------------------------------------------
+
+    def _sweep(self, row: Row, members: list[Member]) -> None:
+        folding = [m for m in members if m.role in ("inner", "all")]
+        unroll = self._unroll(members, folding)
+        w = row.writer
+        for m in folding:
+            names = ", ".join(self._accumulator(m, u) for u in range(unroll))
+            w.line(f"{self.frame.accumulator(m)} {names};")
+        before, loop = w.child(), w.child()
+        scope = Scope(before, frozenset(), row.scope)
+        self._loops(loop, scope, row, members, unroll)
+        w.take(before)
+        w.take(loop)
+        for m in folding:
+            for u in range(1, unroll):
+                w.line(f"{self._accumulator(m, 0)}.merge({self._accumulator(m, u)});")
+            if m.role == "all":
+                w.line(f"all_{self.frame.short(m)}.merge({self._accumulator(m, 0)});")
+            else:
+                self._finish(row, m)
+
+    def _accumulator(self, m: Member, u: int) -> str:
+        return f"acc_{self.frame.short(m)}_{u}"
+
+    def _unroll(self, members: list[Member], folding: list[Member]) -> int:
+        """Several accumulators hide the latency of one chain of adds; not for long bodies."""
+        axis = self.shape.lane_axis
+        if not folding or self.shape.is_vertical or axis is None:
+            return 1
+        if isinstance(axis.size, int) and axis.size < 2 * self.frame.lanes:
+            return 1
+        cost = sum(m.loop.value.cost + m.loop.value.num_loads for m in members)
+        return 4 if cost <= 8 else 2 if cost <= 40 else 1
+
+    def _finish(self, row: Row, m: Member) -> None:
+        """The result of a reduction, for the rest of the row."""
+        accumulator = self._accumulator(m, 0)
+        is_vector = self.shape.is_vertical
+        text = f"pf::by_lane({accumulator})" if is_vector else f"{accumulator}.finish()"
+        dtype = DType.I64 if m.loop.kind.startswith("arg") else m.loop.value.dtype
+        emitter = self._row_emitter(row)
+        target = self.frame.buffers[m.loop.out].dtype.compute
+        value = emitter.converted(emitter.named(Value(text, dtype, is_vector)), target)
+        row.results[m.loop.out] = value
+        if m.loop.out in self.kernel.stored:
+            emitter.store(m.loop.out, m.loop.index, value)
+
+    def _loops(self, w: Writer, scope: Scope, row: Row, members: list[Member], unroll: int) -> None:
+        lane_axis = self.shape.lane_axis
+        axes = [a for a in self.shape.columns if a.atom is not None and a is not lane_axis]
+        with w.blocks(self.frame.loop_over(a) for a in axes):
+            inside = Scope(w, frozenset(a.atom for a in axes if a.atom), scope)
+            if self.shape.is_vertical or lane_axis is None:
+                self._body(inside, row, members, row.tail, 0)
+            else:
+                self._lane_loops(inside, row, members, unroll)
+
+    def _lane_loops(self, scope: Scope, row: Row, members: list[Member], unroll: int) -> None:
+        """Whole vectors, several at a time where that pays, then what is left over."""
+        axis, lanes, block, w = (
+            self.shape.lane_axis,
+            self.frame.lanes,
+            self.shape.block,
+            scope.writer,
+        )
+        assert axis is not None and axis.atom is not None
+        known, name, size = frozenset({axis.atom}), axis.name, axis.size
+        total, start = f"int64_t({self.frame.dim(size)})", "0"
+        with w.block("{"):
+            if block is not None:
+                w.line(
+                    f"const int64_t last = first + {block} < {total} ? first + {block} : {total};"
+                )
+                total, start = "last", "first"
+            w.line(f"int64_t at_{name} = {start};")
+            for count in (unroll, 1) if unroll > 1 else (1,):
+                if self._fits(size, count, unroll):
+                    step = count * lanes
+                    with w.block(f"for (; at_{name} + {step} <= {total}; at_{name} += {step}) {{"):
+                        for u in range(count):
+                            with w.block("{"):
+                                w.line(f"const int64_t {name} = at_{name} + {u * lanes};")
+                                self._body(Scope(w, known, scope), row, members, None, u)
+            if not (isinstance(size, int) and size % lanes == 0):
+                with w.block(f"if (at_{name} < {total}) {{"):
+                    w.line(f"const int64_t {name} = at_{name};")
+                    w.line(f"const int live = (int)({total} - {name});")
+                    self._body(Scope(w, known, scope), row, members, "live", 0)
+
+    def _fits(self, size: object, count: int, unroll: int) -> bool:
+        """Whether a loop in steps of `count` vectors ever runs."""
+        if not isinstance(size, int):
+            return True
+        step = count * self.frame.lanes
+        if count == 1 and unroll > 1 and self.shape.block is None:
+            return size % (unroll * self.frame.lanes) >= step
+        return size >= step
+
+    def _body(
+        self, scope: Scope, row: Row, members: list[Member], tail: str | None, u: int
+    ) -> None:
+        stage = members[0].stage
+        emitter = Emitter(
+            self.frame.names, scope, self.shape.lane, tail, lambda e: self._find(e, row, stage)
+        )
+        for m in members:
+            if m.role == "full":
+                self._full(emitter, m)
+            elif m.role == "outer":
+                self.partials.step(emitter, m)
+            else:
+                self._fold(emitter, m, u)
+
+    def _full(self, emitter: Emitter, m: Member) -> None:
+        name = m.loop.out
+        if name not in self.kernel.stored and name not in self.kept:
+            return  # computed where it is used
+        value = self.frame.value_of(emitter, m)
+        if name in self.kernel.stored:
+            emitter.store(name, m.loop.index, value, stream=name in self.streamed)
+        if name in self.kept:
+            cpp, place = self._scratch_type(name), self._kept_place(name)
+            if self.shape.lane is None:
+                emitter.line(f"pf::store1<{cpp}>({place}, {value.text});")
+            else:
+                emitter.line(f"pf::storev<{cpp}>({place}, {value.vector});")
+
+    def _fold(self, emitter: Emitter, m: Member, u: int) -> None:
+        arguments = [emitter.value(m.loop.value).vector]
+        if m.loop.kind.startswith("arg"):
+            arguments.append(self._position())
+        # Lanes that are rows of their own may hold anything past the end, unless all are joined.
+        is_partial = emitter.tail is not None and (not self.shape.is_vertical or m.role == "all")
+        live = emitter.tail if is_partial else "1" if self.shape.lane is None else None
+        method = "step"
+        if live is not None:
+            method = "step_n"
+            arguments.append(live)
+        emitter.line(f"{self._accumulator(m, u)}.{method}({', '.join(arguments)});")
+
+    def _position(self) -> str:
+        """The place of an element among those reduced."""
+        text = self.frame.flat_column()
+        if self.shape.is_vertical or self.shape.lane is None:
+            return f"pf::splat(int64_t({text}))"
+        return f"pf::iota<int64_t>({text})"
