@@ -7,6 +7,7 @@ with symbols, functions that are not PyTorch's own, tensors that are more than t
 from __future__ import annotations
 
 import hashlib
+import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,6 +81,9 @@ def _function_name(target: Any) -> str:
         # A wrapper may carry the name of what it wraps; its code lies where it was written.
         if not Path(target.__code__.co_filename).is_relative_to(TORCH):
             raise NotCanonical("function")
+        # The trace will call whatever has this name: it must be what was captured.
+        if getattr(sys.modules.get(home), target.__name__, target) is not target:
+            raise NotCanonical("function_replaced")
     elif not isinstance(target, types.BuiltinFunctionType | types.MethodDescriptorType | type):
         raise NotCanonical("function")
     return f"{home}.{target.__qualname__}"

@@ -1,0 +1,187 @@
+"""Captures that look alike but differ must not be served each other's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import perfuse
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    perfuse.counters.clear()
+    with perfuse.testing.fresh_cache():
+        yield
+
+
+def again(function: Callable[..., Any], *args: Any) -> Any:
+    """As a new process would: Dynamo has forgotten everything, the cache has not."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="perfuse", dynamic=False)(*args)
+
+
+def test_the_same_function_is_loaded() -> None:
+    x = torch.randn(5, 7)
+    first, second = again(lambda x: x.tanh() * 3, x), again(lambda x: x.tanh() * 3, x)
+    assert torch.equal(first, second)
+    assert perfuse.counters["capture.cache_hit"] == 1
+    assert perfuse.counters["capture.traced"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.tanh() * 4,
+        lambda x: x.tanh() * 3.0000000001,
+        lambda x: x.tanh() + 3,
+        lambda x: (x.tanh() * 3).double(),
+    ],
+)
+def test_another_function_is_not(change: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(5, 7)
+    again(lambda x: x.tanh() * 3, x)
+    assert torch.allclose(again(change, x), change(x))
+    assert perfuse.counters["capture.cache_hit"] == 0
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.randn(5, 8),
+        torch.randn(7, 5).t(),
+        torch.randn(5, 7, dtype=torch.float64),
+        torch.randn(5, 7, requires_grad=True),
+        torch.randn(6, 7)[1:],
+    ],
+)
+def test_other_inputs_are_not(inputs: Tensor) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.tanh() * 3
+
+    again(function, torch.randn(5, 7))
+    assert torch.allclose(again(function, inputs), function(inputs))
+    assert perfuse.counters["capture.cache_hit"] == 0
+
+
+def test_settings_and_modes_are_part_of_the_key() -> None:
+    x = torch.randn(64)
+    again(lambda x: torch.rand_like(x) + x, x)
+    with perfuse.config.patch(fallback_random=True):
+        torch.manual_seed(3)
+        got = again(lambda x: torch.rand_like(x) + x, x)
+    torch.manual_seed(3)
+    assert torch.equal(got, torch.rand_like(x) + x)
+    assert perfuse.counters["capture.cache_hit"] == 0
+
+
+def test_constants_are_part_of_the_key() -> None:
+    x = torch.zeros(3)
+    for value in (1.0, 2.0):
+        held = torch.full((3,), value)
+        assert torch.equal(again(lambda x, held=held: x + held, x), held)
+
+
+def test_a_wrapper_with_a_borrowed_name_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = F.relu
+
+    @wraps(original)
+    def relu(x: Tensor, inplace: bool = False) -> Tensor:
+        return original(x) + 1
+
+    x = torch.randn(9)
+    monkeypatch.setattr(F, "relu", relu)
+    again(lambda x: F.relu(x), x)
+    monkeypatch.undo()
+    assert torch.equal(again(lambda x: F.relu(x) + 1, x), F.relu(x) + 1)
+    assert perfuse.counters["capture.cache_hit"] == 0
+
+
+ALIASING: dict[str, Callable[[Tensor], Any]] = {
+    "view of input": lambda x: x.view(-1),
+    "input itself": lambda x: (x, x + 1),
+    "two views of one": lambda x: ((y := x * 2), y.view(-1), y[0]),
+    "mutation": lambda x: x.add_(1),
+    "transposed result": lambda x: (x @ x.t()).t(),
+    "same twice": lambda x: ((y := x.exp()), y),
+    "none": lambda x: (x.exp(), None, 3),
+}
+
+
+@pytest.mark.parametrize("name", ALIASING)
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_aliases_and_mutations(name: str, needs_grad: bool) -> None:
+    """Twice: traced, then loaded where that is possible."""
+    function = ALIASING[name]
+    for _ in range(2):
+        x = torch.arange(12.0).view(3, 4)
+        mine, eager = x.clone().requires_grad_(needs_grad), x.clone().requires_grad_(needs_grad)
+        got, want = again(function, mine * 1), function(eager * 1)
+        for g, w in zip(*map(as_tuple, (got, want)), strict=True):
+            if isinstance(w, Tensor):
+                assert torch.allclose(g, w)
+                assert (g.stride(), g.requires_grad) == (w.stride(), w.requires_grad)
+                if w.requires_grad:
+                    (mine.grad, eager.grad) = (None, None)
+                    g.sum().backward(retain_graph=True)
+                    w.sum().backward(retain_graph=True)
+                    assert torch.allclose(mine.grad, eager.grad)
+            else:
+                assert g == w
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def test_results_can_be_written_to() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, (x + 1).t()
+
+    x = torch.randn(3, 4, requires_grad=True)
+    for output in again(function, x):
+        output.mul_(3)
+    (first, second) = again(function, x)
+    (first.mul_(3).sum() + second.add_(1).sum()).backward()
+    assert torch.equal(x.grad, torch.full((3, 4), 7.0))
+
+
+def test_mutated_buffers_change_their_version() -> None:
+    x = torch.zeros(4)
+
+    def bump(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2
+
+    for expected in (1.0, 2.0):
+        version = x._version
+        again(bump, x)
+        assert torch.equal(x, torch.full((4,), expected))
+        assert x._version > version
+
+
+def test_double_backward_is_refused_clearly() -> None:
+    x = torch.randn(4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(again(lambda x: (x**3).sum(), x), x, create_graph=True)
+    assert gradient.requires_grad
+    with pytest.raises(RuntimeError, match=r"differentiated again|double backward"):
+        gradient.sum().backward()
+
+
+def test_only_some_outputs_get_gradients() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.exp(), x.sin(), (x > 0).float()
+
+    for _ in range(2):
+        x = torch.linspace(-1, 1, 6, requires_grad=True)
+        _, sine, sign = again(function, x)
+        assert not sign.requires_grad
+        sine.sum().backward()
+        assert torch.allclose(x.grad, x.detach().cos())

@@ -1,0 +1,82 @@
+"""A new process with a full cache: nothing is traced, generated or compiled, and results agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.behaviour.scripts import finish, start
+
+TRAIN = """
+import json
+import torch
+import torch.nn.functional as F
+import perfuse
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+    torch.nn.Flatten(), torch.nn.Linear(8 * 64, 16), torch.nn.LayerNorm(16), torch.nn.GELU(),
+)
+x, y = torch.randn(4, 3, 8, 8), torch.randn(4, 16)
+
+def run(candidate):
+    model.load_state_dict(state)
+    model.zero_grad()
+    loss = F.mse_loss(candidate(x), y)
+    loss.backward(retain_graph=True)
+    loss.backward()  # gradients add up over two calls
+    with torch.no_grad():
+        after = candidate(x)
+    gradients = [p.grad.clone() for p in model.parameters()]
+    return [loss.detach(), after, *gradients, *map(torch.clone, model.buffers())]
+
+state = {name: value.clone() for name, value in model.state_dict().items()}
+eager, got = run(model), run(torch.compile(model, backend="perfuse"))
+close = [torch.allclose(g, e, rtol=1e-4, atol=1e-5) for g, e in zip(got, eager)]
+bits = [g.double().sum().item() for g in got]
+counters = perfuse.counters.snapshot()
+print(json.dumps({"is_right": all(close), "bits": bits, "counters": counters}))
+"""
+
+EVAL_ONLY = """
+import json
+import torch
+import perfuse
+
+def function(x, w):
+    return (x @ w).softmax(-1), x.sum()
+
+x, w = torch.ones(8, 8), torch.eye(8)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    got = torch.compile(function, backend="perfuse")(x, w)
+    eager = function(x, w)
+pairs = list(zip(got, eager))
+close = all(g.dtype == e.dtype and torch.allclose(g, e, rtol=1e-2) for g, e in pairs)
+print(json.dumps({"is_right": close, "counters": perfuse.counters.snapshot()}))
+"""
+
+
+def test_training_step_is_loaded_without_tracing(tmp_path: Path) -> None:
+    cold, warm = (finish(start(TRAIN, tmp_path)) for _ in range(2))
+    assert cold["is_right"] and warm["is_right"]
+    assert cold["bits"] == warm["bits"]
+    assert cold["counters"]["capture.traced"] == 2
+    assert warm["counters"]["capture.cache_hit"] == 2
+    assert "capture.traced" not in warm["counters"]
+    assert "build.compiler_runs" not in warm["counters"]
+
+
+def test_autocast_is_part_of_the_key(tmp_path: Path) -> None:
+    cold, warm = (finish(start(EVAL_ONLY, tmp_path)) for _ in range(2))
+    assert cold["is_right"] and warm["is_right"]
+    assert warm["counters"]["capture.cache_hit"] == 1
+
+
+def test_damaged_captures_are_traced_again(tmp_path: Path) -> None:
+    finish(start(TRAIN, tmp_path))
+    for path in (tmp_path / "entries").glob("graph-*/program.json"):
+        path.write_bytes(path.read_bytes()[:-20])
+    again = finish(start(TRAIN, tmp_path))
+    assert again["is_right"]
+    assert again["counters"]["cache.damaged"] > 0
+    assert again["counters"]["capture.traced"] == 2
