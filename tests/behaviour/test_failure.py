@@ -1,0 +1,72 @@
+"""A compile that fails: told with what was compiled, or run eagerly with one warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import perfuse
+from perfuse import pipeline
+from perfuse.capture.failure import CompileWarning
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with perfuse.testing.fresh_cache():
+        yield
+
+
+def function(x: Tensor) -> Tensor:
+    return x.exp().sum(-1)
+
+
+def break_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(pipeline, "schedule", broken)
+
+
+def test_the_error_names_graph_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_schedule(monkeypatch)
+    with pytest.raises(Exception, match="no such luck") as caught:
+        torch.compile(function, backend="perfuse")(torch.randn(3, 4))
+    text = str(caught.value)
+    assert "inference graph" in text
+    assert "test_failure.py" in text
+    assert "on_error" in text
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_eager_instead(monkeypatch: pytest.MonkeyPatch, needs_grad: bool) -> None:
+    break_schedule(monkeypatch)
+    x = torch.randn(3, 4, requires_grad=needs_grad)
+    candidate = torch.compile(function, backend="perfuse")
+    with perfuse.config.patch(on_error="eager"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        got = candidate(x)
+        assert torch.equal(got, function(x))
+        if needs_grad:
+            got.sum().backward()
+            assert torch.equal(x.grad, x.detach().exp())
+        candidate(x)
+    told = [w for w in seen if issubclass(w.category, CompileWarning)]
+    assert len(told) == (2 if needs_grad else 1)  # one for each graph
+
+
+def test_a_bad_index_is_an_index_error_and_the_next_call_is_right() -> None:
+    table = torch.randn(5, 3)
+    candidate = torch.compile(lambda i, t: F.embedding(i, t) * 2, backend="perfuse")
+    good, bad = torch.tensor([1, 4]), torch.tensor([1, 7])
+    assert torch.equal(candidate(good, table), table[good] * 2)
+    for _ in range(2):
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            candidate(bad, table)
+        assert torch.equal(candidate(good, table), table[good] * 2)
