@@ -14,6 +14,7 @@ from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, observers
 from perfuse.capture.simple import facts_of
 from perfuse.context import Context
+from perfuse.counters import counters
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import plain_partition
 from perfuse.graph_cache import Executable, load_or_compile
@@ -34,13 +35,13 @@ def perfuse_backend(
 
     The settings are taken once, here: the backward is compiled under those of its forward.
     """
-    context = Context.default(settings_for(config.snapshot(), mode, options))
+    settings = settings_for(config.snapshot(), mode, options)
     try:
-        return compile_capture(module, example_inputs, context)
+        return compile_capture(module, example_inputs, Context.default(settings))
     except Exception as error:
-        if context.settings.on_error == "raise":
+        if settings.on_error == "raise":
             raise
-        warn_eager(error, context)
+        warn_eager(error, counters)
         eager: Callable[..., Any] = module.forward
         return eager
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
+from perfuse.counters import Counters
 from perfuse.errors import CompileFailed, PerfuseError
 from perfuse.graph_cache import Executable
 from perfuse.torch_compat import source_line
@@ -33,13 +34,13 @@ def compile_or_eager(
         told = describe(error, module, name)
         if context.settings.on_error == "raise":
             raise told from error
-        warn_eager(told, context)
+        warn_eager(told, context.counters)
         return Executable(eager_call(module), None)
 
 
-def warn_eager(error: BaseException, context: Context) -> None:
+def warn_eager(error: BaseException, counters: Counters) -> None:
     """Say once per graph that it runs eagerly, and why."""
-    context.counters.inc("graph.eager")
+    counters.inc("graph.eager")
     warnings.warn(f"Perfuse runs a graph eagerly: {error}", CompileWarning, stacklevel=2)
 
 
