@@ -58,7 +58,7 @@ def test_matches_eager(row: Behaviour) -> None:
 
 def test_an_effect_is_kept() -> None:
     torch._dynamo.reset()
-    with pytest.raises(torch.linalg.LinAlgError):
+    with pytest.raises(RuntimeError, match="singular"):
         compiled(torch.linalg.inv)(torch.zeros(3, 3))
 
 

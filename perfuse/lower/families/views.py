@@ -165,8 +165,10 @@ def _is_tangled(source: Sequence[Dim]) -> bool:
 
 def clamp_slice(start: Any, end: Any, size: Dim) -> tuple[Dim, Dim]:
     """Python's slice rules for one dimension."""
-    def wrapped(value: Any, default: Dim) -> Dim:
-        if value is None:
+
+    def wrapped(given: Any, default: Dim) -> Dim:
+        value: Dim = default if given is None else given
+        if given is None:
             return default
         if isinstance(value, int) and value >= 2**62:
             return size

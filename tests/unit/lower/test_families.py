@@ -80,7 +80,7 @@ POINTWISE = [
     Row("angle", torch.angle, (special(9),)),
     Row("addmm", lambda b, x, y: (torch.addmm(b, x, y), torch.addmm(b, x, y, beta=0.5, alpha=2),
                                   torch.addmm(b / 0, x, y, beta=0)), (f32(5), f32(4, 3), f32(3, 5)),
-        ("aten.mm.out",)),
+        ("aten.mm.out", "aten.addmm.out")),
     Row("dynamic", lambda x, y: (x + y).exp() * x.shape[0], (f32(5, 3), f32(3)), dynamic=True),
 ]  # fmt: skip
 
