@@ -1,0 +1,61 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+import perfuse
+from perfuse.cli import app
+from perfuse.version import VERSION
+
+SCRIPT = """
+import torch
+
+def function(x):
+    return torch.relu(x).sum(-1)
+
+def example_args():
+    return torch.randn(4, 8)
+"""
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_version() -> None:
+    assert VERSION in run("version")
+
+
+def test_config_lists_every_setting() -> None:
+    assert "cpu.simd" in run("config")
+
+
+def test_doctor_looks_at_everything() -> None:
+    with perfuse.testing.fresh_cache():
+        found = run("doctor")
+    assert "compiler" in found and "NO" not in found
+
+
+def test_explain_a_script(tmp_path: Path) -> None:
+    script, page = tmp_path / "script.py", tmp_path / "page.html"
+    script.write_text(SCRIPT)
+    with perfuse.testing.fresh_cache():
+        found = run("explain", f"{script}:function", "--html", str(page), "--sources")
+    assert "aten.relu" in found and "segment0" in found
+    assert "1 kernels" in page.read_text()
+
+
+def test_mistakes_are_told() -> None:
+    result = CliRunner().invoke(app, ["explain", "function"])
+    assert result.exit_code == 1 and "module:function" in result.output
+
+
+def test_cache_info_and_clear() -> None:
+    with perfuse.testing.fresh_cache():
+        assert "entries" in run("cache", "info")
+        assert "removed" in run("cache", "clear")
