@@ -221,20 +221,20 @@ class Sweeps:
         lane_axis = self.shape.lane_axis
         axes = [a for a in self.shape.columns if a.atom is not None and a is not lane_axis]
         with w.blocks(self.frame.loop_over(a) for a in axes):
-            inside = Scope(w, frozenset(a.atom for a in axes if a.atom), scope)
+            before, loop = w.child(), w.child()
+            inside = Scope(before, frozenset(a.atom for a in axes if a.atom), scope)
             if self.shape.is_vertical or lane_axis is None:
-                self._body(inside, row, members, row.tail, 0)
+                self._body(Scope(loop, frozenset(), inside), row, members, row.tail, 0)
             else:
-                self._lane_loops(inside, row, members, unroll)
+                self._lane_loops(loop, inside, row, members, unroll)
+            w.take(before)
+            w.take(loop)
 
-    def _lane_loops(self, scope: Scope, row: Row, members: list[Member], unroll: int) -> None:
+    def _lane_loops(
+        self, w: Writer, scope: Scope, row: Row, members: list[Member], unroll: int
+    ) -> None:
         """Whole vectors, several at a time where that pays, then what is left over."""
-        axis, lanes, block, w = (
-            self.shape.lane_axis,
-            self.frame.lanes,
-            self.shape.block,
-            scope.writer,
-        )
+        axis, lanes, block = self.shape.lane_axis, self.frame.lanes, self.shape.block
         assert axis is not None and axis.atom is not None
         known, name, size = frozenset({axis.atom}), axis.name, axis.size
         total, start = f"int64_t({self.frame.dim(size)})", "0"
