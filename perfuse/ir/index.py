@@ -352,6 +352,9 @@ def is_nonnegative(index: Dim) -> bool:
     """Provably >= 0, taking every symbol at its least."""
     if isinstance(index, int):
         return index >= 0
+    scaled = _without_quotient(index)
+    if scaled is not None:
+        return is_nonnegative(scaled)
     # Substituting sym -> lower + t (t >= 0) makes a sufficient test: no negative coefficient.
     total: Dim = index.const
     for monomial, coefficient in index.terms:
@@ -369,6 +372,20 @@ def is_nonnegative(index: Dim) -> bool:
     if isinstance(total, int):
         return total >= 0
     return total.const >= 0 and all(c >= 0 for _, c in total.terms)
+
+
+def _without_quotient(index: Index) -> Dim | None:
+    """d times the index with one subtracted n//d replaced by n/d: no greater, so a sufficient test."""
+    for monomial, coefficient in index.terms:
+        for atom in monomial if coefficient < 0 else ():
+            if atom.kind == "div" and isinstance(atom.parts[1], int):
+                rest = _monomial_quotient(monomial, (atom,))
+                others = _index(((rest, coefficient),), 0) if rest else coefficient
+                if is_nonnegative(mul(others, -1)):
+                    numerator, divisor = atom.parts
+                    kept = add(index, mul(_index(((monomial, coefficient),), 0), -1))
+                    return add(mul(kept, divisor), mul(numerator, others))
+    return None
 
 
 def is_within(index: Dim, size: Dim) -> bool:

@@ -177,6 +177,8 @@ class _Lowering:
                 self.builder.buffers = mark[1]
         elif lowering is not None:
             reason = "dtype or device without a code generator"
+        if _looks_at_input(node, expected):
+            return self._as_strided(node, expected)
         return self._fallback(node, reason)
 
     def _refused(self, node: FxNode, error: Exception) -> str:
@@ -341,6 +343,15 @@ def _alias_root(node: FxNode) -> FxNode:
             break
         node = node.args[0]
     return node
+
+
+def _looks_at_input(node: FxNode, expected: Any) -> bool:
+    """A view of an argument: its window is known from the trace, whatever the op computes it by."""
+    if not is_view_op(node.target) or not isinstance(expected, torch.Tensor):
+        return False
+    root = _alias_root(node)
+    value = root.meta.get("val") if root.op == "placeholder" else None
+    return isinstance(value, torch.Tensor) and value.dtype is expected.dtype
 
 
 def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:

@@ -36,14 +36,14 @@ template <class T> struct Prod {
 template <class T> struct Max {
   vec<T> v = splat<T>(lowest<T>());
   PF_INLINE void step(vec<T> x) { v = max(v, x); }
-  PF_INLINE void step_n(vec<T> x, int n) { v = where(first_lanes(n), max(v, x), v); }
+  PF_INLINE void step_n(vec<T> x, int n) { v = max(v, where(first_lanes(n), x, v)); }
   PF_INLINE void merge(const Max& o) { v = max(v, o.v); }
   PF_INLINE T finish() const { return hmax(v); }
 };
 template <class T> struct Min {
   vec<T> v = splat<T>(highest<T>());
   PF_INLINE void step(vec<T> x) { v = min(v, x); }
-  PF_INLINE void step_n(vec<T> x, int n) { v = where(first_lanes(n), min(v, x), v); }
+  PF_INLINE void step_n(vec<T> x, int n) { v = min(v, where(first_lanes(n), x, v)); }
   PF_INLINE void merge(const Min& o) { v = min(v, o.v); }
   PF_INLINE T finish() const { return hmin(v); }
 };
