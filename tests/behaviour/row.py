@@ -23,6 +23,7 @@ class Behaviour:
     function: Callable[..., Any]
     inputs: Callable[[], list[Any]]
     num_calls: int = 1  # on the same inputs: what one call changed, the next one sees
+    dynamic: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -31,7 +32,8 @@ class Behaviour:
         torch._dynamo.reset()
         eager = observe(self.function, self.inputs(), self.num_calls)
         with eager_random():
-            got = observe(compiled(self.function), self.inputs(), self.num_calls)
+            candidate = compiled(self.function, dynamic=self.dynamic)
+            got = observe(candidate, self.inputs(), self.num_calls)
         assert got["aliases"] == eager["aliases"], "outputs share memory with other tensors"
         exact = exact_of(self)
         found = complaints(got["values"], eager["values"], exact)

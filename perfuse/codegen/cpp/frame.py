@@ -62,8 +62,11 @@ class Frame:
             return str(atom.parts[0])
         if atom.kind == "sym":
             return self.names.symbol(atom.parts[0])
+        assert atom.kind in ("div", "mod"), f"{atom} is read from data"
         a, b = (ix.render(p, self.atom) for p in atom.parts)
-        return f"(({a}) {'/' if atom.kind == 'div' else '%'} ({b}))"
+        if ix.is_nonnegative(ix.bounds(atom.parts[0])[0]):
+            return f"(({a}) {'/' if atom.kind == 'div' else '%'} ({b}))"
+        return f"pf::{'floordiv' if atom.kind == 'div' else 'mod'}(int64_t({a}), int64_t({b}))"
 
     def flat_column(self) -> str:
         """The place of a column within its row."""

@@ -11,6 +11,7 @@ from perfuse.codegen.cpp.partials import Partials
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE
 from perfuse.codegen.cpp.tiles import Tiles
 from perfuse.codegen.writer import Writer
+from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.schedule.memory import num_bytes
@@ -145,8 +146,12 @@ class Sweeps:
         if turned is not None:
             return turned
         maker = self.makers.get(name)
-        if maker is None or load.args or index is not maker.loop.index:
+        if maker is None or index is not maker.loop.index:
             return None
+        if load.args:  # made at every place, so it may be taken and then masked
+            mask, fill = load.args
+            whole = ex.load(name, index, self.frame.buffers[name].dtype)
+            return ex.apply("where", mask, whole, fill)
         if name in row.results:
             return row.results[name]
         if maker.role != "full" or maker.loop.kind != "map" or stage is None:

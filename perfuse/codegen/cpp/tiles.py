@@ -27,6 +27,8 @@ class Tiles:
                 across = ix.coefficient_of(read.attr[1], lane)
                 if read.args or along != 1 or across in (0, 1, None) or read.attr[0] in made:
                     continue
+                if any(atom.kind == "value" for atom in ix.atoms_of(read.attr[1])):
+                    continue  # where it reads is data
                 self.loads.setdefault(read, f"tile{len(self.loads)}")
 
     def declare(self, w: Writer) -> None:

@@ -25,9 +25,7 @@ def alias(builder: Builder, x: Tensor) -> Tensor:
 @lowers("aten.expand.default", "aten.expand_copy.default")
 def expand(builder: Builder, x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
     lead = len(size) - x.ndim
-    shape = [
-        x.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size)
-    ]
+    shape = [x.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size)]
     return builder.broadcast(x, shape)
 
 
@@ -116,16 +114,16 @@ def reshaped_position(old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
             want = ix.mul(want, new[j])
             group_new.append(j)
             j += 1
-            while (
-                isinstance(want, int) and isinstance(have, int) and want > have and i < len(old)
-            ):
+            while isinstance(want, int) and isinstance(have, int) and want > have and i < len(old):
                 have = ix.mul(have, old[i])
                 group_old.append(i)
                 i += 1
         if want != have:
             return _flat_position(old, new)
-        source += _split_flat([old[g] for g in group_old], _flat([new[g] for g in group_new],
-                                                                 [at[g] for g in group_new]))
+        source += _split_flat(
+            [old[g] for g in group_old],
+            _flat([new[g] for g in group_new], [at[g] for g in group_new]),
+        )
     return source
 
 
@@ -216,7 +214,7 @@ def select(builder: Builder, x: Tensor, dim: int, index: Any) -> Tensor:
 @lowers("aten.flip.default")
 def flip(builder: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
     source = list(positions(x.shape))
-    for d in dims:
+    for d in dims if x.ndim else ():
         d %= x.ndim
         source[d] = ix.add(ix.add(x.shape[d], -1), ix.mul(source[d], -1))
     return reindex(x, x.shape, source)

@@ -1,0 +1,109 @@
+"""Programs that once came out wrong, or not at all: each a row, named by what it takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.behaviour.row import Behaviour, randn
+
+
+def overwritten_while_computed_again(x: Tensor) -> Tensor:
+    half = x.to(torch.bfloat16) * 0.5
+    x[::2].add_(1)
+    return F.rms_norm(half, half.shape[-1:])
+
+
+def overwritten_between_two_reads(x: Tensor) -> tuple[Tensor, Tensor]:
+    before = x * 2 + 1
+    x.mul_(3)
+    return before.sum(-1), before.exp()
+
+
+def norm_of_regrouped_columns(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.reshape(-1, x.shape[1]) + 3, dim=-2, keepdim=True)
+
+
+def scatter_with_sizes_as_values(x: Tensor) -> Tensor:
+    mask = F.pad(x, (-1, 1)) <= 1
+    places = torch.arange(mask.shape[0]).flip(0)[:2]
+    return torch.index_put(mask, (places,), mask.new_full((), 1))
+
+
+def vertical_reduction_of_a_masked_write(x: Tensor) -> Tensor:
+    x[..., :1].mul_(2)
+    return x.var(dim=-2, correction=0, keepdim=True)
+
+
+def scatter_into_overlapping_memory(x: Tensor) -> Tensor:
+    return torch.slice_scatter(x, torch.ones_like(x[1:]), 0, 1).flatten()
+
+
+def silu_of_every_second_row(x: Tensor) -> Tensor:
+    return F.silu(x[::2])
+
+
+def transposed_read_at_a_quotient(x: Tensor) -> Tensor:
+    return x.unfold(0, 2, 1).roll(1, 1)
+
+
+def greatest_byte_under_a_mask(x: Tensor) -> Tensor:
+    return x.unfold(0, 2, 1).max()
+
+
+def alias_at_half_of_a_size(x: Tensor) -> Tensor:
+    part = x[..., 1:].squeeze()
+    return part.narrow(0, 0, part.shape[0] // 2)
+
+
+def flip_of_a_scalar(x: Tensor) -> Tensor:
+    return x.flip(0)
+
+
+def overlapping() -> Tensor:
+    return torch.arange(19).as_strided((16, 3), (1, 1))
+
+
+ROWS = (
+    Behaviour(
+        "overwritten_recomputed", overwritten_while_computed_again, lambda: [randn(1, 8, 33)]
+    ),
+    Behaviour("overwritten_between", overwritten_between_two_reads, lambda: [randn(8, 33)]),
+    Behaviour("regrouped", norm_of_regrouped_columns, lambda: [randn(16, 16, 2)], dynamic=True),
+    Behaviour("sizes_as_values", scatter_with_sizes_as_values, lambda: [randn(33)], dynamic=True),
+    Behaviour(
+        "vertical_masked",
+        vertical_reduction_of_a_masked_write,
+        lambda: [randn(5, 4, 70)],
+        dynamic=True,
+    ),
+    Behaviour("overlap", scatter_into_overlapping_memory, lambda: [overlapping()], dynamic=True),
+    Behaviour("masked_own", silu_of_every_second_row, lambda: [randn(1, 31, 70, grad=True)]),
+    Behaviour(
+        "masked_own_dynamic",
+        silu_of_every_second_row,
+        lambda: [randn(3, 31, 70, grad=True)],
+        dynamic=True,
+    ),
+    Behaviour(
+        "tile_quotient",
+        transposed_read_at_a_quotient,
+        lambda: [torch.arange(17 * 7 * 17).reshape(17, 7, 17)],
+        dynamic=True,
+    ),
+    Behaviour(
+        "greatest_byte",
+        greatest_byte_under_a_mask,
+        lambda: [torch.arange(17 * 7 * 17, dtype=torch.uint8).reshape(17, 7, 17)],
+        dynamic=True,
+    ),
+    Behaviour("half_alias", alias_at_half_of_a_size, lambda: [randn(3, 4).t()], dynamic=True),
+    Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_found(row: Behaviour) -> None:
+    row.check()
