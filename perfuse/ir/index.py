@@ -1,4 +1,4 @@
-"""Index arithmetic: polynomials over loop variables and size symbols, with floor division and modulo.
+"""Index arithmetic: polynomials over loop variables and sizes, with floor division and modulo.
 
 Everything is canonical and interned, so two indices are equal exactly when they are the same
 object. A constant index is a plain Python int. sympy stays at PyTorch's border: this small
@@ -375,7 +375,7 @@ def is_nonnegative(index: Dim) -> bool:
 
 
 def _without_quotient(index: Index) -> Dim | None:
-    """d times the index with one subtracted n//d replaced by n/d: no greater, so a sufficient test."""
+    """d times the index, one subtracted n//d replaced by n/d: no greater, so a sufficient test."""
     for monomial, coefficient in index.terms:
         for atom in monomial if coefficient < 0 else ():
             if atom.kind == "div" and isinstance(atom.parts[1], int):

@@ -87,7 +87,9 @@ class Loop:
         return tuple(found)
 
     def __str__(self) -> str:
-        loops = ", ".join(f"{a.name}<{a.size!r}{' reduced' if a.reduced else ''}" for a in self.axes)
+        loops = ", ".join(
+            f"{a.name}<{a.size!r}{' reduced' if a.reduced else ''}" for a in self.axes
+        )
         return f"{self.out}[{self.index!r}] = {self.kind}({self.value.text()}) for {loops}"
 
 
@@ -185,7 +187,7 @@ class Program:
     inputs: tuple[str, ...]
     buffers: dict[str, Buffer]
     nodes: tuple[Node, ...]
-    outputs: tuple[View | Dim | None | float | bool, ...]
+    outputs: tuple[View | Dim | float | bool | None, ...]
     symbols: tuple[tuple[str, str], ...] = ()  # name, and how the host computes it
     constants: dict[str, Any] = field(default_factory=dict)  # tensors held by the graph module
 

@@ -14,7 +14,6 @@ from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, View, contiguou
 from perfuse.lower.symbols import Symbols
 from perfuse.lower.tensor import Tensor, as_view, expand, positions, reindex
 
-
 # From this cost on (see ir.expr.SCALAR_OPS) a value is not recomputed per repetition.
 _DEAR_COST = 4
 

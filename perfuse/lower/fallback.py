@@ -17,7 +17,6 @@ from perfuse.lower.builder import Builder
 from perfuse.lower.tensor import Tensor, as_view
 from perfuse.torch_compat import is_view_op, op_name
 
-
 # What calls with side effects write to, so that they keep their order.
 _WORLD = "world"
 

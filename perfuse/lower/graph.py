@@ -218,9 +218,11 @@ class _Lowering:
         if isinstance(arg, FxNode):
             return self.values[arg]
         if isinstance(arg, list | tuple):
-            return type(arg)(self._value(a) for a in arg) if type(arg) in (list, tuple) else [
-                self._value(a) for a in arg
-            ]
+            return (
+                type(arg)(self._value(a) for a in arg)
+                if type(arg) in (list, tuple)
+                else [self._value(a) for a in arg]
+            )
         if isinstance(arg, dict):
             return {k: self._value(v) for k, v in arg.items()}
         return arg

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from perfuse.ir.dtype import DType, from_torch, to_torch
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Index
 from perfuse.lower.tensor import Tensor
-
-import torch
 
 Operand = Tensor | bool | int | float | Index | Expr
 

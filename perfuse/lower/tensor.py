@@ -59,9 +59,7 @@ def expand(tensor: Tensor, shape: Sequence[Dim]) -> Tensor:
         return tensor
     lead = len(shape) - tensor.ndim
     at = positions(shape)
-    source = [
-        0 if size == 1 else at[lead + i] for i, size in enumerate(tensor.shape)
-    ]
+    source = [0 if size == 1 else at[lead + i] for i, size in enumerate(tensor.shape)]
     return reindex(tensor, shape, source)
 
 

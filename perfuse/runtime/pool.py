@@ -7,6 +7,7 @@ itself costs (benchmarks/results, rmsnorm_t5). Blocks here keep their pages and 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -73,10 +74,8 @@ def _mapped(size: int) -> tuple[int, mmap.mmap]:
     memory = mmap.mmap(-1, size + spare)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     if spare and hasattr(memory, "madvise"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without huge pages serves us all the same
             memory.madvise(_ADVISE_HUGE)
-        except OSError:
-            pass  # a kernel without huge pages serves us all the same
         start += -start % _HUGE_PAGE
     return start, memory
 

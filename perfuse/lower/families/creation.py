@@ -48,8 +48,10 @@ def scalar_tensor(builder: Builder, value: Any, dtype: Any = None, **kw: Any) ->
 def zeros(builder: Builder, first: Any, size: Any = None, dtype: Any = None, **kw: Any) -> Tensor:
     like = first if isinstance(first, Tensor) else None
     shape = size if like is not None else first
-    chosen = like.dtype if like is not None and dtype is None else requested_dtype(
-        dtype, torch.get_default_dtype()
+    chosen = (
+        like.dtype
+        if like is not None and dtype is None
+        else requested_dtype(dtype, torch.get_default_dtype())
     )
     return Tensor(tuple(shape), chosen, ex.const(0, chosen.compute))
 

@@ -1,4 +1,4 @@
-"""Elementwise ops: rows of (ATen op, scalar op, type rule), and the few with a formula of their own."""
+"""Elementwise ops: rows of (ATen op, scalar op, type rule), and the few with their own formula."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def element(operand: Any, dtype: DType) -> Expr:
     if isinstance(operand, bool | int | float):
         if isinstance(operand, float) and dtype.is_int:
             operand = int(operand)
-        return ex.cast(ex.const(operand, DType.F64), dtype) if dtype.is_float else ex.const(
-            operand, dtype
+        return (
+            ex.cast(ex.const(operand, DType.F64), dtype)
+            if dtype.is_float
+            else ex.const(operand, dtype)
         )
     raise CannotLower(f"operand of type {type(operand).__name__}")
 
@@ -116,7 +118,9 @@ def _register_rows() -> None:
 def _float_unary(scalar_op: str) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor) -> Tensor:
         dtype = promote(x, int_to_float=True)
-        return elementwise(builder, [x], dtype.compute, dtype, FORMULAS.get(scalar_op, op(scalar_op)))
+        return elementwise(
+            builder, [x], dtype.compute, dtype, FORMULAS.get(scalar_op, op(scalar_op))
+        )
 
     return lower
 
@@ -146,8 +150,10 @@ def _bool_unary(scalar_op: str) -> Callable[..., Tensor]:
         if not x.dtype.is_float:
             if scalar_op == "signbit":
                 zero = ex.const(0, x.dtype)
-                negative = ex.apply("lt", x.value, zero) if x.dtype.is_signed else ex.const(
-                    False, DType.BOOL
+                negative = (
+                    ex.apply("lt", x.value, zero)
+                    if x.dtype.is_signed
+                    else ex.const(False, DType.BOOL)
                 )
                 return Tensor(x.shape, DType.BOOL, negative)
             return Tensor(x.shape, DType.BOOL, ex.const(scalar_op == "isfinite", DType.BOOL))
@@ -371,9 +377,7 @@ def clamp_max(builder: Builder, x: Tensor, high: Any) -> Tensor:
 @lowers("aten.relu.default")
 def relu(builder: Builder, x: Tensor) -> Tensor:
     zero = ex.const(0, x.dtype.compute)
-    return elementwise(
-        builder, [x], x.dtype.compute, x.dtype, lambda v: ex.apply("max", v, zero)
-    )
+    return elementwise(builder, [x], x.dtype.compute, x.dtype, lambda v: ex.apply("max", v, zero))
 
 
 @lowers("aten.round.default")
@@ -383,7 +387,10 @@ def round_(builder: Builder, x: Tensor) -> Tensor:
 
 @lowers("aten._to_copy.default", "prims.convert_element_type.default", "aten.to.dtype")
 def to_copy(builder: Builder, x: Tensor, dtype: Any = None, **kwargs: Any) -> Tensor:
-    if any(kwargs.get(k) for k in ("pin_memory",)) or kwargs.get("layout") not in (None, torch.strided):
+    if any(kwargs.get(k) for k in ("pin_memory",)) or kwargs.get("layout") not in (
+        None,
+        torch.strided,
+    ):
         raise CannotLower("copy to another layout or pinned memory")
     device = kwargs.get("device")
     if device is not None and str(device).split(":")[0] != "cpu":
@@ -430,8 +437,5 @@ def triu(builder: Builder, x: Tensor, diagonal: Any = 0) -> Tensor:
 
 def _triangle(x: Tensor, diagonal: Any, comparison: str) -> Tensor:
     at = positions(x.shape)
-    keep = ex.apply(
-        comparison, ex.index_value(at[-1] - at[-2]), element(diagonal, DType.I64)
-    )
+    keep = ex.apply(comparison, ex.index_value(at[-1] - at[-2]), element(diagonal, DType.I64))
     return Tensor(x.shape, x.dtype, ex.apply("where", keep, x.value, ex.const(0, x.dtype.compute)))
-

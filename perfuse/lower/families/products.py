@@ -31,7 +31,9 @@ def _call(
 
 def _window(builder: Builder, tensor: Tensor) -> View:
     view = builder.view_of(tensor)
-    if any(stride == 0 and size != 1 for stride, size in zip(view.strides, view.shape, strict=True)):
+    if any(
+        stride == 0 and size != 1 for stride, size in zip(view.strides, view.shape, strict=True)
+    ):
         view = builder.view_of(builder.realize_copy(tensor))
     return view
 
@@ -48,7 +50,9 @@ def bmm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 
 
 @lowers("aten.addmm.default")
-def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmm(
+    builder: Builder, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1
+) -> Any:
     if not a.dtype.is_float or a.dtype.is_narrow_float:
         raise CannotLower("addmm of small floats rounds once, in the library")
     if builder.feeds_calls and beta == 1 and alpha == 1 and bias.ndim == 1:

@@ -10,10 +10,10 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
-from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, cast_tensor
 from perfuse.lower.families.pointwise import elementwise
 from perfuse.lower.families.views import reshape
+from perfuse.lower.registry import CannotLower, lowers
+from perfuse.lower.tensor import Tensor, cast_tensor
 
 
 def dims_of(x: Tensor, dim: Any) -> list[int]:

@@ -173,7 +173,7 @@ def embedding_dense_backward(
 
 
 def refuse_overlap(builder: Builder) -> None:
-    """Elements that share memory change together: ATen copies `x` with its strides for these ops."""
+    """Elements that share memory change together: ATen copies `x` with its strides for these."""
     traced = builder.arguments[0]
     dims = builder.symbols.dims
     strides = [s for s, n in zip(dims(traced.stride()), dims(traced.shape), strict=True) if n != 1]
