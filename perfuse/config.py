@@ -112,6 +112,7 @@ class Settings:
         "raise", "What a failed compile does: raise the error, or warn and run eagerly."
     )
     verify: bool = plain(False, "Check every stage's artefact against its spec.")
+    pause_gc: bool = plain(True, "Collect no garbage while PyTorch captures a function.")
     max_autotune: bool = key(False, "Measure more implementations of matrix products.")
     cudagraphs: bool = key(False, "Replay launches on CUDA devices through CUDA graphs.")
     cpu: CpuSettings = field(default_factory=CpuSettings)

@@ -321,3 +321,11 @@ def tree_leaves(value: Any) -> list[Any]:
     """What nested lists, tuples and dictionaries hold, in order."""
     leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
     return leaves
+
+
+def on_compile(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Call `start` before and `end` after Dynamo captures and compiles something."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from perfuse import config
 from perfuse.capture import warm
 from perfuse.capture.failure import compile_or_eager, warn_eager
+from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, observers
 from perfuse.capture.simple import facts_of
@@ -22,6 +23,9 @@ from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
 from perfuse.runtime.wrapper import wrap
 from perfuse.torch_compat import aot_compile_graph
+
+# When the backend is first named, which is before anything is captured for it.
+pause_garbage_collection()
 
 
 def perfuse_backend(

@@ -1,0 +1,33 @@
+"""No garbage collection while Dynamo captures: it makes many objects and little garbage.
+
+On the warm start of a 12-layer model, collecting was a seventh of the whole first call.
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import cache
+from typing import Any
+
+from perfuse import config
+from perfuse.torch_compat import on_compile
+
+_paused: list[bool] = []
+
+
+def _pause(_: Any) -> None:
+    if config.snapshot().pause_gc and gc.isenabled():
+        gc.disable()
+        _paused.append(True)
+
+
+def _resume(_: Any) -> None:
+    if _paused:
+        _paused.clear()
+        gc.enable()
+
+
+@cache
+def pause_garbage_collection() -> None:
+    """From now on, pause while something is captured; asked for again, do nothing."""
+    on_compile(_pause, _resume)
