@@ -86,7 +86,8 @@ class _Lowering:
         if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
             dim = self.symbols.dim(value)
             atom = ix.as_atom(dim)
-            self.inputs.append(atom.parts[0] if atom is not None else name)
+            is_symbol = atom is not None and atom.kind == "sym"
+            self.inputs.append(atom.parts[0] if atom is not None and is_symbol else name)
             self.values[node] = dim
             return
         self.inputs.append(name)

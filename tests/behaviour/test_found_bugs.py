@@ -62,6 +62,11 @@ def flip_of_a_scalar(x: Tensor) -> Tensor:
     return x.flip(0)
 
 
+def quotient_saved_for_backward(x: Tensor) -> Tensor:
+    half = x.narrow(0, 0, x.shape[0] // 2)
+    return F.avg_pool1d(half, 2).exp()
+
+
 def overlapping() -> Tensor:
     return torch.arange(19).as_strided((16, 3), (1, 1))
 
@@ -100,6 +105,12 @@ ROWS = (
         dynamic=True,
     ),
     Behaviour("half_alias", alias_at_half_of_a_size, lambda: [randn(3, 4).t()], dynamic=True),
+    Behaviour(
+        "quotient_saved",
+        quotient_saved_for_backward,
+        lambda: [randn(9, 6, grad=True)],
+        dynamic=True,
+    ),
     Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
 )
 
