@@ -74,10 +74,11 @@ def _problems(loop: Loop, program: Program) -> list[str]:
     reduced = {axis.atom for axis in loop.axes if axis.reduced and axis.atom is not None}
     if not loop.kind.startswith("cum") and reduced & index_variables(loop.index):
         found.append("it stores along an axis that it reduces")
+    runs = not any(axis.size == 0 for axis in loop.axes)
     for read in loop.reads():
         if read.attr[0] not in program.buffers:
             found.append(f"{read.attr[0]} is no buffer")
-        elif _is_outside(read.attr[1], program.buffers[read.attr[0]]) and not read.args:
+        elif runs and _is_outside(read.attr[1], program.buffers[read.attr[0]]) and not read.args:
             found.append(f"{read} is outside of {program.buffers[read.attr[0]]}")
     return found
 
