@@ -276,7 +276,7 @@ def floordiv(numerator: Dim, divisor: Dim) -> Dim:
         inner = as_atom(rest)
         if inner is not None and inner.kind == "div" and isinstance(inner.parts[1], int):
             return add(quotient, floordiv(inner.parts[0], inner.parts[1] * divisor))
-    atom = _atom("div", (rest, divisor), f"({rest!r} // {divisor!r})")
+    atom = _atom("div", (rest, divisor), f"({_factor_text(rest)} // {_factor_text(divisor)})")
     return add(quotient, _of(atom))
 
 
@@ -301,7 +301,13 @@ def mod(numerator: Dim, divisor: Dim) -> Dim:
         if inner is not None and inner.kind == "mod" and isinstance(inner.parts[1], int):
             if inner.parts[1] % divisor == 0:
                 return mod(inner.parts[0], divisor)
-    return _of(_atom("mod", (rest, divisor), f"({rest!r} % {divisor!r})"))
+    text = f"({_factor_text(rest)} % {_factor_text(divisor)})"
+    return _of(_atom("mod", (rest, divisor), text))
+
+
+def _factor_text(index: Dim) -> str:
+    """The text of an index as it stands in a quotient: in brackets unless it is one atom."""
+    return repr(index) if isinstance(index, int) or as_atom(index) else f"({index!r})"
 
 
 def _atom_bounds(atom: Atom) -> tuple[Dim, Dim | None]:
@@ -335,6 +341,8 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
             a, b = _atom_bounds(atom)
             if atom.kind == "sym":
                 a = _of(atom)
+            elif isinstance(a, int) and a < 0 and len(monomial) > 1:
+                return -(2**62), None  # times what may be zero, the least is no longer a bound
             least = mul(least, a)
             most = None if most is None or b is None else mul(most, b)
         if coefficient < 0:
