@@ -1,0 +1,113 @@
+"""Index expressions beside plain Python arithmetic, and every place at which to compare the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from perfuse.ir import index as ix
+from perfuse.ir.index import Atom, Dim
+
+Place = dict[str, int]  # a value for each variable and for the symbol
+
+N = ix.symbol("n", 2)
+SIZES: dict[str, Dim] = {"a": 3, "b": 4, "m": N}
+VARIABLES = {name: ix.var(name, size) for name, size in SIZES.items()}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An index, the Python text it stands for, and the same computed by Python alone."""
+
+    index: Dim
+    text: str
+    at: Callable[[Place], int]
+
+    def __repr__(self) -> str:
+        return f"{self.text}  ->  {self.index!r}"
+
+
+def places() -> Iterator[Place]:
+    """Every value of the variables, for the least sizes that the symbol may take."""
+    for n in (2, 3, 4):
+        for a in range(3):
+            for b in range(4):
+                for m in range(n):
+                    yield {"n": n, "a": a, "b": b, "m": m}
+
+
+PLACES = tuple(places())
+
+
+def evaluate(index: Dim, place: Place) -> int:
+    """What an index comes to, read off its terms."""
+    if isinstance(index, int):
+        return index
+    total = index.const
+    for monomial, coefficient in index.terms:
+        for atom in monomial:
+            coefficient *= _evaluate_atom(atom, place)
+        total += coefficient
+    return total
+
+
+def _evaluate_atom(atom: Atom, place: Place) -> int:
+    if atom.kind in ("var", "sym"):
+        return place[atom.parts[0]]
+    numerator, divisor = (evaluate(part, place) for part in atom.parts)
+    return numerator // divisor if atom.kind == "div" else numerator % divisor
+
+
+def _leaf(name: str) -> Sample:
+    return Sample(VARIABLES.get(name, N), name, lambda place: place[name])
+
+
+def _number(value: int) -> Sample:
+    return Sample(value, str(value), lambda _: value)
+
+
+def _add(x: Sample, y: Sample) -> Sample:
+    return Sample(ix.add(x.index, y.index), f"({x.text} + {y.text})", lambda p: x.at(p) + y.at(p))
+
+
+def _mul(x: Sample, y: Sample) -> Sample:
+    return Sample(ix.mul(x.index, y.index), f"({x.text} * {y.text})", lambda p: x.at(p) * y.at(p))
+
+
+def _floordiv(x: Sample, y: Sample) -> Sample:
+    text = f"({x.text} // {y.text})"
+    return Sample(ix.floordiv(x.index, y.index), text, lambda p: x.at(p) // y.at(p))
+
+
+def _mod(x: Sample, y: Sample) -> Sample:
+    return Sample(ix.mod(x.index, y.index), f"({x.text} % {y.text})", lambda p: x.at(p) % y.at(p))
+
+
+NUMBERS = st.integers(-6, 12).map(_number)
+LEAVES = st.one_of(st.sampled_from("abmn").map(_leaf), NUMBERS)
+# What sizes are made of; nothing divides by what may be zero or negative.
+DIVISORS = st.one_of(
+    st.integers(1, 12).map(_number),
+    st.just(_leaf("n")),
+    st.integers(2, 4).map(lambda c: _mul(_leaf("n"), _number(c))),
+    st.just(_add(_leaf("n"), _number(1))),
+)
+
+
+def _grown(inner: st.SearchStrategy[Sample]) -> st.SearchStrategy[Sample]:
+    return st.one_of(
+        st.builds(_add, inner, inner),
+        st.builds(_mul, inner, LEAVES),
+        st.builds(_floordiv, inner, DIVISORS),
+        st.builds(_mod, inner, DIVISORS),
+    )
+
+
+SAMPLES = st.recursive(LEAVES, _grown, max_leaves=7)
+POLYNOMIALS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.builds(_add, inner, inner), st.builds(_mul, inner, inner)),
+    max_leaves=7,
+)
