@@ -188,7 +188,8 @@ def test_coefficients(row: tuple[Dim, Dim, Dim | None]) -> None:
 
 EVEN: list[tuple[Dim, Dim, Dim | None]] = [
     (12, 4, 3), (12, 5, None), (12, 0, None), (ix.mul(N, 6), 3, ix.mul(N, 2)),
-    (ix.mul(N, 6), N, 6), (ix.add(ix.mul(N, 2), 1), 2, None), (ix.mul(ix.mul(N, N), 4), N, ix.mul(N, 4)),
+    (ix.mul(N, 6), N, 6), (ix.add(ix.mul(N, 2), 1), 2, None),
+    (ix.mul(ix.mul(N, N), 4), N, ix.mul(N, 4)),
     (ix.add(N, 1), ix.add(N, 1), 1), (N, ix.add(N, 1), None),
 ]  # fmt: skip
 
