@@ -272,6 +272,9 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
         return bytes(flat.numpy())
 
 
+UNKNOWN_LEAST = -(2**62)
+
+
 def symbol_facts(values: Iterable[Any]) -> list[str]:
     """What is known of each size symbol in these values: its range, and the size first seen."""
     found: dict[str, str] = {}
@@ -281,6 +284,17 @@ def symbol_facts(values: Iterable[Any]) -> list[str]:
             hint = env.backed_var_to_val.get(symbol, "?")
             found[str(symbol)] = f"{symbol} in {env.var_to_range.get(symbol)} seen {hint}"
     return [found[name] for name in sorted(found)]
+
+
+def least_values(value: torch.SymInt) -> dict[str, int]:
+    """The least that each symbol of a size or number can be; far below zero where nothing is known."""
+    ranges = value.node.shape_env.var_to_range
+    found = {}
+    for symbol in value.node.expr.free_symbols:
+        known = ranges.get(symbol)
+        is_known = known is not None and known.lower.is_Integer
+        found[str(symbol)] = int(known.lower) if is_known else UNKNOWN_LEAST
+    return found
 
 
 def _sym_leaves(values: Iterable[Any]) -> Iterator[Any]:

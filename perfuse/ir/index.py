@@ -320,12 +320,12 @@ def _atom_bounds(atom: Atom) -> tuple[Dim, Dim | None]:
     if atom.kind == "mod":
         return 0, add(divisor, -1)
     low, high = bounds(numerator)
-    if isinstance(low, int) and low >= 0 and isinstance(divisor, int):
-        if isinstance(high, int):
-            return low // divisor, high // divisor
-        if high is not None:
-            return 0, floordiv(high, divisor)
-    return (0, None) if isinstance(low, int) and low >= 0 else (-(2**62), None)
+    if not is_nonnegative(low):
+        return -(2**62), None
+    if high is None or not isinstance(divisor, int):
+        return 0, None
+    least = low // divisor if isinstance(low, int) else 0
+    return least, floordiv(high, divisor)
 
 
 def bounds(index: Dim) -> tuple[Dim, Dim | None]:
@@ -335,6 +335,8 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
     low: Dim = index.const
     high: Dim | None = index.const
     for monomial, coefficient in index.terms:
+        if len(monomial) > 1 and any(a.kind == "sym" and a.parts[1] < 0 for a in monomial):
+            return -(2**62), None  # of a product with such a factor nothing is known
         least: Dim = 1
         most: Dim | None = 1
         for atom in monomial:

@@ -94,7 +94,7 @@ class Builder:
         """The tensor in memory: itself if it is a window on a buffer already, else computed."""
         view = as_view(tensor)
         if view is not None and self.buffers[view.buffer].dtype is tensor.dtype:
-            if strides is None or _same_layout(view, strides):
+            if strides is None or same_layout(view, strides):
                 return tensor
         buffer = self.new_buffer(tensor.dtype, tensor.shape, strides)
         self.store(tensor, buffer)
@@ -160,6 +160,7 @@ def unsqueeze_dims(tensor: Tensor, dims: Sequence[int]) -> Tensor:
     return reindex(tensor, shape, [at[i] for i in range(len(shape)) if i not in set(dims)])
 
 
-def _same_layout(view: View, strides: Sequence[Dim]) -> bool:
+def same_layout(view: View, strides: Sequence[Dim]) -> bool:
+    """Whether a window has these strides, wherever there is more than one step to make."""
     pairs = zip(view.shape, view.strides, strides, strict=True)
     return all(size == 1 or have == want for size, have, want in pairs)

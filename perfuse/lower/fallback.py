@@ -29,10 +29,11 @@ class AtenCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     expected: Any  # what it was traced to return
+    is_alias: bool = False  # the result may look at an input's memory, which nobody changes
 
     @staticmethod
-    def of(node: FxNode) -> AtenCall:
-        return AtenCall(node.target, node.args, node.kwargs, node.meta.get("val"))
+    def of(node: FxNode, is_alias: bool = False) -> AtenCall:
+        return AtenCall(node.target, node.args, node.kwargs, node.meta.get("val"), is_alias)
 
     @staticmethod
     def inside(effect: FxNode) -> AtenCall:
@@ -60,7 +61,7 @@ def call_aten(
         reason,
         mutates=_mutated(call, args, kwargs),
         returns_list=several,
-        returns_view=is_view_op(call.target),
+        returns_view=is_view_op(call.target) and not call.is_alias,
         origin=builder.origin,
     )
     if ":" in made.op:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,18 +16,24 @@ from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Opaque, Program, View
 from perfuse.lower import fallback, families
-from perfuse.lower.builder import Builder
+from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.fallback import AtenCall
+from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.registry import LOWERINGS, CannotLower
-from perfuse.lower.symbols import Symbols
 from perfuse.lower.tensor import (
     Tensor,
     as_view,
     cast_tensor,
     expand,
-    overlaps,
     positions,
     reindex,
+)
+from perfuse.lower.traced import (
+    all_plain,
+    checked,
+    has_tensor_input,
+    is_plain_tensor,
+    traced_value,
 )
 from perfuse.torch_compat import is_effect, is_view_op, source_line
 
@@ -63,6 +68,9 @@ class _Lowering:
             "call_function": self._call,
             "output": self._output,
         }
+        for value in map(traced_value, self.module.graph.find_nodes(op="placeholder")):
+            if is_plain_tensor(value):
+                self.symbols.learn(value)
         for node in self.module.graph.nodes:
             self.builder.origin = source_line(node)
             known = len(self.builder.buffers)
@@ -105,7 +113,7 @@ class _Lowering:
             self.values[node] = Opaque(name)
 
     def _tensor_leaf(self, name: str, value: Any, role: str, node: FxNode) -> Any:
-        if not _is_plain_tensor(value):
+        if not is_plain_tensor(value):
             return Opaque(name)
         dtype = from_torch(value.dtype)
         if dtype is None or value.device.type != "cpu":
@@ -127,7 +135,7 @@ class _Lowering:
             if not self._is_data_dependent(node):
                 self.values[node] = self.symbols.dim(expected)
                 return
-        elif isinstance(expected, int | float | bool) and not _has_tensor_input(node):
+        elif isinstance(expected, int | float | bool) and not has_tensor_input(node):
             self.values[node] = expected
             return
         if node.target is operator.getitem:
@@ -142,35 +150,59 @@ class _Lowering:
         self.values[node] = self._lowered(node, expected)
 
     def _as_strided(self, node: FxNode, expected: Any) -> Any:
-        """A window on the storage at the root of a chain of views, wherever we put that."""
+        window = self._window_like(node, expected)
+        if window is None:
+            return self._fallback(node, "storage of a value we only carry")
+        return window
+
+    def _window_like(self, node: FxNode, expected: Any) -> Any:
+        """What a view op returns, as windows on the storage at the root of its chain of views."""
+        if isinstance(expected, list | tuple):
+            windows = [self._window_like(node, e) for e in expected]
+            return None if any(w is None for w in windows) else windows
         root = _alias_root(node.args[0])  # type: ignore[arg-type]
         meta, value = root.meta["val"], self.values[root]
-        if not isinstance(value, Tensor):
-            return self._fallback(node, "storage of a value we only carry")
+        if not isinstance(value, Tensor) or from_torch(expected.dtype) is not value.dtype:
+            return None
         base = self.builder.realize(value, dense_strides(meta, self.symbols))
         view = as_view(base)
         assert view is not None
+        if not same_layout(view, self.symbols.dims(meta.stride())):
+            return None
         self.values[root] = base
         start = self.symbols.dim(meta.storage_offset())
         offset = self.symbols.dim(expected.storage_offset())
         shape = self.symbols.dims(expected.shape)
         strides = self.symbols.dims(expected.stride())
         moved = ix.add(ix.add(offset, ix.mul(start, -1)), view.offset)
-        return self.builder.tensor_of_view(View(view.buffer, shape, strides, moved))
+        window = View(view.buffer, shape, strides, moved)
+        if reaches_outside(window, self.builder.buffers[view.buffer]):
+            return self._storage_around(node, root)
+        return self.builder.tensor_of_view(window)
+
+    def _storage_around(self, node: FxNode, root: FxNode) -> Any:
+        """A window on memory that an input only shows a part of: ATen knows the rest."""
+        self.context.counters.inc(f"fallback.{node.target}")
+        is_changed = any(user.target is torch.ops.aten.copy_.default for user in root.users)
+        args, kwargs = self._args(node.args), self._kwargs(node)
+        reason = "it looks at memory outside of its argument"
+        return fallback.call_aten(
+            self.builder, AtenCall.of(node, not is_changed), args, kwargs, reason
+        )
 
     def _is_data_dependent(self, node: FxNode) -> bool:
-        return _has_tensor_input(node) and "sym_" not in str(node.target)
+        return has_tensor_input(node) and "sym_" not in str(node.target)
 
     def _lowered(self, node: FxNode, expected: Any) -> Any:
         lowering = LOWERINGS.get(node.target)
         reason = "no lowering for this op"
-        if lowering is not None and _all_plain(node, expected):
+        if lowering is not None and all_plain(node, expected):
             self.builder.feeds_calls = _feeds_calls(node)
             mark = len(self.builder.nodes), dict(self.builder.buffers)
-            self.builder.arguments = tuple(_traced(a) for a in node.args)
+            self.builder.arguments = tuple(traced_value(a) for a in node.args)
             try:
                 result = lowering(self.builder, *self._args(node.args), **self._kwargs(node))
-                result = _checked(result, expected, self.symbols)
+                result = checked(result, expected, self.symbols)
                 return self._settle(node, result, expected)
             except Exception as error:
                 reason = self._refused(node, error)
@@ -178,8 +210,6 @@ class _Lowering:
                 self.builder.buffers = mark[1]
         elif lowering is not None:
             reason = "dtype or device without a code generator"
-        if _looks_at_input(node, expected):
-            return self._as_strided(node, expected)
         return self._fallback(node, reason)
 
     def _refused(self, node: FxNode, error: Exception) -> str:
@@ -194,6 +224,10 @@ class _Lowering:
     def _fallback(self, node: FxNode, reason: str) -> Any:
         self.context.counters.inc(f"fallback.{node.target}")
         args, kwargs = self._args(node.args), self._kwargs(node)
+        if is_view_op(node.target):
+            window = self._window_like(node, node.meta["val"])
+            if window is not None:
+                return window
         if is_effect(node.target):
             return fallback.call_effect(self.builder, node, args, kwargs)
         return fallback.call_aten(self.builder, AtenCall.of(node), args, kwargs, reason)
@@ -346,89 +380,3 @@ def _alias_root(node: FxNode) -> FxNode:
             break
         node = node.args[0]
     return node
-
-
-def _looks_at_input(node: FxNode, expected: Any) -> bool:
-    """A view of an argument: its window is known from the trace, whatever the op computes it by."""
-    if not is_view_op(node.target) or not isinstance(expected, torch.Tensor):
-        return False
-    root = _alias_root(node)
-    value = root.meta.get("val") if root.op == "placeholder" else None
-    return isinstance(value, torch.Tensor) and value.dtype is expected.dtype
-
-
-def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:
-    """Eager's strides for a result, when they cover memory without gaps or overlap."""
-    return dense(symbols.dims(expected.shape), symbols.dims(expected.stride()))
-
-
-def dense(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """The strides, when they cover memory without gaps or overlap."""
-    dims = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
-    if not all(isinstance(d, int) for pair in dims for d in pair):
-        # Symbolic strides cannot be sorted by value: dense only if they are row-major.
-        step: Dim = 1
-        for stride, size in reversed(dims):
-            if stride != step:
-                return None
-            step = ix.mul(step, size)
-        return strides
-    step = 1
-    for stride, size in sorted(dims, key=lambda pair: pair[0]):  # type: ignore[arg-type,return-value]
-        if stride != step:
-            return None
-        step = ix.mul(step, size)
-    return strides
-
-
-def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """The strides a result must have: those of eager, gaps included, unless they overlap.
-
-    A backward graph is compiled for the strides that were traced, so a saved slice keeps its gaps.
-    """
-    pairs = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
-    fixed = [(st, sz) for st, sz in pairs if isinstance(st, int) and isinstance(sz, int)]
-    if len(fixed) < len(pairs):
-        return dense(shape, strides)
-    return None if overlaps([sz for _, sz in fixed], [st for st, _ in fixed]) else strides
-
-
-def _traced(arg: Any) -> Any:
-    return arg.meta.get("val") if isinstance(arg, FxNode) else arg
-
-
-def _is_plain_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-def _has_tensor_input(node: FxNode) -> bool:
-    return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
-
-
-def _all_plain(node: FxNode, expected: Any) -> bool:
-    """Every tensor in and out is a strided CPU tensor of a dtype we generate code for."""
-    flat = [n.meta.get("val") for n in node.all_input_nodes]
-    flat += list(expected) if isinstance(expected, list | tuple) else [expected]
-    for value in flat:
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(item, torch.Tensor):
-                if not _is_plain_tensor(item) or from_torch(item.dtype) is None:
-                    return False
-                if item.device.type != "cpu":
-                    return False
-    return True
-
-
-def _checked(result: Any, expected: Any, symbols: Symbols) -> Any:
-    """A lowering that disagrees with PyTorch's own shape or dtype is not used."""
-    if isinstance(result, tuple | list):
-        pairs = zip(result, expected, strict=False)
-        return type(result)([_checked(r, e, symbols) for r, e in pairs])
-    if isinstance(result, Tensor) and isinstance(expected, torch.Tensor):
-        want = symbols.dims(expected.shape)
-        if result.dtype is not from_torch(expected.dtype) or len(want) != result.ndim:
-            raise CannotLower(f"lowered to {result.dtype}{result.shape}, expected {expected}")
-        if any(h != w for h, w in zip(result.shape, want, strict=True)):
-            if all(isinstance(d, int) for d in (*result.shape, *want)):
-                raise CannotLower(f"lowered to shape {result.shape}, expected {want}")
-    return result

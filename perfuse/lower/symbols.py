@@ -9,6 +9,7 @@ import torch
 
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
+from perfuse.torch_compat import UNKNOWN_LEAST, least_values
 
 
 class Symbols:
@@ -17,10 +18,20 @@ class Symbols:
     def __init__(self) -> None:
         self.derived: dict[str, str] = {}  # name -> host formula, in order of definition
         self.used: set[str] = set()
+        self._least: dict[str, int] = {}  # by symbol, as first met: a symbol has one spelling
+
+    def learn(self, tensor: torch.Tensor) -> None:
+        """Sizes and strides are not negative, whatever else their symbols stand for."""
+        for value in (*tensor.shape, *tensor.stride(), tensor.storage_offset()):
+            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
+                for name, least in least_values(value).items():
+                    self._least[name] = max(least, 0)
 
     def dim(self, value: int | torch.SymInt) -> Dim:
         if isinstance(value, int):
             return int(value)
+        for name, least in least_values(value).items():
+            self._least.setdefault(name, least)
         return self._convert(sympy.sympify(value.node.expr))
 
     def dims(self, values: Any) -> tuple[Dim, ...]:
@@ -31,8 +42,7 @@ class Symbols:
             return int(expr)
         if expr.is_Symbol:
             self.used.add(expr.name)
-            # Dynamo specialises 0 and 1, so a backed size symbol is at least 2.
-            return ix.symbol(expr.name, 2 if expr.name.startswith("s") else 0)
+            return ix.symbol(expr.name, self._least[expr.name])
         if expr.is_Add:
             total: Dim = 0
             for arg in expr.args:
@@ -54,12 +64,13 @@ class Symbols:
         for symbol in expr.free_symbols:
             self.used.add(symbol.name)
         formula = host_formula(expr)
+        least = 0 if expr.is_nonnegative else UNKNOWN_LEAST
         for name, known in self.derived.items():
             if known == formula:
-                return ix.symbol(name, 0)
+                return ix.symbol(name, least)
         name = f"z{len(self.derived)}"
         self.derived[name] = formula
-        return ix.symbol(name, 0)
+        return ix.symbol(name, least)
 
 
 def host_formula(expr: sympy.Expr) -> str:

@@ -103,11 +103,20 @@ def as_view(tensor: Tensor) -> View | None:
             offset = ix.add(offset, ix.mul(ix.mul(position, stride), -1))
     if any(a.kind in ("var", "value") for a in ix.atoms_of(offset)):
         return None
-    if not ix.is_nonnegative(offset):
+    # A load is inside of its buffer, so an offset that is only known at run time is not negative.
+    if isinstance(offset, int) and offset < 0:
         return None
-    if any(isinstance(s, int) and s < 0 for s in strides):
+    if any(map(_may_run_backwards, strides)):
         return None
     return View(buffer, tensor.shape, tuple(strides), offset)
+
+
+def _may_run_backwards(stride: Dim) -> bool:
+    """A number given at run time is a stride as it is; only our own arithmetic can turn its sign."""
+    if isinstance(stride, int):
+        return stride < 0
+    has_minus = stride.const < 0 or any(factor < 0 for _, factor in stride.terms)
+    return has_minus and not ix.is_nonnegative(stride)
 
 
 def scalar(value: bool | int | float, dtype: DType) -> Tensor:

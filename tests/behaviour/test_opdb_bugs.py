@@ -31,6 +31,10 @@ def soft_margin_far_out(x: Tensor) -> Tensor:
     return F.soft_margin_loss(x, torch.ones(3), reduction="sum")
 
 
+def storage_before_a_window(x: Tensor) -> Tensor:
+    return x.as_strided((2, 2), (1, 2), 0)
+
+
 def labels(*shape: int) -> Tensor:
     return torch.randint(0, shape[-1], shape, generator=torch.Generator().manual_seed(3))
 
@@ -38,6 +42,7 @@ def labels(*shape: int) -> Tensor:
 ROWS = [
     Behaviour("call_with_effect", torch.linalg.inv, lambda: [torch.eye(4) + 1]),
     Behaviour("slope_near_one", torch.tanh, lambda: [torch.linspace(7, 9, 64).requires_grad_()]),
+    Behaviour("storage_before_a_window", storage_before_a_window, lambda: [torch.arange(10.0)[5:]]),
     Behaviour("least_integer", least_integer, lambda: [torch.arange(-9, 9)]),
     Behaviour(
         "soft_margin_far_out",
@@ -54,6 +59,25 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_matches_eager(row: Behaviour) -> None:
     row.check()
+
+
+WINDOWS: list[Any] = [
+    lambda x, n: x.chunk(2),
+    lambda x, n: x.hsplit(2),
+    lambda x, n: (x[:, 1:n], x[:n]),
+    lambda x, n: x.as_strided((2, 2), (1, n * n), 4),
+]
+
+
+@pytest.mark.parametrize("function", WINDOWS)
+def test_windows_on_inputs_of_any_size(function: Any) -> None:
+    """A number may be negative where a size may not; a result that is a window stays one."""
+    torch._dynamo.reset()
+    for x in (randn(8, 6), randn(12, 10)):
+        got = compiled(function, dynamic=True)(x, -2)
+        for mine, theirs in zip(got, function(x, -2), strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.data_ptr() == theirs.data_ptr()
 
 
 def test_an_effect_is_kept() -> None:

@@ -1,0 +1,59 @@
+"""Layouts: which strides a result may have, and which windows stay inside of their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfuse.ir import index as ix
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Buffer, View
+from perfuse.lower.symbols import Symbols
+from perfuse.lower.tensor import overlaps
+
+
+def reaches_outside(window: View, buffer: Buffer) -> bool:
+    """Whether a window of known size leaves the memory that its buffer covers."""
+    ends = [
+        sum(st * (sz - 1) for sz, st in zip(part.shape, part.strides, strict=True))
+        for part in (window, buffer)
+    ]
+    if not all(isinstance(n, int) for n in (window.offset, *ends)) or 0 in window.shape:
+        return False
+    return window.offset < 0 or window.offset + ends[0] > ends[1]  # type: ignore[operator]
+
+
+def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:
+    """Eager's strides for a result, when they cover memory without gaps or overlap."""
+    return dense(symbols.dims(expected.shape), symbols.dims(expected.stride()))
+
+
+def dense(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """The strides, when they cover memory without gaps or overlap."""
+    dims = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
+    if not all(isinstance(d, int) for pair in dims for d in pair):
+        # Symbolic strides cannot be sorted by value: dense only if they are row-major.
+        step: Dim = 1
+        for stride, size in reversed(dims):
+            if stride != step:
+                return None
+            step = ix.mul(step, size)
+        return strides
+    step = 1
+    for stride, size in sorted(dims, key=lambda pair: pair[0]):  # type: ignore[arg-type,return-value]
+        if stride != step:
+            return None
+        step = ix.mul(step, size)
+    return strides
+
+
+def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """The strides a result must have: those of eager, gaps included, unless they overlap.
+
+    A backward graph is compiled for the strides that were traced, so a saved slice keeps its gaps.
+    """
+    pairs = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
+    fixed = [(st, sz) for st, sz in pairs if isinstance(st, int) and isinstance(sz, int)]
+    if len(fixed) < len(pairs):
+        return dense(shape, strides)
+    return None if overlaps([sz for _, sz in fixed], [st for st, _ in fixed]) else strides

@@ -1,0 +1,54 @@
+"""What tracing says of a graph's nodes, and whether a lowering agrees with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from perfuse.ir.dtype import from_torch
+from perfuse.lower.registry import CannotLower
+from perfuse.lower.symbols import Symbols
+from perfuse.lower.tensor import Tensor
+
+
+def traced_value(arg: Any) -> Any:
+    return arg.meta.get("val") if isinstance(arg, FxNode) else arg
+
+
+def is_plain_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def has_tensor_input(node: FxNode) -> bool:
+    return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
+
+
+def all_plain(node: FxNode, expected: Any) -> bool:
+    """Every tensor in and out is a strided CPU tensor of a dtype we generate code for."""
+    flat = [n.meta.get("val") for n in node.all_input_nodes]
+    flat += list(expected) if isinstance(expected, list | tuple) else [expected]
+    for value in flat:
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, torch.Tensor):
+                if not is_plain_tensor(item) or from_torch(item.dtype) is None:
+                    return False
+                if item.device.type != "cpu":
+                    return False
+    return True
+
+
+def checked(result: Any, expected: Any, symbols: Symbols) -> Any:
+    """A lowering that disagrees with PyTorch's own shape or dtype is not used."""
+    if isinstance(result, tuple | list):
+        pairs = zip(result, expected, strict=False)
+        return type(result)([checked(r, e, symbols) for r, e in pairs])
+    if isinstance(result, Tensor) and isinstance(expected, torch.Tensor):
+        want = symbols.dims(expected.shape)
+        if result.dtype is not from_torch(expected.dtype) or len(want) != result.ndim:
+            raise CannotLower(f"lowered to {result.dtype}{result.shape}, expected {expected}")
+        if any(h != w for h, w in zip(result.shape, want, strict=True)):
+            if all(isinstance(d, int) for d in (*result.shape, *want)):
+                raise CannotLower(f"lowered to shape {result.shape}, expected {want}")
+    return result
