@@ -1,0 +1,65 @@
+"""Plans to test with: a function traced forward and backward as the backend would, then scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import aot_function, make_boxed_func  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from perfuse.context import Context
+from perfuse.graph.decompositions import decomposition_table
+from perfuse.graph.partition import plain_partition
+from perfuse.graph.passes import run_passes
+from perfuse.ir.verify import verify_program
+from perfuse.lower.graph import lower_graph
+from perfuse.schedule.plan import Plan
+from perfuse.schedule.schedule import schedule
+from perfuse.schedule.verify import verify_plan
+
+CONTEXT = Context.default()
+
+
+def plans_of(
+    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, context: Context = CONTEXT
+) -> list[Plan]:
+    """The checked plan of the forward, and of the backward where an input wants a gradient."""
+    made: list[Plan] = []
+
+    def keep_plan(module: GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        made.append(plan_of(module, context))
+        boxed: Callable[..., Any] = make_boxed_func(module.forward)
+        return boxed
+
+    traced = aot_function(
+        fn,
+        fw_compiler=keep_plan,
+        bw_compiler=keep_plan,
+        partition_fn=plain_partition,
+        decompositions=decomposition_table(),
+        dynamic=dynamic,
+        keep_inference_input_mutations=True,
+    )
+    results = [r for r in tree_leaves(traced(*inputs)) if isinstance(r, Tensor)]
+    wanted = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    if wanted:
+        outs = [r for r in results if r.requires_grad]
+        torch.autograd.grad(outs, wanted, [torch.ones_like(r) for r in outs])
+    return made
+
+
+def plan_of(module: GraphModule, context: Context = CONTEXT) -> Plan:
+    """The stages up to the plan, each held to its spec."""
+    program = lower_graph(run_passes(module), context)
+    verify_program(program, "lower")
+    plan = schedule(program, context)
+    verify_plan(plan)
+    return plan
+
+
+def wants_grad(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.requires_grad_() for x in inputs)
