@@ -30,7 +30,8 @@ class Pool:
     def __init__(self) -> None:
         self._free: dict[int, list[tuple[int, mmap.mmap]]] = {}
         self._free_bytes = 0
-        self._lock = threading.Lock()
+        # Reentrant: a collection of garbage may start under the lock and give back blocks itself.
+        self._lock = threading.RLock()
 
     def take(self, num_bytes: int) -> _Block:
         """A block of at least so many bytes; it comes back when the returned object dies."""
@@ -47,8 +48,9 @@ class Pool:
         return block
 
     def give_back(self, size: int, address: int, memory: mmap.mmap) -> None:
+        limit = config.snapshot().cpu.pool_limit_bytes
         with self._lock:
-            if self._free_bytes + size <= config.snapshot().cpu.pool_limit_bytes:
+            if self._free_bytes + size <= limit:
                 self._free.setdefault(size, []).append((address, memory))
                 self._free_bytes += size
         # A block over the limit is unmapped when its mmap object dies here.
