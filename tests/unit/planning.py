@@ -1,4 +1,4 @@
-"""Plans to test with: a function traced forward and backward as the backend would, then scheduled."""
+"""Plans to test with: a function traced as the backend would, both ways, then scheduled."""
 
 from __future__ import annotations
 
