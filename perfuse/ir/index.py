@@ -144,17 +144,19 @@ def _canonical(collected: dict[tuple[Atom, ...], int], const: int) -> Dim:
 def _rejoin(collected: dict[tuple[Atom, ...], int], const: int) -> Dim | None:
     """d*(x//d) + x%d is x again: what a reshape there and back leaves behind."""
     for monomial, coefficient in collected.items():
-        if len(monomial) != 1 or monomial[0].kind != "mod":
-            continue
-        numerator, divisor = monomial[0].parts
-        quotient = mul(floordiv(numerator, divisor), divisor * coefficient)
-        if isinstance(quotient, int) or quotient.const:
-            continue
-        if all(collected.get(m) == c for m, c in quotient.terms):
-            rest = {m: c for m, c in collected.items() if m != monomial}
-            for m, _ in quotient.terms:
-                del rest[m]
-            return add(_canonical(rest, const), mul(numerator, coefficient))
+        for remainder in monomial:
+            if remainder.kind != "mod":
+                continue
+            numerator, divisor = remainder.parts
+            rest = _monomial_quotient(monomial, (remainder,))
+            scale = _index(((rest, coefficient),), 0) if rest else coefficient
+            quotient = mul(mul(floordiv(numerator, divisor), divisor), scale)
+            if isinstance(quotient, int) or quotient.const:
+                continue
+            if all(collected.get(m) == c for m, c in quotient.terms):
+                gone = {monomial, *(m for m, _ in quotient.terms)}
+                kept = {m: c for m, c in collected.items() if m not in gone}
+                return add(_canonical(kept, const), mul(numerator, scale))
     return None
 
 
@@ -264,6 +266,9 @@ def floordiv(numerator: Dim, divisor: Dim) -> Dim:
     quotient, rest = _split_by(numerator, divisor)
     if is_within(rest, divisor):
         return quotient
+    inner = as_atom(rest)
+    if inner is not None and inner.kind == "div":
+        return add(quotient, floordiv(inner.parts[0], mul(inner.parts[1], divisor)))
     if isinstance(divisor, int) and isinstance(rest, Index):
         common = math.gcd(divisor, *(c for _, c in rest.terms))
         if common > 1:
@@ -273,9 +278,6 @@ def floordiv(numerator: Dim, divisor: Dim) -> Dim:
         if parted is not None:
             scale, coarse, _ = parted
             return add(quotient, floordiv(coarse, divisor // scale))
-        inner = as_atom(rest)
-        if inner is not None and inner.kind == "div" and isinstance(inner.parts[1], int):
-            return add(quotient, floordiv(inner.parts[0], inner.parts[1] * divisor))
     atom = _atom("div", (rest, divisor), f"({_factor_text(rest)} // {_factor_text(divisor)})")
     return add(quotient, _of(atom))
 

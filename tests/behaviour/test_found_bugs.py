@@ -67,6 +67,14 @@ def quotient_saved_for_backward(x: Tensor) -> Tensor:
     return F.avg_pool1d(half, 2).exp()
 
 
+def sum_of_a_constant(x: Tensor) -> Tensor:
+    return x.new_ones(x.shape[0], 2).sum(dim=(0, 1), keepdim=True)
+
+
+def alias_of_spaced_elements(x: Tensor) -> Tensor:
+    return x.flatten()
+
+
 def overlapping() -> Tensor:
     return torch.arange(19).as_strided((16, 3), (1, 1))
 
@@ -110,6 +118,10 @@ ROWS = (
         quotient_saved_for_backward,
         lambda: [randn(9, 6, grad=True)],
         dynamic=True,
+    ),
+    Behaviour("sum_of_constant", sum_of_a_constant, lambda: [randn(4, 3)]),
+    Behaviour(
+        "spaced_alias", alias_of_spaced_elements, lambda: [randn(4, 9, 16)[..., ::2]], dynamic=True
     ),
     Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
 )

@@ -2,9 +2,9 @@
 
 Tolerances are derived, never picked. `exact` is the same program in float64; the limit for an
 element is twice the largest error eager itself makes, a few units in the last place of the exact
-value, and twice the `spread`: how far the exact value moves when the inputs move by one rounding of
-their dtype. The spread is what a backward-stable algorithm may cost, and it keeps cancellation from
-looking like a wrong kernel.
+value, and a few times the `spread`: how far the exact value moves when the inputs move by one
+rounding of their dtype. The spread is what a backward-stable algorithm may cost, and it keeps
+cancellation from looking like a wrong kernel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 
 # The vector math states its bounds in ulps (at most 2); two such steps make a composed function.
 NUM_ULPS = 4
+# A square feels one rounding of a mean and one of a difference twice each.
+NUM_SPREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def limit_around(
     finfo = torch.finfo(dtype)
     limit = 2 * error + NUM_ULPS * max(finfo.eps, reference.eps) * truth.abs() + finfo.tiny
     for spread in reference.spreads:
-        limit = limit + 2 * (widen(dense(spread)) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
+        limit = limit + NUM_SPREADS * (widen(dense(spread)) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
     return limit
 
 

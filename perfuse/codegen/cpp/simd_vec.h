@@ -302,6 +302,8 @@ template <class X> PF_FN X sign(X a) {
 // ---- across the lanes --------------------------------------------------------------------------
 
 template <class X, class F> PF_FN elem<X> fold(X v, F f) {
+  // gcc 12 reads {1, 1, 1, 1, 0, ...} back as all ones: a vector it knows is hidden from it.
+  if (__builtin_constant_p(v[0])) asm("" : "+m"(v));
   elem<X> t[lanes];
   __builtin_memcpy(t, &v, sizeof v);
   for (int width = lanes / 2; width > 0; width /= 2)
