@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from perfuse import config
-from perfuse.config import Settings
 from perfuse.runtime import pool
 from perfuse.runtime.pool import POOL, SMALLEST_BYTES, Pool, empty_strided, pooled
 
@@ -180,9 +179,10 @@ def test_a_block_freed_in_another_thread_comes_back() -> None:
 def test_garbage_collected_while_a_block_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collection may start anywhere, and what it finds may give back blocks of its own."""
 
-    def collecting() -> Settings:
-        gc.collect()
-        return config.snapshot()
+    class Collecting(dict[int, Any]):
+        def setdefault(self, size: int, blocks: Any) -> Any:
+            gc.collect()
+            return super().setdefault(size, blocks)
 
     def work() -> None:
         x, cycle = large(), [large()]
@@ -190,7 +190,7 @@ def test_garbage_collected_while_a_block_comes_back(monkeypatch: pytest.MonkeyPa
         del cycle
         del x
 
-    monkeypatch.setattr(pool, "config", SimpleNamespace(snapshot=collecting))
+    monkeypatch.setattr(POOL, "_free", Collecting())
     gc.disable()
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
