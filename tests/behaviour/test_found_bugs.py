@@ -23,7 +23,8 @@ def overwritten_between_two_reads(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def norm_of_regrouped_columns(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.reshape(-1, x.shape[1]) + 3, dim=-2, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x.reshape(-1, x.shape[1]) + 3, dim=-2, keepdim=True)
+    return norm
 
 
 def scatter_with_sizes_as_values(x: Tensor) -> Tensor:
