@@ -287,7 +287,7 @@ def symbol_facts(values: Iterable[Any]) -> list[str]:
 
 
 def least_values(value: torch.SymInt) -> dict[str, int]:
-    """The least that each symbol of a size or number can be; far below zero where nothing is known."""
+    """The least that each symbol of a number can be; far below zero where nothing is known."""
     ranges = value.node.shape_env.var_to_range
     found = {}
     for symbol in value.node.expr.free_symbols:

@@ -112,7 +112,7 @@ def as_view(tensor: Tensor) -> View | None:
 
 
 def _may_run_backwards(stride: Dim) -> bool:
-    """A number given at run time is a stride as it is; only our own arithmetic can turn its sign."""
+    """A number given at run time is a stride as it is; only our arithmetic can turn its sign."""
     if isinstance(stride, int):
         return stride < 0
     has_minus = stride.const < 0 or any(factor < 0 for _, factor in stride.terms)
