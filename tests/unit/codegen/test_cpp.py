@@ -1,0 +1,105 @@
+"""C++ sources: complete tables, stable text, equal kernels once, and every instruction set.
+
+A golden source that changed for a good reason is written anew: python -m tests.unit.codegen.goldens
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perfuse.build.compiler import HEADERS
+from perfuse.codegen.cpp import spelling
+from perfuse.codegen.cpp.unit import generate_sources
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import SCALAR_OPS
+from tests.unit.codegen.goldens import GOLDEN, golden_path, kernels_text, sources_of
+from tests.unit.lower.samples import f32
+from tests.unit.planning import CONTEXT, plans_of
+
+HEADER_TEXT = "\n".join(path.read_text() for path in sorted(HEADERS.glob("*.h")))
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+SCANS = ("cumsum", "cumprod")
+
+
+@pytest.mark.parametrize("name", SCALAR_OPS)
+def test_every_scalar_op_is_a_function(name: str) -> None:
+    defined = rf"PF_FN[^;{{]*?\b{name}\("
+    by_macro = rf"^(?:.*\s)?PF_[A-Z0-9_]+\({name}[,)]"
+    is_special = name in ("cast", "round_to")  # spelled with the type they make
+    assert is_special or spelling.SPELLING[name] == f"pf::{name}"
+    wanted = "convert" if name == "cast" else name
+    found = re.search(defined.replace(name, wanted), HEADER_TEXT) or re.search(
+        by_macro, HEADER_TEXT, re.MULTILINE
+    )
+    assert found, f"no header defines {name}"
+
+
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_every_reduction_has_an_accumulator(kind: str) -> None:
+    name = spelling.ACCUMULATOR[kind].removeprefix("pf::")
+    assert re.search(rf"\b(?:struct|using) {name}\b", HEADER_TEXT)
+
+
+@pytest.mark.parametrize("kind", [k for k in REDUCTIONS if not k.startswith("arg")] + [*SCANS])
+def test_every_reduction_starts_and_combines(kind: str) -> None:
+    assert spelling.COMBINE[kind].removeprefix("pf::") in SCALAR_OPS
+    dtypes = (DType.BOOL,) if kind in ("any", "all") else spelling.COMPUTE_TYPE
+    assert all(spelling.identity(kind, dtype) for dtype in dtypes)
+
+
+def test_tables_hold_every_dtype() -> None:
+    assert set(spelling.STORAGE_TYPE) == set(DType)
+    assert set(spelling.COMPUTE_TYPE) == {d.compute for d in DType}
+
+
+LITERALS = [
+    (1.0, DType.F32, "1.0f"),
+    (-0.0, DType.F32, "(-0.0f)"),
+    (0.1, DType.F64, "0x1.999999999999ap-4"),
+    (float("nan"), DType.F32, '__builtin_nanf("")'),
+    (float("-inf"), DType.F64, "(-__builtin_inf())"),
+    (-(2**63), DType.I64, "int64_t(-9223372036854775807LL - 1)"),
+    (2**64 - 1, DType.U64, "uint64_t(18446744073709551615ULL)"),
+    (2**40, DType.I64, "int64_t(1099511627776LL)"),
+    (True, DType.BOOL, "true"),
+]
+
+
+@pytest.mark.parametrize("row", LITERALS, ids=lambda row: row[2])
+def test_literals(row: tuple[bool | int | float, DType, str]) -> None:
+    assert spelling.literal(row[0], row[1]) == row[2]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str) -> None:
+    wanted = golden_path(name).read_text()
+    assert kernels_text(name) == wanted, "if it is right: python -m tests.unit.codegen.goldens"
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_same_program_gives_the_same_bytes(name: str) -> None:
+    assert sources_of(name) == sources_of(name)
+
+
+def layers(x: Tensor, *parameters: Tensor) -> Tensor:
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        x = F.gelu(F.linear(x, weight, bias))
+    return x
+
+
+def test_equal_layers_share_one_function() -> None:
+    parameters = [f32(16, 16) if i % 2 == 0 else f32(16) for i in range(24)]
+    (plan,) = plans_of(layers, f32(8, 16), *parameters)
+    sources = generate_sources(plan, CONTEXT)
+    assert len(plan.kernels) == 12 and sources.num_distinct <= 2
+    assert sources.units[0][1].count("static void kernel") == sources.num_distinct
+
+
+def test_nothing_to_compute_is_no_source() -> None:
+    (plan,) = plans_of(lambda x: torch.mm(x, x), f32(8, 8))
+    assert generate_sources(plan, CONTEXT).units == ()
