@@ -76,6 +76,14 @@ def alias_of_spaced_elements(x: Tensor) -> Tensor:
     return x.flatten()
 
 
+def repeated_alias(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.unsqueeze(0).expand(3, *x.shape), y.exp()
+
+
+def repeated_row() -> Tensor:
+    return randn(1, 31).expand(17, -1).requires_grad_()
+
+
 def overlapping() -> Tensor:
     return torch.arange(19).as_strided((16, 3), (1, 1))
 
@@ -123,6 +131,12 @@ ROWS = (
     Behaviour("sum_of_constant", sum_of_a_constant, lambda: [randn(4, 3)]),
     Behaviour(
         "spaced_alias", alias_of_spaced_elements, lambda: [randn(4, 9, 16)[..., ::2]], dynamic=True
+    ),
+    Behaviour(
+        "repeated_alias",
+        repeated_alias,
+        lambda: [repeated_row(), randn(4, 4, grad=True)],
+        dynamic=True,
     ),
     Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
 )

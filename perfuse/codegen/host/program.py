@@ -291,6 +291,8 @@ class _HostWriter:
             return view.buffer
         if _is_transpose(view, buffer):
             return f"{view.buffer}.t()"
+        if _is_expanded(view, buffer):
+            return f"{view.buffer}.expand({self._dims(view.shape)})"
         offset = "" if view.offset == 0 else f" + {self._dim(view.offset)}"
         return (
             f"as_strided({view.buffer}, {self._dims(view.shape)}, {self._dims(view.strides)}, "
@@ -328,6 +330,14 @@ def _is_whole(view: View, buffer: Buffer) -> bool:
     return all(
         n == 1 or a == b for n, a, b in zip(view.shape, view.strides, buffer.strides, strict=True)
     )
+
+
+def _is_expanded(view: View, buffer: Buffer) -> bool:
+    """Repeated along new leading dimensions: told to autograd as such, not as strides."""
+    lead = len(view.shape) - len(buffer.shape)
+    if lead <= 0 or view.offset != 0 or any(stride != 0 for stride in view.strides[:lead]):
+        return False
+    return view.shape[lead:] == buffer.shape and view.strides[lead:] == buffer.strides
 
 
 def _is_transpose(view: View, buffer: Buffer) -> bool:
