@@ -53,7 +53,9 @@ class Capture:
             module,
             inputs,
             compiler=compile_one,
-            decompositions=decomposition_table(),
+            decompositions=decomposition_table(
+                fallback_random=self.context.settings.fallback_random
+            ),
             partition=plain_partition,
         )
         self.facts = facts_of(modules, len(inputs), self.context)

@@ -65,7 +65,7 @@ def compile_capture(
         module,
         example_inputs,
         compiler=halves.compile,
-        decompositions=decomposition_table(),
+        decompositions=decomposition_table(fallback_random=context.settings.fallback_random),
         partition=halves.partition,
     )
     facts = facts_of(halves.graphs, len(example_inputs), context)

@@ -138,12 +138,21 @@ def _is_functional(op: OpOverload) -> bool:
     return not op._schema.is_mutable or str(op) == "aten._native_batch_norm_legit.default"
 
 
-def decomposition_table() -> dict[OpOverload, Decomposition]:
-    """A new table for AOTAutograd's `decompositions`: the standard rows, then our own over them."""
+# Ops that draw random numbers: decomposed they draw others than eager's own kernels.
+_DRAWING = ("aten.native_dropout.default",)
+
+
+def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, Decomposition]:
+    """A new table for AOTAutograd's `decompositions`: the standard rows, then our own over them.
+
+    With `fallback_random`, ops that draw random numbers stay whole.
+    """
     standard = standard_decompositions(list(_standard_ops()))
     table = {op: rule for op, rule in standard.items() if _is_functional(op)}
     for name, rule in OWN.items():
         op = _find(name)
         if op is not None:
             table[op] = rule
+    for name in _DRAWING if fallback_random else ():
+        table.pop(_find(name), None)
     return table

@@ -67,14 +67,25 @@ def _quiet(call: Call, facts: Facts) -> Callable[..., Any]:
     written, is_autocast = facts.written, facts.is_autocast
 
     def run(*args: Any) -> Any:
-        with torch.no_grad():
-            touched = [args[i] for i in written]
-            results = _plainly(call, list(args), is_autocast)
-            if touched:
-                torch.autograd.graph.increment_version(touched)
-            return results
+        touched = [args[i] for i in written]
+        results = _plainly(call, list(args), is_autocast)
+        if touched:
+            torch.autograd.graph.increment_version(touched)
+        return results
 
-    return run
+    def run_plain(*args: Any) -> Any:
+        return call(list(args))
+
+    chosen = run if written or is_autocast else run_plain
+
+    def quiet(*args: Any) -> Any:
+        # Entering a context costs as much as a small kernel: only where it changes something.
+        if not torch.is_grad_enabled():
+            return chosen(*args)
+        with torch.no_grad():
+            return chosen(*args)
+
+    return quiet
 
 
 def _plainly(call: Call, args: list[Any], is_autocast: bool) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ def test_backward_uses_the_mask_of_forward() -> None:
     (
         dropout,
         lambda x: torch.rand_like(x) * x,
-        lambda x: torch.randn(7, 3) + x.sum(),
+        lambda x: torch.randn(7, 3) + x[:3],
         lambda x: torch.bernoulli(x.sigmoid()),
         lambda x: x[torch.randperm(x.shape[0])],
         lambda x: F.dropout(F.dropout(x, 0.5), 0.1),

@@ -10,7 +10,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.pointwise import elementwise
+from perfuse.lower.families.pointwise import elementwise, op
 from perfuse.lower.families.views import reshape
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor
@@ -103,7 +103,10 @@ def _correction(correction: Any, unbiased: Any) -> float:
 def variance(
     builder: Builder, x: Tensor, dim: Any, correction: float, keepdim: bool
 ) -> tuple[Tensor, Tensor]:
-    """(var, mean) in two sweeps: exact about large means, and the rows are in cache anyway."""
+    """(var, mean) in two sweeps: exact about large means, and the rows are in cache anyway.
+
+    The second sweep also sums the deviations: what the rounded mean is off by goes out again.
+    """
     dims = dims_of(x, dim)
     if x.value.cost > 2:
         x = builder.realize(x)
@@ -112,13 +115,18 @@ def variance(
     total = _wide_sum(builder, x, dims, True, x.dtype)
     average = builder.realize(scaled_by_count(builder, total, num))
 
-    def squared(v: Any, m: Any) -> Any:
-        delta = ex.apply("sub", v, m)
-        return ex.apply("mul", delta, delta)
-
-    deviation = elementwise(builder, [x, average], wide, wide, squared)
-    squares = builder.reduce("sum", deviation, dims, wide, True)
-    var = scaled_by_count(builder, squares, num, correction)
+    deviation = elementwise(builder, [x, average], wide, wide, op("sub"))
+    square = elementwise(builder, [deviation], wide, wide, lambda d: ex.apply("mul", d, d))
+    squares = builder.reduce("sum", square, dims, wide, True)
+    drift = builder.reduce("sum", deviation, dims, wide, True)
+    lost = elementwise(
+        builder, [drift, scaled_by_count(builder, drift, num)], wide, wide, op("mul")
+    )
+    exact = elementwise(
+        builder, [squares, lost], wide, wide,
+        lambda s, d: ex.apply("max", ex.apply("sub", s, d), ex.const(0, wide)),
+    )  # fmt: skip
+    var = scaled_by_count(builder, exact, num, correction)
     results = []
     for t in (var, average):
         t = cast_tensor(t, x.dtype)

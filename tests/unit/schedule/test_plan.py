@@ -73,7 +73,7 @@ def far_apart(x: Tensor, w: Tensor) -> Tensor:
 
 X = (32, 64)
 SOFTMAX = "inner full inner row full"
-NORM = "inner row inner row full"
+NORM = "inner row inner inner row full"
 
 ROWS = [
     Row("pointwise chain", lambda x: (x * 2 + 1).exp().relu(), (f32(*X),), ["full"]),
