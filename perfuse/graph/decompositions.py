@@ -153,6 +153,7 @@ def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, De
         op = _find(name)
         if op is not None:
             table[op] = rule
-    for name in _DRAWING if fallback_random else ():
-        table.pop(_find(name), None)
+    if fallback_random:
+        drawing = {_find(name) for name in _DRAWING}
+        table = {op: rule for op, rule in table.items() if op not in drawing}
     return table
