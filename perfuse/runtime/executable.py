@@ -94,11 +94,19 @@ def bind(
 ) -> Call:
     """The callable of a host program: takes the graph's arguments in a list, which it empties."""
     frames: list[Frame] = []
+
+    def take_frame() -> Frame:
+        # Asking first would race: another thread may take the last frame in between.
+        try:
+            return frames.pop()
+        except IndexError:
+            return Frame(host)
+
     space: dict[str, Any] = {
         "torch": torch,
         "math": math,
         "frames": frames,
-        "new_frame": lambda: Frame(host),
+        "take_frame": take_frame,
         "get_num_threads": (lambda: num_threads) if num_threads else torch.get_num_threads,
         "empty_strided": empty_strided,
         "as_strided": torch.as_strided,

@@ -76,7 +76,7 @@ class _HostWriter:
         w = self.w
         self._unpack()
         self._bind_sizes()
-        w.line("frame = frames.pop() if frames else new_frame()")
+        w.line("frame = take_frame()")
         w.line("P, S, T = frame.pointers, frame.sizes, frame.windows")
         w.line("S[0] = get_num_threads()")
         for k, symbol in enumerate(self.sources.sizes):
