@@ -55,8 +55,10 @@ class CpuSettings:
     threads: int = plain(0, "Threads a kernel may use; 0 takes torch.get_num_threads().")
     compiler: str = key("", "The C++ compiler; empty takes $CXX, else g++, else clang++.")
     opt_level: int = key(3, "The compiler's optimisation level, 0 to 3.")
-    stream_store_bytes: int = key(
-        16 * MIB, "Outputs of at least this size are written past the caches; 0 never does."
+    stream_store_bytes: int | None = key(
+        None,
+        "Outputs of at least this size are written past the caches; None takes the size of the "
+        "last-level cache, 0 never does.",
     )
     grain_elements: int = key(32768, "Kernels of fewer elements run on one thread.")
     tune_products: bool = key(

@@ -20,6 +20,7 @@ class Frame:
         self.kernel = kernel
         self.buffers = buffers
         self.settings = context.settings
+        self.target = context.target
         self.lanes = context.target.lanes
         self.names = Names(buffers)
         self.shape: KernelShape = shape_of(kernel, self.lanes)

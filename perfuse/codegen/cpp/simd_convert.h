@@ -219,12 +219,12 @@ template <int ROUNDING> PF_FN vec<uint16_t> float_to_half(vec<float> x) {
 }
 PF_FN vec<uint16_t> float_to_half(vec<float> x) { return float_to_half<0>(x); }
 // The upper byte of a half. The half is cut off, and what was lost kept in its last bit: so it is rounded only once.
-PF_FN vec<uint8_t> float_to_e5m2(vec<float> x) {
+PF_FN vec<uint16_t> float_to_e5m2(vec<float> x) {
   using U = vec<uint16_t>;
   const U cut = float_to_half<3>(x), lost = convert<uint16_t>(ne(half_to_float(cut), x).bits) & 1;
   const U h = cut | lost, rounded = (h + 0x7f + ((h >> 8) & 1)) >> 8;
   const U nan = (U)((vec<int16_t>)(h & 0x7fff) > (int16_t)0x7c00);
-  return convert<uint8_t>((rounded & ~nan) | (nan & (((h >> 8) & 0x80) | 0x7f)));
+  return (rounded & ~nan) | (nan & (((h >> 8) & 0x80) | 0x7f));
 }
 #endif
 
@@ -245,7 +245,7 @@ template <class S, class X> PF_FN like<X, raw<S>> to_raw(X x) {
   } else if constexpr (is_same<S, compute<S>>) return x;
 #ifdef __F16C__
   else if constexpr (is_vec<X> && is_same<S, f16>) return float_to_half(x);
-  else if constexpr (is_vec<X> && is_same<S, f8e5m2>) return float_to_e5m2(x);
+  else if constexpr (is_vec<X> && is_same<S, f8e5m2>) return convert<uint8_t>(float_to_e5m2(x));
 #endif
   else return convert<raw<S>>(encode<S>(x));
 }
@@ -255,6 +255,7 @@ template <class S, class X> PF_FN X round_to(X x) {
   if constexpr (is_same<S, compute<S>>) return x;
 #ifdef __F16C__
   else if constexpr (is_vec<X> && is_same<S, f16>) return half_to_float(float_to_half(x));
+  else if constexpr (is_vec<X> && is_same<S, f8e5m2>) return half_to_float(float_to_e5m2(x) << 8);
 #endif
   else return decode<S>(encode<S>(x));
 }

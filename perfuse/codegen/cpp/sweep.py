@@ -20,6 +20,7 @@ from perfuse.schedule.plan import Member, static_product
 # A value needed by a later sweep is kept in a scratch row from this cost on, else recomputed.
 _KEEP_COST = 5
 _MOST_SCRATCH_ELEMENTS = 1 << 16
+_TYPICAL_CACHE_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -68,11 +69,11 @@ class Sweeps:
 
     def _is_streamed(self, name: str) -> bool:
         """Large outputs go past the caches, unless this kernel reads them back."""
-        limit, size = (
-            self.frame.settings.cpu.stream_store_bytes,
-            num_bytes(self.frame.buffers[name]),
-        )
-        is_large = bool(limit) and size is not None and size >= limit
+        limit = self.frame.settings.cpu.stream_store_bytes
+        if limit is None:
+            limit = self.frame.target.l3_bytes or _TYPICAL_CACHE_BYTES
+        size = num_bytes(self.frame.buffers[name])
+        is_large = limit > 0 and size is not None and size >= limit
         return is_large and not self.frame.is_read_inside(name)
 
     def declare(self, w: Writer) -> None:

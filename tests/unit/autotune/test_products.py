@@ -116,7 +116,7 @@ def test_decision_is_remembered(context: Context, monkeypatch: pytest.MonkeyPatc
 def test_other_products_are_measured_on_their_own(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "race", lambda runs: Decision("library", {}, "a test"))
+    monkeypatch.setattr(products, "race", lambda runs, exact: Decision("library", {}, "a test"))
     for other in (PRODUCT, replace(PRODUCT, rows=32), replace(PRODUCT, b_strides=(1, 256))):
         decide(other, context)
     assert context.counters.snapshot()["autotune.products_measured"] == 3
@@ -181,3 +181,12 @@ def test_no_race_for(
     monkeypatch.setattr(products, "decide", None)
     program = program_of(torch.mm, *row[1])
     assert choose_products(program, context).nodes == program.nodes
+
+
+def test_a_challenger_that_rounds_worse_never_wins() -> None:
+    exact = torch.ones(4, 4, dtype=torch.float64)
+    clock = Time()
+    near, far = torch.full((4, 4), 1 + 1e-6), torch.full((4, 4), 1 + 3e-6)
+    runs = {"library": clock.run(near, [4]), LINEAR: clock.run(far, [1])}
+    decision = race(runs, clock, exact=exact)
+    assert decision.chosen == "library" and "times the default's" in decision.reason
