@@ -141,6 +141,10 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+# Ratios worth a mark on the axis, whatever the range of the results.
+TICKS = (0.125, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 4, 6, 8, 12, 16)
+
+
 def draw_chart(path: Path, document: Row) -> None:
     """Speed relative to the peer, a bar a case; the peer is the line at 1."""
     import matplotlib
@@ -159,7 +163,10 @@ def draw_chart(path: Path, document: Row) -> None:
     axes.barh([p + 0.2 for p in places], eager, height=0.4, label="eager", color="#c9ccd1")
     axes.axvline(1.0, color="#a4243b", linewidth=1, label="TorchInductor")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    low, high = axes.get_xlim()
+    ticks = [t for t in TICKS if low <= t <= high]
+    axes.set_xticks(ticks, [f"{t:g}x" for t in ticks], fontsize=8)
+    axes.set_xticks([], minor=True)
     axes.set_yticks(list(places), [r["name"] for r in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("speed relative to TorchInductor (log scale)")
