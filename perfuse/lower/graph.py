@@ -99,7 +99,7 @@ class _Lowering:
             self.values[node] = dim
             return
         self.inputs.append(name)
-        self.values[node] = self._tensor_leaf(name, value, "input", node)
+        self.values[node] = self._tensor_leaf(name, value, "input")
 
     def _get_attr(self, node: FxNode) -> None:
         found: Any = self.module
@@ -108,11 +108,11 @@ class _Lowering:
         name = f"c{len(self.builder.constants)}"
         self.builder.constants[name] = found
         if isinstance(found, torch.Tensor):
-            self.values[node] = self._tensor_leaf(name, found, "constant", node)
+            self.values[node] = self._tensor_leaf(name, found, "constant")
         else:
             self.values[node] = Opaque(name)
 
-    def _tensor_leaf(self, name: str, value: Any, role: str, node: FxNode) -> Any:
+    def _tensor_leaf(self, name: str, value: Any, role: str) -> Any:
         if not is_plain_tensor(value):
             return Opaque(name)
         dtype = from_torch(value.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 import torch
 
+from perfuse.errors import UnsupportedOp
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
 from perfuse.torch_compat import UNKNOWN_LEAST, least_values
@@ -17,7 +18,6 @@ class Symbols:
 
     def __init__(self) -> None:
         self.derived: dict[str, str] = {}  # name -> host formula, in order of definition
-        self.used: set[str] = set()
         self._least: dict[str, int] = {}  # by symbol, as first met: a symbol has one spelling
 
     def learn(self, tensor: torch.Tensor) -> None:
@@ -41,7 +41,6 @@ class Symbols:
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
-            self.used.add(expr.name)
             return ix.symbol(expr.name, self._least[expr.name])
         if expr.is_Add:
             total: Dim = 0
@@ -61,8 +60,6 @@ class Symbols:
 
     def _opaque(self, expr: sympy.Expr) -> Dim:
         """A formula outside the algebra: the host computes it once, kernels see a symbol."""
-        for symbol in expr.free_symbols:
-            self.used.add(symbol.name)
         formula = host_formula(expr)
         least = 0 if expr.is_nonnegative else UNKNOWN_LEAST
         for name, known in self.derived.items():
@@ -97,6 +94,4 @@ def host_formula(expr: sympy.Expr) -> str:
         return f"{calls[kind]}({', '.join(args)})"
     if kind == "Where":
         return f"({args[1]} if {args[0]} else {args[2]})"
-    if kind == "Piecewise":
-        raise NotImplementedError(f"size formula {expr}")
-    raise NotImplementedError(f"size formula {expr} ({kind})")
+    raise UnsupportedOp(f"size formula {expr} ({kind})")

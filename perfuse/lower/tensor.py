@@ -119,10 +119,6 @@ def _may_run_backwards(stride: Dim) -> bool:
     return has_minus and not ix.is_nonnegative(stride)
 
 
-def scalar(value: bool | int | float, dtype: DType) -> Tensor:
-    return Tensor((), dtype, ex.const(value, dtype))
-
-
 def cast_tensor(tensor: Tensor, dtype: DType) -> Tensor:
     """The tensor converted to another dtype, rounding where the new dtype is a small float."""
     if tensor.dtype is dtype:

@@ -33,11 +33,6 @@ class Group:
     is_fixed: bool = False  # calls, scans and scatters stay alone
 
     @property
-    def kept_sizes(self) -> tuple[Dim, ...]:
-        assert self.inner is not None
-        return tuple(s for s, i in zip(self.sizes, self.inner, strict=True) if not i)
-
-    @property
     def is_all_maps(self) -> bool:
         return self.inner is None and all(m.role == "full" for m in self.members)
 
@@ -83,7 +78,7 @@ def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[str, tuple[bool, ...] | N
     return "inner", flags
 
 
-def merge(a: Group, b: Group, buffers: dict[str, Buffer]) -> Group:
+def merge(a: Group, b: Group) -> Group:
     """One group of two, `a` before `b` where they depend on each other; raises Apart."""
     if a.is_fixed or b.is_fixed:
         raise Apart("a call, scan or scatter runs alone")
@@ -291,12 +286,12 @@ class Fuser:
         if self.above[a] & self.inside[b]:
             first, second = second, first
         try:
-            return merge(first, second, self.program.buffers)
+            return merge(first, second)
         except Apart:
             # A map may run over its axes in any order: try the one its producer was written in.
             for turned in _turned(first, second):
                 try:
-                    return merge(first, turned, self.program.buffers)
+                    return merge(first, turned)
                 except Apart:
                     continue
             raise

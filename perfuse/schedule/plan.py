@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis, Buffer, Extern, Loop, Program
+from perfuse.ir.program import Axis, Extern, Loop, Program
 
 # How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
 #   full    one value for each row and column          row     one value for each row
@@ -38,11 +38,6 @@ class Kernel:
     stored: frozenset[str]
     num_bytes: int = 0
     num_flops: int = 0
-
-    @property
-    def is_plain(self) -> bool:
-        """No columns are singled out: every member is a map over all axes or reduces them all."""
-        return not any(a.reduced for a in self.axes)
 
     def reads(self) -> tuple[str, ...]:
         """Buffers read from memory, in order of first use."""
@@ -90,9 +85,6 @@ class Plan:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(s for s in self.steps if isinstance(s, Kernel))
-
-    def buffer(self, name: str) -> Buffer:
-        return self.program.buffers[name]
 
     def __str__(self) -> str:
         lines = [str(step) for step in self.steps]

@@ -32,7 +32,6 @@ class KernelShape:
     lane_axis: Axis | None
     tile_axis: Axis | None = None
     block: int | None = None  # steps of the lane axis in one item, when it is dealt out too
-    is_plain: bool = False
     is_vertical: bool = False
     is_scan: bool = False
     is_scatter: bool = False
@@ -66,19 +65,15 @@ def _looping(axis: Axis) -> Axis | None:
 
 def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...]) -> KernelShape:
     if not rows:
-        return KernelShape((), (), None, is_plain=True)
+        return KernelShape((), (), None)
     *rest, column = rows
     lane = _looping(column)
     tile = _tile_axis(kernel, rest, lane) if lane is not None else None
     if tile is not None:
         others = tuple(a for a in rest if a is not tile)
-        return KernelShape(
-            others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS, is_plain=True
-        )
+        return KernelShape(others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS)
     is_long = lane is not None and not (isinstance(lane.size, int) and lane.size <= BLOCK)
-    return KernelShape(
-        tuple(rest), (column,), lane, block=BLOCK if is_long else None, is_plain=True
-    )
+    return KernelShape(tuple(rest), (column,), lane, block=BLOCK if is_long else None)
 
 
 def _tile_axis(kernel: Kernel, rows: list[Axis], lane_axis: Axis) -> Axis | None:
