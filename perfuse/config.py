@@ -117,6 +117,11 @@ class Settings:
     pause_gc: bool = plain(True, "Collect no garbage while PyTorch captures a function.")
     max_autotune: bool = key(False, "Measure more implementations of matrix products.")
     cudagraphs: bool = key(False, "Replay launches on CUDA devices through CUDA graphs.")
+    recompute_level: int = key(
+        1,
+        "What the backward computes again instead of the forward keeping it: 0 views alone, 1 what "
+        "fuses into a loop, 2 reductions and gathers too, 3 also products and attention.",
+    )
     cpu: CpuSettings = field(default_factory=CpuSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     build: BuildSettings = field(default_factory=BuildSettings)
@@ -210,7 +215,7 @@ def _check(name: str, value: Any) -> None:
             f"setting {name!r} cannot be {value!r}",
             hint=f"give it {kind}{', 0 or more' if 'int' in kind else ''}: {option.sentence}",
         )
-    if name == "cpu.opt_level" and value > 3:
+    if name in ("cpu.opt_level", "recompute_level") and value > 3:
         raise ConfigError(f"setting {name!r} cannot be {value!r}", hint=option.sentence)
 
 

@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils import flop_counter as _flop_counter
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
@@ -84,6 +85,25 @@ def size_hint(size: Any) -> int:
         return size
     hint = size.node.hint if size.node.has_hint() else None
     return 4096 if hint is None else int(hint)
+
+
+def flop_formula(op: OpOverload) -> Callable[..., Any] | None:
+    """PyTorch's count of an op's operations, from shapes in place of tensors; None without one."""
+    formulas: Any = _flop_counter.flop_registry
+    # PyTorch counts attention on GPUs alone; the CPU's has the same arguments in the same order.
+    packet = _SAME_FLOPS.get(op.overloadpacket, op.overloadpacket)
+    formula: Callable[..., Any] | None = formulas.get(packet)
+    return formula
+
+
+_SAME_FLOPS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ),
+}
 
 
 def is_backward_state(node: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from perfuse.context import Context
 from perfuse.errors import ArtefactError
 from perfuse.graph.canonical import is_storable
 from perfuse.graph.decompositions import decomposition_table
-from perfuse.graph.partition import plain_partition
+from perfuse.graph.partition import partition_joint
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.artefact import ARTEFACT, LIBRARY, PARAMETERS, write_artefact
 from perfuse.runtime.saved import SavedProgram, files_of, pack_tensors
@@ -56,7 +57,7 @@ class Capture:
             decompositions=decomposition_table(
                 fallback_random=self.context.settings.fallback_random
             ),
-            partition=plain_partition,
+            partition=partial(partition_joint, settings=self.context.settings),
         )
         self.facts = facts_of(modules, len(inputs), self.context)
         if self.facts is None:

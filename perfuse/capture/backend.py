@@ -17,7 +17,7 @@ from perfuse.capture.simple import facts_of
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.graph.decompositions import decomposition_table
-from perfuse.graph.partition import plain_partition
+from perfuse.graph.partition import partition_joint
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
@@ -95,7 +95,7 @@ class Halves:
 
     def partition(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         """Cut the joint graph. The backward is compiled when it first runs, if ever."""
-        forward, backward = plain_partition(*args, **kwargs)
+        forward, backward = partition_joint(*args, settings=self.context.settings, **kwargs)
         self.graphs["backward"] = backward
         return forward, backward
 

@@ -1,6 +1,6 @@
 """The joint graph in two: a forward, and a backward that recomputes what is cheap.
 
-`saved.py` decides which values cross; this file cuts along them in the form AOTAutograd expects:
+`saving/` decides which values cross; this file cuts along them in the form AOTAutograd expects:
 
     forward:   primals                              -> results, saved tensors, saved others, sizes
     backward:  sizes, saved tensors, saved others, tangents, backward seeds, state -> gradients
@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from perfuse.config import Settings
 from perfuse.graph.facts import has_effects, is_sym, output_leaves, output_node, tensor_of
-from perfuse.graph.saved import Roles, choose_saved
+from perfuse.graph.saving.choose import choose_saved
+from perfuse.graph.saving.policy import SavePolicy
+from perfuse.graph.saving.roles import Roles
 from perfuse.torch_compat import (
     free_symbols_of,
     is_backward_state,
@@ -68,15 +71,16 @@ class Saved:
         return sum(bool(node.meta.get(UNCHECKED)) for node in self.tensors)
 
 
-def plain_partition(
+def partition_joint(
     joint: GraphModule,
     joint_inputs: Any,
     *,
     num_fwd_outputs: int,
-    static_lifetime_input_indices: list[int] | None = None,
+    settings: Settings | None = None,
     **kwargs: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """The joint graph's forward and backward: AOTAutograd's `partition_fn`."""
+    settings = settings or Settings()
     graph = joint.graph
     inputs = Inputs.of(graph)
     results = output_leaves(graph)
@@ -87,11 +91,16 @@ def plain_partition(
         gradients=_nodes(results[num_fwd_outputs:]),
         overwritten=_overwritten(graph, inputs),
     )
-    saved = _grouped(choose_saved(graph, roles), inputs)
+    saved = _grouped(choose_saved(graph, roles, policy_of(settings)), inputs)
     return (
         module_of(joint, _forward(graph, roles, inputs, saved, num_fwd_outputs)),
         module_of(joint, _backward(graph, roles, inputs, saved, num_fwd_outputs)),
     )
+
+
+def policy_of(settings: Settings) -> SavePolicy:
+    """What the settings say about computing values again."""
+    return SavePolicy(level=settings.recompute_level)
 
 
 def _overwritten(graph: Graph, inputs: Inputs) -> list[Node]:

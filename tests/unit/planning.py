@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
-from perfuse.graph.partition import plain_partition
+from perfuse.graph.partition import partition_joint
 from perfuse.graph.passes import run_passes
 from perfuse.ir.verify import verify_program
 from perfuse.lower.graph import lower_graph
@@ -39,7 +39,7 @@ def plans_of(
         fn,
         fw_compiler=keep_plan,
         bw_compiler=keep_plan,
-        partition_fn=plain_partition,
+        partition_fn=partition_joint,
         decompositions=decomposition_table(),
         dynamic=dynamic,
         keep_inference_input_mutations=True,

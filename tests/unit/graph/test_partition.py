@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.facts import output_leaves
-from perfuse.graph.partition import plain_partition
+from perfuse.graph.partition import partition_joint
 from perfuse.graph.passes import run_passes
 
 Halves = tuple[GraphModule, GraphModule]
@@ -30,7 +30,7 @@ class Watch:
     def partition(
         self, joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
     ) -> Halves:
-        halves = plain_partition(
+        halves = partition_joint(
             run_passes(joint), inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
         )
         for half in halves:

@@ -7,16 +7,15 @@ caller's own, or are smaller. Linear in the graph; the result never keeps more t
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
-from perfuse.graph.aliases import Aliases, is_view
-from perfuse.graph.facts import has_effects, is_pure, is_sym, packet_name, tensor_of
-from perfuse.torch_compat import OpOverload, size_hint
+from perfuse.graph.aliases import Aliases
+from perfuse.graph.facts import is_pure, is_sym
+from perfuse.graph.saving.costs import num_bytes, num_flops, work_of
+from perfuse.graph.saving.policy import SavePolicy
+from perfuse.graph.saving.roles import Roles, is_tagged_backward
 
 MAX_SWEEPS = 4
 MAX_CHAIN = 64  # how far back a chain of cheap work is followed
@@ -25,129 +24,14 @@ MAX_CHAIN = 64  # how far back a chain of cheap work is followed
 # exist anyway, and it would have to be written. One part in this many is the price allowed.
 SLACK = 16
 
-# Not tagged as pointwise by PyTorch, but one loop over the result all the same.
-_CHEAP_PACKETS = frozenset(
-    {
-        "_to_copy",
-        "_unsafe_view",
-        "arange",
-        "cat",
-        "clone",
-        "constant_pad_nd",
-        "convert_element_type",
-        "empty",
-        "flip",
-        "full",
-        "full_like",
-        "iota",
-        "repeat",
-        "scalar_tensor",
-        "where",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Where each node of a joint graph belongs."""
-
-    forward: set[Node]  # needed for the forward's results, or an effect of the forward
-    backward: set[Node]  # must run in the backward
-    needed_backward: set[Node]  # reached from the gradients
-    gradients: list[Node]
-    overwritten: list[Node]  # primals that get a new value before the backward runs
-
-    @staticmethod
-    def of(
-        graph: Graph,
-        *,
-        tangents: set[Node],
-        results: list[Node],
-        gradients: list[Node],
-        overwritten: list[Node],
-    ) -> "Roles":
-        after = _dependent(graph, tangents)
-        effects = [n for n in graph.nodes if has_effects(n)]
-        early = [n for n in effects if n not in after and not _is_tagged_backward(n)]
-        late = [n for n in effects if n in after or _is_tagged_backward(n)]
-        forward = _with_getitems(graph, _ancestors([*results, *early]))
-        needed = _ancestors([*gradients, *late])
-        backward = {
-            n
-            for n in needed
-            if n in after or (n not in forward and n.op == "call_function" and not _is_movable(n))
-        }
-        return Roles(forward, backward, needed, gradients, overwritten)
-
-
-def _is_tagged_backward(node: Node) -> bool:
-    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
-
-
-def _is_movable(node: Node) -> bool:
-    """It could run on either side, for little."""
-    return is_sym(node) or is_cheap(node)
-
-
-def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:
-    found = set(sources)
-    for node in graph.nodes:
-        if node.op != "output" and any(n in found for n in node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _ancestors(nodes: Iterable[Node]) -> set[Node]:
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
-
-
-def _with_getitems(graph: Graph, nodes: set[Node]) -> set[Node]:
-    """A tuple cannot be kept, its parts can: they belong where the tuple is made."""
-    for node in graph.nodes:
-        if _is_part(node) and node.all_input_nodes[0] in nodes:
-            nodes.add(node)
-    return nodes
-
-
-def _is_part(node: Node) -> bool:
-    """The node takes one result out of a call that has several."""
-    is_getitem = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-    return is_getitem and isinstance(node.args[0], Node)
-
-
-def is_cheap(node: Node) -> bool:
-    """Computing it again costs about as much as reading it: one loop, nothing random."""
-    if not is_pure(node) or not isinstance(node.target, OpOverload):
-        return False
-    if torch.Tag.pointwise in node.target.tags or is_view(node):
-        return True
-    return packet_name(node) in _CHEAP_PACKETS
-
-
-def num_bytes(node: Node) -> int:
-    """What keeping the value costs: the memory it spans, sizes being free."""
-    tensor = tensor_of(node)
-    if tensor is None:
-        return 0
-    shape = [size_hint(size) for size in tensor.shape]
-    strides = [size_hint(stride) for stride in tensor.stride()]
-    # An expanded axis takes no memory.
-    return tensor.element_size() * prod(s for s, d in zip(shape, strides, strict=True) if d != 0)
-
 
 class _Cut:
     """The kept values while they are being chosen."""
 
-    def __init__(self, graph: Graph, roles: Roles) -> None:
+    def __init__(self, graph: Graph, roles: Roles, policy: SavePolicy) -> None:
         self._nodes: list[Node] = list(graph.nodes)
         self._roles = roles
+        self._policy = policy
         self._aliases = Aliases.of(graph)
         for node in roles.overwritten:
             self._aliases.of_node(node).is_mutated = True
@@ -178,7 +62,7 @@ class _Cut:
         return self._recomputable[node]
 
     def _find_recomputable(self, node: Node) -> bool:
-        if not (is_cheap(node) or _is_checkpointed(node)):
+        if not (_may_recompute(node, self._policy) or _is_checkpointed(node)):
             return False
         return not any(
             self._aliases.of_node(n).is_mutated or _is_tuple(n) for n in node.all_input_nodes
@@ -234,7 +118,7 @@ class _Cut:
         return self.total(n for n in sources if n not in self.kept)
 
     def _pays(self, node: Node, sources: set[Node]) -> bool:
-        if _is_checkpointed(node):
+        if _is_checkpointed(node) or node.name in self._policy.must_recompute:
             return True  # the user asked for it
         cost = self._added(sources)
         gain = self.bytes_of(node)
@@ -277,6 +161,18 @@ class _Cut:
         return found
 
 
+def _may_recompute(node: Node, policy: SavePolicy) -> bool:
+    """The policy lets the backward compute it."""
+    if node.op in ("placeholder", "get_attr", "output") or node.name in policy.must_save:
+        return False
+    if not is_pure(node) or is_sym(node):
+        return False
+    if node.name in policy.must_recompute:
+        return True
+    limit = policy.max_recompute_flops
+    return work_of(node) <= policy.level and (limit is None or num_flops(node) <= limit)
+
+
 def _is_tuple(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (tuple, list))
 
@@ -287,20 +183,20 @@ def _is_checkpointed(node: Node) -> bool:
     if getattr(policy, "name", "") not in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
         return False
     region = node.meta.get("ac_graph_id")
-    readers = (n for n in node.users if n.op != "output" and not _is_tagged_backward(n))
+    readers = (n for n in node.users if n.op != "output" and not is_tagged_backward(n))
     return is_pure(node) and all(n.meta.get("ac_graph_id") == region for n in readers)
 
 
-def choose_saved(graph: Graph, roles: Roles) -> list[Node]:
+def choose_saved(graph: Graph, roles: Roles, policy: SavePolicy) -> list[Node]:
     """The values to keep, in the order of the graph."""
-    cut = _Cut(graph, roles)
+    cut = _Cut(graph, roles, policy)
     plain = set(cut.kept)
     for _ in range(MAX_SWEEPS):
         if not cut.sweep():
             break
     cut.drop_derivable()
     chosen = cut.frontier()
-    is_asked_for = any("recompute" in node.meta for node in graph.nodes)
+    is_asked_for = any("recompute" in node.meta for node in graph.nodes) or policy.must_recompute
     if cut.total(chosen) > cut.total(plain) + cut.total(plain) // SLACK and not is_asked_for:
         chosen = plain
     return [node for node in graph.nodes if node in chosen]

@@ -1,0 +1,121 @@
+"""What a value costs: the bytes of keeping it, the work of computing it again."""
+
+from enum import IntEnum
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from perfuse.graph.aliases import is_view
+from perfuse.graph.facts import is_known, is_pure, is_sym, packet_name, tensor_of
+from perfuse.torch_compat import OpOverload, flop_formula, size_hint
+
+# Not tagged as pointwise by PyTorch, but one loop over the result all the same.
+_CHEAP_PACKETS = frozenset(
+    {
+        "_to_copy",
+        "_unsafe_view",
+        "arange",
+        "cat",
+        "clone",
+        "constant_pad_nd",
+        "convert_element_type",
+        "empty",
+        "flip",
+        "full",
+        "full_like",
+        "iota",
+        "repeat",
+        "scalar_tensor",
+        "where",
+    }
+)
+
+
+# One pass over memory, but not a loop over the result.
+_PASS_PACKETS = frozenset(
+    """_adaptive_avg_pool2d _log_softmax _softmax all amax amin any argmax argmin avg_pool2d
+    bucketize constant_pad_nd count_nonzero cummax cummin cumprod cumsum embedding
+    embedding_dense_backward gather index index_add index_put index_select logcumsumexp logsumexp
+    masked_scatter max max_pool2d_with_indices mean min native_batch_norm native_group_norm
+    native_layer_norm prod scatter scatter_add scatter_reduce select_scatter slice_scatter std
+    std_mean sum upsample_bilinear2d upsample_nearest2d var var_mean""".split()
+)
+
+
+class Work(IntEnum):
+    """How dear it is to compute a value again, given its inputs."""
+
+    FREE = 0  # another look at the same memory, or a size
+    LOOP = 1  # fuses into the loop that reads it
+    PASS = 2  # a pass over memory of its own: a reduction, a gather, a scan
+    PRODUCT = 3  # anything else that equal inputs give equal values of
+    NEVER = 4  # random, with effects, or unknown to us: a collective, a custom op
+
+
+def work_of(node: Node) -> Work:
+    """How dear `node` is to compute again."""
+    if is_sym(node):
+        return Work.FREE
+    if not is_pure(node) or not is_known(node):
+        return Work.NEVER
+    if not isinstance(node.target, OpOverload):
+        return Work.FREE  # a part of a tuple
+    if is_view(node):
+        return Work.FREE
+    if is_cheap(node):
+        return Work.LOOP
+    return Work.PASS if packet_name(node) in _PASS_PACKETS else Work.PRODUCT
+
+
+def is_cheap(node: Node) -> bool:
+    """Computing it again costs about as much as reading it: one loop, nothing random."""
+    if not is_pure(node) or not isinstance(node.target, OpOverload):
+        return False
+    if torch.Tag.pointwise in node.target.tags or is_view(node):
+        return True
+    return packet_name(node) in _CHEAP_PACKETS
+
+
+def num_bytes(node: Node) -> int:
+    """What keeping the value costs: the memory it spans, sizes being free."""
+    tensor = tensor_of(node)
+    if tensor is None:
+        return 0
+    shape = [size_hint(size) for size in tensor.shape]
+    strides = [size_hint(stride) for stride in tensor.stride()]
+    # An expanded axis takes no memory.
+    return tensor.element_size() * prod(s for s, d in zip(shape, strides, strict=True) if d != 0)
+
+
+def num_flops(node: Node) -> int:
+    """Operations that computing the value takes, given its inputs; a view or a size takes none."""
+    work = work_of(node)
+    if work is Work.FREE or not isinstance(node.target, OpOverload):
+        return 0
+    formula = flop_formula(node.target) if work >= Work.PRODUCT else None
+    if formula is not None:
+        args, kwargs = _shapes(node.args), _shapes(node.kwargs)
+        return int(formula(*args, **kwargs, out_val=_shapes(node.meta.get("val"))))
+    return max((_num_elements(n) for n in (node, *node.all_input_nodes)), default=0)
+
+
+def _num_elements(node: Node) -> int:
+    tensor = tensor_of(node)
+    return 0 if tensor is None else prod(size_hint(size) for size in tensor.shape)
+
+
+def _shapes(value: Any) -> Any:
+    """The argument with every tensor in it replaced by its likely shape."""
+    if isinstance(value, Node):
+        return _shapes(value.meta.get("val"))
+    if isinstance(value, torch.Tensor):
+        return torch.Size(size_hint(size) for size in value.shape)
+    if isinstance(value, torch.SymInt):
+        return size_hint(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_shapes(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _shapes(item) for name, item in value.items()}
+    return value

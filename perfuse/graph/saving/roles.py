@@ -1,0 +1,84 @@
+"""Where each node of a joint graph belongs: forward, backward, or either."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from perfuse.graph.facts import has_effects, is_sym
+from perfuse.graph.saving.costs import is_cheap
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Where each node of a joint graph belongs."""
+
+    forward: set[Node]  # needed for the forward's results, or an effect of the forward
+    backward: set[Node]  # must run in the backward
+    needed_backward: set[Node]  # reached from the gradients
+    gradients: list[Node]
+    overwritten: list[Node]  # primals that get a new value before the backward runs
+
+    @staticmethod
+    def of(
+        graph: Graph,
+        *,
+        tangents: set[Node],
+        results: list[Node],
+        gradients: list[Node],
+        overwritten: list[Node],
+    ) -> "Roles":
+        after = _dependent(graph, tangents)
+        effects = [n for n in graph.nodes if has_effects(n)]
+        early = [n for n in effects if n not in after and not is_tagged_backward(n)]
+        late = [n for n in effects if n in after or is_tagged_backward(n)]
+        forward = _with_getitems(graph, _ancestors([*results, *early]))
+        needed = _ancestors([*gradients, *late])
+        backward = {
+            n
+            for n in needed
+            if n in after or (n not in forward and n.op == "call_function" and not _is_movable(n))
+        }
+        return Roles(forward, backward, needed, gradients, overwritten)
+
+
+def is_tagged_backward(node: Node) -> bool:
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def _is_movable(node: Node) -> bool:
+    """It could run on either side, for little."""
+    return is_sym(node) or is_cheap(node)
+
+
+def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:
+    found = set(sources)
+    for node in graph.nodes:
+        if node.op != "output" and any(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _ancestors(nodes: Iterable[Node]) -> set[Node]:
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _with_getitems(graph: Graph, nodes: set[Node]) -> set[Node]:
+    """A tuple cannot be kept, its parts can: they belong where the tuple is made."""
+    for node in graph.nodes:
+        if _is_part(node) and node.all_input_nodes[0] in nodes:
+            nodes.add(node)
+    return nodes
+
+
+def _is_part(node: Node) -> bool:
+    """The node takes one result out of a call that has several."""
+    is_getitem = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    return is_getitem and isinstance(node.args[0], Node)
