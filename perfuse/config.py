@@ -104,6 +104,15 @@ class TritonSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """How GPU programs are generated and run."""
+
+    interpret: bool = key(
+        False, "Compile CPU tensors as if they were a GPU's, and run them in Triton's interpreter."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Every setting at one moment: what a compile carries from its first stage to its last."""
 
@@ -127,6 +136,7 @@ class Settings:
     build: BuildSettings = field(default_factory=BuildSettings)
     rocm: RocmSettings = field(default_factory=RocmSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
+    gpu: GpuSettings = field(default_factory=GpuSettings)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
         """These settings with some changed, by dotted name or by nested mapping."""

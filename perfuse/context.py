@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from perfuse import config
 from perfuse.config import Settings
 from perfuse.counters import Counters, counters
-from perfuse.target import Target, host_target
+from perfuse.target import Target, device_target, host_target
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +21,15 @@ class Context:
     target: Target
     settings: Settings
     counters: Counters
+    device: torch.device = CPU  # of the tensors that kernels compute on
 
     @staticmethod
     def default(settings: Settings | None = None) -> Context:
         """This machine, the settings as they are now, and the process's counters."""
         chosen = config.snapshot() if settings is None else settings
         return Context(host_target(chosen), chosen, counters)
+
+    @staticmethod
+    def on(device: torch.device, settings: Settings) -> Context:
+        """The target of this device, and the process's counters."""
+        return Context(device_target(settings, device), settings, counters, device)

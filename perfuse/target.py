@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 
 from perfuse.config import Settings
 from perfuse.errors import CompilerMissing, ConfigError
+from perfuse.gpu import Gpu, gpu_of_device, gpu_of_name
 
 LANES = {"avx512": 16, "avx2": 8, "neon": 8, "scalar": 8}
 
@@ -53,12 +54,18 @@ BASE_FLAGS = (
 # Sizes of a common server core, for machines that do not tell theirs.
 DEFAULT_CACHE_BYTES = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
 
+# The GPU whose code the interpreter runs where no setting names one.
+INTERPRETED = "sm_90"
+
 SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A CPU with its instruction set and caches, and the compiler that serves it."""
+    """A CPU with its caches and compiler, and the GPU beside it that code is generated for, if any.
+
+    `kind` says where kernels run: "cpu", "cuda" or "hip".
+    """
 
     kind: str
     arch: str
@@ -70,8 +77,11 @@ class Target:
     l3_bytes: int
     compiler: str  # a command, shell-quoted; empty where no compiler was found
     compiler_version: str
+    gpu: Gpu | None = None  # where kernels run; None runs them on the CPU
 
     def __str__(self) -> str:
+        if self.gpu is not None:
+            return str(self.gpu)
         return f"{self.kind} {self.arch} {self.isa}, {self.num_threads} threads"
 
     def compiler_command(self) -> tuple[str, ...]:
@@ -197,3 +207,24 @@ def host_target(settings: Settings) -> Target:
     """The machine this process runs on, as the settings want it used."""
     num_threads = settings.cpu.threads or torch.get_num_threads() or os.cpu_count() or 1
     return _target(settings.cpu.simd, num_threads, settings.cpu.compiler)
+
+
+def gpu_target(settings: Settings, gpu: Gpu) -> Target:
+    """This machine with a GPU that need not be in it."""
+    return replace(host_target(settings), kind=gpu.kind, gpu=gpu)
+
+
+def target_of(name: str, settings: Settings) -> Target:
+    """The target behind "cpu", "cuda:90" (or "sm_90"), "hip:gfx942" (or "gfx942")."""
+    return host_target(settings) if name == "cpu" else gpu_target(settings, gpu_of_name(name))
+
+
+def device_target(settings: Settings, device: torch.device) -> Target:
+    """The target of tensors on this device; triton.arch may name another GPU than the one there."""
+    if settings.gpu.interpret and device.type == "cpu":
+        return gpu_target(settings, gpu_of_name(settings.triton.arch or INTERPRETED))
+    if device.type != "cuda":
+        return host_target(settings)
+    if settings.triton.arch:
+        return gpu_target(settings, gpu_of_name(settings.triton.arch))
+    return gpu_target(settings, gpu_of_device(device.index or 0))

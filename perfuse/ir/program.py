@@ -20,6 +20,7 @@ class Buffer:
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
     role: str = "temp"
+    is_aligned: bool = True  # its address is a multiple of 16
 
     def index(self, position: tuple[Dim, ...]) -> Dim:
         total: Dim = 0

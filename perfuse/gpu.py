@@ -1,0 +1,120 @@
+"""`Gpu`: what is known of a graphics processor, from its name alone or from the one present."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from perfuse.errors import ConfigError
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as code generation sees it: what it can do, and its rooflines."""
+
+    kind: str  # "cuda" or "hip"
+    arch: str  # "sm_90", "gfx942"
+    warp: int  # threads that run in step
+    multiprocessors: int
+    bandwidth: float  # bytes a second, as the maker states it
+    flops_f32: float  # a second, without tensor units
+    flops_f16: float  # a second, dense, with tensor units
+    l2_bytes: int
+    shared_bytes: int  # the most one block may use
+    registers: int  # 32-bit ones of a multiprocessor
+    max_threads: int  # of a multiprocessor
+
+    def __str__(self) -> str:
+        rate = f"{self.bandwidth / 1e12:.2f} TB/s"
+        return f"{self.kind} {self.arch}, {self.multiprocessors} multiprocessors, {rate}"
+
+    @property
+    def capability(self) -> int:
+        """The number of an NVIDIA architecture: 90 for sm_90; 0 for others."""
+        return int(self.arch.removeprefix("sm_")) if self.kind == "cuda" else 0
+
+    @property
+    def triton_arch(self) -> int | str:
+        """The architecture as Triton names it."""
+        return self.capability if self.kind == "cuda" else self.arch
+
+
+# Of each architecture, the part that is found most: for machines that do not have one. Columns:
+# multiprocessors, TB/s, TFLOP/s of f32 and of f16, L2 MiB, shared KiB, registers, threads.
+ROWS: dict[str, tuple[int, float, float, float, int, int, int, int]] = {
+    "sm_80": (108, 2.04, 19.5, 312, 40, 163, 65536, 2048),
+    "sm_86": (84, 0.77, 37, 150, 6, 99, 65536, 1536),
+    "sm_89": (142, 0.86, 91, 362, 96, 99, 65536, 1536),
+    "sm_90": (132, 4.8, 67, 989, 50, 227, 65536, 2048),
+    "sm_100": (148, 8.0, 80, 2250, 126, 227, 65536, 2048),
+    "sm_120": (170, 1.79, 105, 419, 96, 99, 65536, 1536),
+    "gfx90a": (104, 1.6, 23.9, 191, 8, 64, 131072, 2048),
+    "gfx942": (304, 5.3, 163, 1307, 4, 64, 131072, 2048),
+}
+
+
+def _known(arch: str) -> Gpu:
+    count, rate, f32, f16, l2, shared, registers, threads = ROWS[arch]
+    kind, warp = ("cuda", 32) if arch.startswith("sm_") else ("hip", 64)
+    rates = (rate * 1e12, f32 * 1e12, f16 * 1e12)
+    return Gpu(kind, arch, warp, count, *rates, l2 * MIB, shared * KIB, registers, threads)
+
+
+KNOWN = {arch: _known(arch) for arch in ROWS}
+
+
+def gpu_of_name(name: str) -> Gpu:
+    """The GPU behind "cuda:90", "sm_90", "hip:gfx942" or "gfx942"."""
+    kind, _, rest = name.rpartition(":")
+    arch = f"sm_{rest}" if rest.isdecimal() else rest
+    found = KNOWN.get(arch)
+    if found is None or kind not in ("", found.kind):
+        names = ", ".join(f"{g.kind}:{g.arch.removeprefix('sm_')}" for g in KNOWN.values())
+        raise ConfigError(f"no GPU is known by the name {name!r}", hint=f"choose one of: {names}.")
+    return found
+
+
+@cache
+def gpu_of_device(index: int) -> Gpu:
+    """The GPU at this place of the machine."""
+    told = torch.cuda.get_device_properties(index)
+    is_hip = torch.version.hip is not None
+    arch = str(told.gcnArchName).partition(":")[0] if is_hip else f"sm_{told.major}{told.minor}"
+    return _measured(_nearest(arch, is_hip), arch, told)
+
+
+def _nearest(arch: str, is_hip: bool) -> Gpu:
+    """The known part of this architecture, else the latest one before it."""
+    if arch in KNOWN:
+        return KNOWN[arch]
+    if is_hip:
+        return KNOWN["gfx942"]
+    number = int(arch.removeprefix("sm_"))
+    older = [gpu for gpu in KNOWN.values() if gpu.kind == "cuda" and gpu.capability <= number]
+    return older[-1] if older else KNOWN["sm_80"]
+
+
+def _measured(like: Gpu, arch: str, told: Any) -> Gpu:
+    """The known part, with what this one says of itself."""
+    share = told.multi_processor_count / like.multiprocessors
+    clock_khz = getattr(told, "memory_clock_rate", 0)
+    bits = getattr(told, "memory_bus_width", 0)
+    return dataclasses.replace(
+        like,
+        arch=arch,
+        warp=getattr(told, "warp_size", like.warp),
+        multiprocessors=told.multi_processor_count,
+        bandwidth=2e3 * clock_khz * bits / 8 if clock_khz and bits else like.bandwidth,
+        flops_f32=like.flops_f32 * share,
+        flops_f16=like.flops_f16 * share,
+        l2_bytes=getattr(told, "L2_cache_size", like.l2_bytes),
+        shared_bytes=getattr(told, "shared_memory_per_block_optin", 0) or like.shared_bytes,
+        registers=getattr(told, "regs_per_multiprocessor", like.registers),
+        max_threads=getattr(told, "max_threads_per_multi_processor", like.max_threads),
+    )
