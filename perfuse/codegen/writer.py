@@ -25,6 +25,14 @@ class Writer:
         self.line(closing)
 
     @contextmanager
+    def indented(self, opening: str) -> Iterator[None]:
+        """A block that its indentation alone ends, as in Python."""
+        self.line(opening)
+        self._indent += 1
+        yield
+        self._indent -= 1
+
+    @contextmanager
     def blocks(self, openings: Iterable[str]) -> Iterator[None]:
         """Blocks inside one another, outermost first."""
         with ExitStack() as stack:

@@ -1,0 +1,152 @@
+"""Kernels of one sweep: flat blocks, turned tiles, sums down columns, stores where data says."""
+
+from __future__ import annotations
+
+from perfuse.codegen.triton.carry import Carry
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Scope, Value
+from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.spelling import COMPUTE_TYPE
+from perfuse.codegen.triton.tiling import num_blocks, turned_axis
+from perfuse.ir import index as ix
+from perfuse.ir.index import Dim
+
+
+def flat_text(frame: Frame) -> KernelText:
+    """Every element by its flat position; whole-tensor reductions go round and are joined."""
+    w, tile = frame.w, frame.tile
+    total = frame.size(frame.kernel.axes)
+    blocks = num_blocks(total, tile.columns)
+    programs = tile.programs
+    carry = Carry(frame, "[C]", programs or 1)
+    carry.declare(w)
+    if programs is None:
+        w.line(f"start = {frame.program(0)} * C")
+        _flat_body(frame, carry, total)
+        return frame.text((blocks, 1, 1))
+    step, first = f"{programs} * C", f"{frame.program(0)} * C"
+    with w.indented(
+        f"for start in tl.range({first}, {frame.dim(total)}, {step}, num_stages={tile.num_stages}):"
+    ):
+        _flat_body(frame, carry, total)
+    carry.finish_all(w, "tl.program_id(0)", programs, [0])
+    return frame.text((programs, 1, 1))
+
+
+def _flat_block(frame: Frame, total: Dim) -> Block:
+    """The block of a flat index: all axes vary along its one kind of lane."""
+    w = frame.w
+    w.line("at = start + tl.arange(0, C)")
+    masks = {}
+    if not (isinstance(total, int) and total % frame.tile.columns == 0):
+        w.line(f"inside = at < {frame.dim(total)}")
+        masks[ROWS] = "inside"
+    frame.place_axes(w, frame.kernel.axes, "at")
+    lanes_of = dict.fromkeys(frame.atoms(frame.kernel.axes), ROWS)
+    return Block(lanes_of, masks, {ROWS: "tl.zeros([C], tl.int32)"})
+
+
+def _flat_body(frame: Frame, carry: Carry, total: Dim) -> None:
+    block = _flat_block(frame, total)
+    scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
+    for m in frame.kernel.members:
+        emitter = frame.emitter(scope, block, m, {})
+        if m.role == "all":
+            frame.step(emitter, m, frame.lanes_text(emitter, m, block.mask(ROWS), "[C]", ""))
+        elif m.loop.out in frame.kernel.stored:
+            value, formula = frame.value_of(emitter, m)
+            emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS), formula)
+
+
+def _wide(value: Value, lanes: int) -> Value:
+    """A value that is stored for every lane, though it may not vary along them."""
+    return Value(value.text, value.dtype, value.lanes | lanes)
+
+
+def scatter_text(frame: Frame) -> KernelText:
+    """Each element to the place that data names, added there if asked to."""
+    total = frame.size(frame.kernel.axes)
+    frame.w.line(f"start = {frame.program(0)} * C")
+    block = _flat_block(frame, total)
+    scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
+    (m,) = frame.kernel.members
+    emitter = frame.emitter(scope, block, m, {})
+    value, formula = frame.value_of(emitter, m)
+    if m.loop.kind != "scatter_add":
+        emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS), formula)
+    else:
+        address, _ = emitter.place(m.loop.out, m.loop.index, ROWS)
+        mask = block.mask(ROWS)
+        inside = "" if mask is None else f", {mask}"
+        wide = f"tl.broadcast_to(tl.cast({value.text}, {COMPUTE_TYPE[value.dtype]}), [C])"
+        emitter.line(f"tl.atomic_add({address}, {wide}{inside}, sem='relaxed')")
+    return frame.text((num_blocks(total, frame.tile.columns), 1, 1))
+
+
+def turned_text(frame: Frame) -> KernelText:
+    """Tiles of the last axis and the one that runs fastest elsewhere: both sides are contiguous."""
+    w, tile = frame.w, frame.tile
+    tall, wide = turned_axis(frame.kernel), frame.kernel.axes[-1]
+    assert tall is not None and tall.atom is not None and wide.atom is not None
+    others = tuple(a for a in frame.kernel.axes[:-1] if a is not tall)
+    across, down = num_blocks(wide.size, tile.columns), num_blocks(tall.size, tile.rows)
+    w.line(f"program = {frame.program(0)}")
+    w.line(f"band = program // ({frame.dim(across)})")
+    w.line(f"{wide.name} = program % ({frame.dim(across)}) * C + tl.arange(0, C)[None, :]")
+    w.line(f"{tall.name} = band % ({frame.dim(down)}) * R + tl.arange(0, R)[:, None]")
+    frame.place_axes(w, others, f"band // ({frame.dim(down)})")
+    masks = {}
+    if not (isinstance(tall.size, int) and tall.size % tile.rows == 0):
+        w.line(f"in_rows = {tall.name} < {frame.dim(tall.size)}")
+        masks[ROWS] = "in_rows"
+    if not (isinstance(wide.size, int) and wide.size % tile.columns == 0):
+        w.line(f"in_columns = {wide.name} < {frame.dim(wide.size)}")
+        masks[COLUMNS] = "in_columns"
+    zeros = frame.block({}).zeros
+    block = Block({tall.atom: ROWS, wide.atom: COLUMNS}, masks, zeros)
+    scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+    for m in frame.kernel.members:
+        if m.loop.out in frame.kernel.stored:
+            emitter = frame.emitter(scope, block, m, {})
+            value, formula = frame.value_of(emitter, m)
+            emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS | COLUMNS), formula)
+    return frame.text((ix.mul(ix.mul(across, down), frame.size(others)), 1, 1))
+
+
+def columns_text(frame: Frame) -> KernelText:
+    """Blocks of columns run down their share of the rows."""
+    w, tile = frame.w, frame.tile
+    width, height = frame.size(frame.columns), frame.size(frame.rows)
+    across = num_blocks(width, tile.columns)
+    carry = Carry(frame, "[R, C]", tile.splits)
+    masks = {}
+    w.line(f"column = {frame.program(0)} * C + tl.arange(0, C)[None, :]")
+    if not (isinstance(width, int) and width % tile.columns == 0):
+        w.line(f"in_columns = column < {frame.dim(width)}")
+        masks[COLUMNS] = "in_columns"
+    frame.place_axes(w, frame.columns, "column")
+    carry.declare(w)
+    first, step = f"{frame.program(1)} * R", f"R * {tile.splits}"
+    with w.indented(
+        f"for first in tl.range({first}, {frame.dim(height)}, {step}, num_stages={tile.num_stages}):"
+    ):
+        w.line("row = first + tl.arange(0, R)[:, None]")
+        if not (isinstance(height, int) and height % tile.rows == 0):
+            w.line(f"in_rows = row < {frame.dim(height)}")
+            masks[ROWS] = "in_rows"
+        frame.place_axes(w, frame.rows, "row")
+        block = frame.block(masks)
+        scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+        for m in frame.kernel.members:
+            emitter = frame.emitter(scope, block, m, {})
+            if m.role in ("outer", "all"):
+                mask = block.mask(ROWS if m.role == "outer" else ROWS | COLUMNS)
+                frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
+            elif m.loop.out in frame.kernel.stored:
+                value, formula = frame.value_of(emitter, m)
+                emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS | COLUMNS), formula)
+    columns = frame.block({k: v for k, v in masks.items() if k == COLUMNS})
+    carry.finish_columns(w, columns, "tl.program_id(1)", "column", width)
+    everyone = ix.mul(across, tile.splits)
+    number = f"tl.program_id(1) * ({frame.dim(across)}) + tl.program_id(0)"
+    carry.finish_all(w, number, everyone, [1, 0])
+    return frame.text((across, tile.splits, 1))

@@ -1,0 +1,129 @@
+"""What is reduced across blocks: each keeps its own accumulator; at the end they are joined.
+
+Whole-tensor results are joined by the block that finishes last, always in the same order. Column
+results of several blocks are joined by a launch of their own.
+"""
+
+from __future__ import annotations
+
+from perfuse.codegen.triton import reduce
+from perfuse.codegen.triton.emit import COLUMNS, Block, Scope
+from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.sources import Scratch
+from perfuse.codegen.triton.tiling import Tile, num_blocks, power_of_two
+from perfuse.codegen.writer import Writer
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.index import Dim
+from perfuse.schedule.plan import Kernel, Member
+
+_MOST_JOINED = 2048  # what blocks found is read in steps of this many
+
+
+class Carry:
+    """The accumulators of a kernel that outlive a block of rows."""
+
+    def __init__(self, frame: Frame, shape: str, num_sharing: int) -> None:
+        self.frame = frame
+        self.shape = shape
+        self.num_sharing = num_sharing  # blocks that have a part of the same columns
+        self.all = frame.of_role("all")
+        self.outer = frame.of_role("outer")
+
+    def declare(self, w: Writer) -> None:
+        for m in (*self.all, *self.outer):
+            self.frame.declare(w, m, self.shape)
+
+    # -- whole-tensor results --------------------------------------------------------------
+
+    def finish_all(self, w: Writer, number: str, programs: Dim, axes: list[int]) -> None:
+        """Join the lanes, then the blocks: `number` is this one's, of `programs`."""
+        if not self.all:
+            return
+        frame = self.frame
+        scope = Scope(w, frozenset(), None)
+        totals = []
+        for m in self.all:
+            text = frame.parts(m)[0]
+            for axis in axes:
+                text = reduce.joined(m, [text], axis, keep=False)
+            totals.append(frame.names.local())
+            w.line(f"{totals[-1]} = {text}")
+        places = [frame.scratch_of(m, programs)[0] for m in self.all]
+        for m, place, total in zip(self.all, places, totals, strict=True):
+            w.line(f"tl.store({place} + {number}, {reduce.kept(m, total)})")
+        counter = frame.need(
+            Scratch(f"{frame.kernel.name}_done", DType.I32, 1, fill=0, is_kept=True)
+        )
+        with w.indented(f"if pf_last_block({counter}, {frame.dim(programs)}):"):
+            for m, place in zip(self.all, places, strict=True):
+                self._join_blocks(w, m, place, programs, scope)
+            w.line(f"tl.store({counter}, 0)")
+
+    def _join_blocks(self, w: Writer, m: Member, place: str, programs: Dim, scope: Scope) -> None:
+        frame = self.frame
+        emitter = frame.emitter(scope, Block({}, {}, {}), m, {})
+        count = frame.dim(programs)
+        block = min(_MOST_JOINED, power_of_two(programs) if isinstance(programs, int) else 1024)
+        joined, part, at = (frame.names.local() for _ in range(3))
+        w.line(reduce.declarations(m, [joined], f"[{block}]")[0])
+        with w.indented(f"for first in range(0, {count}, {block}):"):
+            w.line(f"{at} = first + tl.arange(0, {block})")
+            load = f"tl.load({place} + {at}, {at} < {count}, other=0, volatile=True)"
+            (start,) = reduce.starts(m)
+            w.line(f"{part} = tl.where({at} < {count}, {reduce.read_back(m, load)}, {start})")
+            w.line(f"{joined} = {reduce.combined(m, [joined], [part])}")
+        value = frame.finished(emitter, m, reduce.joined(m, [joined], 0, keep=False), 0)
+        emitter.store(m.loop.out, m.loop.index, value)
+
+    # -- results for each column -----------------------------------------------------------
+
+    def finish_columns(self, w: Writer, block: Block, number: str, column: str, width: Dim) -> None:
+        """Join the rows of this block, and store the sums, or leave them for `join_columns`."""
+        frame = self.frame
+        scope = Scope(w, frame.atoms(frame.columns), None)
+        mask = block.mask(COLUMNS)
+        inside = "" if mask is None else f", {mask}"
+        for m in self.outer:
+            emitter = frame.emitter(scope, block, m, {})
+            text = reduce.joined(m, frame.parts(m), 0)
+            if self.num_sharing == 1:
+                emitter.store(m.loop.out, m.loop.index, frame.finished(emitter, m, text, COLUMNS))
+                continue
+            (place,) = frame.scratch_of(m, ix.mul(width, self.num_sharing))
+            at = f"{number} * ({frame.dim(width)}) + {column}"
+            w.line(f"tl.store({place} + {at}, {reduce.kept(m, text)}{inside})")
+
+
+def join_columns(
+    kernel: Kernel, first: Frame, num_sharing: int, native_fp8: frozenset[DType]
+) -> KernelText:
+    """The launch that joins what blocks left of each column."""
+    members = [m for m in kernel.members if m.role == "outer"]
+    width = first.size(first.columns)
+    columns = 64 if not isinstance(width, int) else min(64, power_of_two(width))
+    rows = min(32, power_of_two(num_sharing))
+    tile = Tile("join", rows, columns, 4)
+    frame = Frame(kernel, first.buffers, tile, native_fp8)
+    w, masks = frame.w, {}
+    w.line(f"column = {frame.program(0)} * C + tl.arange(0, C)[None, :]")
+    if not (isinstance(width, int) and width % columns == 0):
+        w.line(f"in_columns = column < {frame.dim(width)}")
+        masks[COLUMNS] = "in_columns"
+    frame.place_axes(w, frame.columns, "column")
+    carry = Carry(frame, "[R, C]", 1)
+    for m in members:
+        frame.declare(w, m, "[R, C]")
+    places = [frame.scratch_of(m, ix.mul(width, num_sharing))[0] for m in members]
+    with w.indented(f"for first in range(0, {num_sharing}, R):"):
+        w.line("block = first + tl.arange(0, R)[:, None]")
+        w.line(f"known = (block < {num_sharing}){' & in_columns' if masks else ''}")
+        for m, place in zip(members, places, strict=True):
+            part, (start,) = frame.names.local(), reduce.starts(m)
+            at = f"{place} + block * ({frame.dim(width)}) + column"
+            load = reduce.read_back(m, f"tl.load({at}, known, other=0)")
+            w.line(f"{part} = tl.where(known, {load}, {start})")
+            accumulator = frame.parts(m)
+            w.line(f"{accumulator[0]} = {reduce.combined(m, accumulator, [part])}")
+    carry.finish_columns(w, frame.block(masks), "0", "column", width)
+    return frame.text((num_blocks(width, columns), 1, 1))

@@ -1,0 +1,224 @@
+"""What every part of a kernel's text shares: its names, its block, and what is known so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfuse.codegen.triton import reduce
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Names, Scope, Value
+from perfuse.codegen.triton.sources import Scratch
+from perfuse.codegen.triton.spelling import POINTER_TYPE, start
+from perfuse.codegen.triton.tiling import Tile, columns_of, rows_of
+from perfuse.codegen.writer import Writer
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.program import Axis, Buffer
+from perfuse.schedule.plan import Kernel, Member, static_product
+
+_MOST_NARROW = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """A function without its name, and how it is launched."""
+
+    parameters: tuple[tuple[str, str], ...]  # name -> Triton type
+    body: str
+    buffers: tuple[str, ...]
+    symbols: tuple[str, ...]
+    grid: tuple[Dim, Dim, Dim]
+    tile: Tile
+    scratch: tuple[Scratch, ...]
+    checks_indices: bool
+
+
+class Frame:
+    """One function being written."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        buffers: dict[str, Buffer],
+        tile: Tile,
+        native_fp8: frozenset[DType],
+    ) -> None:
+        self.kernel = kernel
+        self.buffers = buffers
+        self.tile = tile
+        self.names = Names(buffers, kernel.stored, native_fp8)
+        self.rows, self.columns = rows_of(kernel), columns_of(kernel)
+        self.makers: dict[str, list[Member]] = {}
+        for m in kernel.members:
+            self.makers.setdefault(m.loop.out, []).append(m)
+        self.is_wide = self._is_wide()
+        self.scratch: dict[str, tuple[Scratch, str]] = {}  # name -> what it is, its parameter
+        self.w = Writer(1)
+
+    def _is_wide(self) -> bool:
+        """Whether positions need 64 bits."""
+        sizes = [static_product([a.size for a in self.kernel.axes])]
+        names = {*self.kernel.reads(), *self.kernel.stored}
+        sizes += [static_product((self.buffers[n].num_elements,)) for n in names]
+        return any(size is None or size > _MOST_NARROW for size in sizes)
+
+    # -- members ---------------------------------------------------------------------------
+
+    def of_role(self, *roles: str) -> list[Member]:
+        return [m for m in self.kernel.members if m.role in roles]
+
+    def short(self, member: Member) -> str:
+        return f"m{self.kernel.members.index(member)}"
+
+    def parts(self, member: Member, prefix: str = "acc") -> tuple[str, ...]:
+        """The variables of a member's accumulator."""
+        own = f"{prefix}_{self.short(member)}"
+        return (own, f"{own}_at") if reduce.is_position(member) else (own,)
+
+    def is_read_inside(self, name: str) -> bool:
+        return any(r.attr[0] == name for m in self.kernel.members for r in m.loop.reads())
+
+    def value_of(self, emitter: Emitter, member: Member) -> tuple[Value, Expr]:
+        """A member's value in the compute type of its buffer, and the formula it came from."""
+        formula, kind = member.loop.value, self.buffers[member.loop.out].dtype
+        if formula.op == "round_to" and formula.attr is kind:
+            if not self.is_read_inside(member.loop.out):
+                formula = formula.args[0]  # the store rounds anyway
+        return emitter.converted(emitter.value(formula), kind.compute), formula
+
+    def find(self, load: Expr, reader: Member, results: dict[str, Value]) -> Value | Expr | None:
+        """Where a load finds what this kernel makes; None: in memory."""
+        name, index = load.attr
+        for maker in self.makers.get(name, ()):
+            if maker.loop.index is not index or maker.number >= reader.number:
+                continue
+            if load.args:  # made at every place, so it may be taken and then masked
+                whole = ex.load(name, index, self.buffers[name].dtype)
+                return ex.apply("where", load.args[0], whole, load.args[1])
+            if name in results:
+                return results[name]
+            if maker.role == "full" and maker.loop.kind == "map":
+                return ex.round_to(maker.loop.value, self.buffers[name].dtype)
+        return None
+
+    # -- sizes and places ------------------------------------------------------------------
+
+    def dim(self, dim: Dim) -> str:
+        return ix.render(dim, self._atom)
+
+    def _atom(self, atom: Atom) -> str:
+        if atom.kind == "var":
+            return str(atom.parts[0])
+        if atom.kind == "sym":
+            return self.names.symbol(atom.parts[0])
+        a, b = self.dim(atom.parts[0]), self.dim(atom.parts[1])
+        return f"(({a}) {'//' if atom.kind == 'div' else '%'} ({b}))"
+
+    def size(self, axes: Sequence[Axis]) -> Dim:
+        return ix.product([a.size for a in axes])
+
+    def program(self, axis: int) -> str:
+        text = f"tl.program_id({axis})"
+        return f"{text}.to(tl.int64)" if self.is_wide else text
+
+    def place_axes(self, w: Writer, axes: Sequence[Axis], flat: str) -> None:
+        """The variables of axes from a position in their product, the last running fastest."""
+        looping = [a for a in axes if a.atom is not None]
+        rest = flat
+        for i in reversed(range(1, len(looping))):
+            size = self.dim(looping[i].size)
+            w.line(f"{looping[i].name} = ({rest}) % ({size})")
+            rest = f"({rest}) // ({size})"
+        if looping:
+            w.line(f"{looping[0].name} = {rest}")
+
+    def atoms(self, axes: Sequence[Axis]) -> frozenset[Atom]:
+        return frozenset(a.atom for a in axes if a.atom is not None)
+
+    def block(self, masks: dict[int, str]) -> Block:
+        lanes_of = dict.fromkeys(self.atoms(self.rows), ROWS)
+        lanes_of |= dict.fromkeys(self.atoms(self.columns), COLUMNS)
+        zeros = {
+            ROWS: "tl.zeros([R, 1], tl.int32)",
+            COLUMNS: "tl.zeros([1, C], tl.int32)",
+            ROWS | COLUMNS: "tl.zeros([R, C], tl.int32)",
+        }
+        return Block(lanes_of, masks, zeros)
+
+    def emitter(
+        self, scope: Scope, block: Block, reader: Member, results: dict[str, Value]
+    ) -> Emitter:
+        return Emitter(self.names, scope, block, lambda e: self.find(e, reader, results))
+
+    # -- accumulators ----------------------------------------------------------------------
+
+    def declare(self, w: Writer, member: Member, shape: str) -> None:
+        for line in reduce.declarations(member, self.parts(member), shape):
+            w.line(line)
+
+    def lanes_text(
+        self, emitter: Emitter, member: Member, mask: str | None, shape: str, position: str
+    ) -> tuple[str, ...]:
+        """A member's value, lane by lane, with what lies outside made harmless."""
+        value = emitter.value(member.loop.value)
+        if reduce.kind_dtype(member) is DType.BOOL:
+            value = emitter.converted(value, DType.BOOL)
+        texts = [value.text]
+        if reduce.is_position(member):
+            texts.append(position)
+        if mask is not None:
+            starts = reduce.starts(member)
+            texts = [f"tl.where({mask}, {t}, {s})" for t, s in zip(texts, starts, strict=True)]
+        made = []
+        for text, kind in zip(texts, reduce.part_types(member), strict=True):
+            name = self.names.local()
+            emitter.line(f"{name} = tl.broadcast_to(tl.cast({text}, {kind}), {shape})")
+            made.append(name)
+        return tuple(made)
+
+    def step(self, emitter: Emitter, member: Member, lanes: tuple[str, ...]) -> None:
+        """Combine lanes into a member's accumulator."""
+        parts = self.parts(member)
+        emitter.line(f"{', '.join(parts)} = {reduce.combined(member, parts, lanes)}")
+
+    def finished(self, emitter: Emitter, member: Member, text: str, lanes: int) -> Value:
+        """The result of a reduction in its buffer's compute type."""
+        name = self.names.local()
+        left = f"{name}, {name}_at" if reduce.is_position(member) else name
+        emitter.line(f"{left} = {text}")
+        own = f"{name}_at" if reduce.is_position(member) else name
+        value = Value(own, reduce.result_dtype(member), lanes)
+        return emitter.converted(value, self.buffers[member.loop.out].dtype.compute)
+
+    # -- scratch ---------------------------------------------------------------------------
+
+    def need(self, made: Scratch) -> str:
+        """The parameter of a piece of scratch memory."""
+        if made.name not in self.scratch:
+            self.scratch[made.name] = (made, f"w{len(self.scratch)}")
+        return self.scratch[made.name][1]
+
+    def scratch_of(self, member: Member, size: Dim, *, is_filled: bool = False) -> tuple[str, ...]:
+        """Where blocks leave what they found of a member: one parameter for each part."""
+        names = []
+        for i, dtype in enumerate(reduce.storage_dtypes(member)):
+            name = f"{self.kernel.name}_{self.short(member)}_{i}"
+            fill = start(member.loop.kind, reduce.kind_dtype(member)) if is_filled else None
+            names.append(self.need(Scratch(name, dtype, size, fill)))
+        return tuple(names)
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def text(self, grid: tuple[Dim, Dim, Dim]) -> KernelText:
+        names = self.names
+        parameters = [(p, names.pointer_type(b)) for b, p in names.arguments.items()]
+        parameters += [(p, POINTER_TYPE[s.dtype]) for s, p in self.scratch.values()]
+        parameters += [(n, "i64") for n in names.symbols.values()]
+        buffers = (*names.arguments, *self.scratch)
+        return KernelText(
+            tuple(parameters), self.w.text(), buffers, tuple(names.symbols), grid, self.tile,
+            tuple(s for s, _ in self.scratch.values()), names.checks_indices,
+        )  # fmt: skip

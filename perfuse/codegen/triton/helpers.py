@@ -1,0 +1,252 @@
+"""Functions that kernels call by name. A module gets those that its kernels use, and theirs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perfuse.ir.dtype import DType
+
+_PLAIN = {
+    "pf_sign": """
+def pf_sign(x):
+  return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+""",
+    "pf_floordiv": """
+def pf_floordiv(a, b):
+  q = a // b
+  r = a - q * b
+  return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+""",
+    "pf_mod": """
+def pf_mod(a, b):
+  r = a % b
+  return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+""",
+    "pf_mod_float": """
+def pf_mod_float(a, b):
+  r = libdevice.fmod(a, b)
+  return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+""",
+    "pf_floordiv_float": """
+def pf_floordiv_float(a, b):
+  r = libdevice.fmod(a, b)
+  q = (a - r) / b
+  q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1.0, q)
+  near = tl.floor(q)
+  near = tl.where(q - near > 0.5, near + 1.0, near)
+  near = tl.where(q != 0, near, libdevice.copysign(q * 0.0, a / b))
+  return tl.where(b == 0, a / b, near)
+""",
+    "pf_shl": """
+def pf_shl(a, b):
+  wide: tl.constexpr = a.dtype.primitive_bitwidth
+  return tl.where((b < 0) | (b >= wide), a - a, a << b)
+""",
+    "pf_shr": """
+def pf_shr(a, b):
+  wide: tl.constexpr = a.dtype.primitive_bitwidth
+  over = (b < 0) | (b >= wide)
+  return a >> tl.where(over, b - b + (wide - 1), b)
+""",
+    "pf_pow_int": """
+def pf_pow_int(base, power):
+  one = base - base + 1
+  result = one
+  square = base
+  left = tl.where(power < 0, power - power, power)
+  for _ in range(6):
+    result = tl.where((left & 1) != 0, result * square, result)
+    square = square * square
+    left = left >> 1
+  # Beyond 63 only 0, 1 and -1 matter: what is left of the power says whether it is even.
+  is_odd = (power & 1) != 0
+  unit = tl.where((base == -1) & (is_odd == 0), one, base)
+  result = tl.where((left != 0) & ((base == 0) | (base == 1) | (base == -1)), unit, result)
+  result = tl.where((left != 0) & (base != 0) & (base != 1) & (base != -1), result - result, result)
+  inverse = tl.where(base == 1, one, tl.where(base == -1, unit, one - one))
+  return tl.where(power < 0, inverse, result)
+""",
+    "pf_digamma": """
+def pf_digamma(given):
+  x = given.to(tl.float64)
+  whole = libdevice.trunc(x)
+  is_below = x < 0
+  y = tl.where(is_below, -3.141592653589793 / libdevice.tan(3.141592653589793 * (x - whole)), 0.0)
+  z = tl.where(is_below, 1 - x, x)
+  for _ in range(10):
+    y = tl.where(z < 10, y - 1 / z, y)
+    z = tl.where(z < 10, z + 1, z)
+  s = 1 / (z * z)
+  tail = 691.0 / 32760 - s / 12
+  tail = 1.0 / 240 - s * (1.0 / 132 - s * tail)
+  tail = s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * tail)))
+  y = y + libdevice.log(z) - 0.5 / z - tail
+  y = tl.where(is_below & (x == whole), float('nan'), y)
+  y = tl.where(x == 0, libdevice.copysign(x * 0.0 + float('inf'), -x), y)
+  return y.to(given.dtype)
+""",
+    "pf_philox": """
+def pf_philox(seed, index):
+  key = seed.to(tl.uint64)
+  low = index.to(tl.uint64)
+  c0 = low.to(tl.uint32)
+  zero = c0 ^ c0
+  k0 = zero | key.to(tl.uint32)
+  k1 = zero | (key >> 32).to(tl.uint32)
+  return tl.philox_impl(c0, (low >> 32).to(tl.uint32), zero, zero, k0, k1, 10)
+""",
+    "pf_unit": """
+def pf_unit(bits):
+  return (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-8
+""",
+    "pf_rand": """
+def pf_rand(seed, index):
+  x0, x1, x2, x3 = pf_philox(seed, index)
+  return pf_unit(x0)
+""",
+    "pf_randn": """
+def pf_randn(seed, index):
+  x0, x1, x2, x3 = pf_philox(seed, index)
+  radius = tl.sqrt_rn(tl.log(pf_unit(x0) + 5.9604644775390625e-8) * -2.0)
+  return radius * libdevice.cos(pf_unit(x1) * 6.28318531)
+""",
+    "pf_randint": """
+def pf_randint(seed, index, low, high):
+  x0, x1, x2, x3 = pf_philox(seed, index)
+  bits = (x1.to(tl.uint64) << 32) | x0.to(tl.uint64)
+  width = tl.where(high > low, high - low, high - high + 1).to(tl.uint64)
+  return ((bits % width) + low.to(tl.uint64)).to(tl.int64)
+""",
+    "pf_nan_beyond_464": """
+def pf_nan_beyond_464(x):
+  # The conversion in hardware saturates; what overflows must become not a number.
+  return tl.where(tl.abs(x) > 464.0, float('nan'), x)
+""",
+    "pf_add": "\ndef pf_add(a, b):\n  return a + b\n",
+    "pf_mul": "\ndef pf_mul(a, b):\n  return a * b\n",
+    "pf_max": """
+def pf_max(a, b):
+  return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "pf_min": """
+def pf_min(a, b):
+  return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "pf_argmax": """
+def pf_argmax(a, i, b, j):
+  # Not a number counts as the largest; of equals the first is taken.
+  is_nan = a != a
+  is_equal = (a == b) | (is_nan & (b != b))
+  is_first = (a > b) | (is_nan & (b == b)) | (is_equal & (i < j))
+  return tl.where(is_first, a, b), tl.where(is_first, i, j)
+""",
+    "pf_argmin": """
+def pf_argmin(a, i, b, j):
+  is_nan = a != a
+  is_equal = (a == b) | (is_nan & (b != b))
+  is_first = (a < b) | (is_nan & (b == b)) | (is_equal & (i < j))
+  return tl.where(is_first, a, b), tl.where(is_first, i, j)
+""",
+    "pf_last_block": """
+def pf_last_block(counter, programs):
+  # True in the program that finishes last, which sees what all the others stored.
+  tl.debug_barrier()
+  seen = tl.atomic_add(counter, 1, sem='acq_rel')
+  is_last = seen == programs - 1
+  tl.debug_barrier()
+  return is_last
+""",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Small:
+    """A float of eight bits: bits of its significand, exponent bias, code of its largest number."""
+
+    significand: int
+    bias: int
+    largest: int
+    overflow: int
+    has_one_nan: bool  # the pattern of minus zero is the only NaN
+    limit: float  # numbers beyond it overflow (as far as a tie does not round down)
+
+
+_SMALL = {
+    DType.F8E4M3FN: _Small(3, 7, 0x7E, 0x7F, False, 464.0),
+    DType.F8E5M2: _Small(2, 15, 0x7B, 0x7C, False, 61439.996),
+    DType.F8E4M3FNUZ: _Small(3, 8, 0x7F, 0x80, True, 247.99998),
+    DType.F8E5M2FNUZ: _Small(2, 16, 0x7F, 0x80, True, 61439.996),
+}
+
+
+def _encode(dtype: DType, *, saturate: bool) -> str:
+    """float32 to the bits of a small float, to the nearest, ties to even."""
+    f = _SMALL[dtype]
+    drop = 23 - f.significand
+    least = 1 - f.bias - f.significand  # exponent of the smallest number
+    nan = 0x80 if f.has_one_nan else 0x7F
+    over = f.largest if saturate else f.overflow
+    sign = (
+        "tl.where((code == 0) | (code == 0x80), code, code | sign)"
+        if f.has_one_nan
+        else "code | sign"
+    )
+    return f"""
+def pf_to_{dtype}(x):
+  bits = x.to(tl.int32, bitcast=True)
+  size = bits & 0x7FFFFFFF
+  sign = (bits >> 24) & 0x80
+  a = size.to(tl.float32, bitcast=True)
+  rounded = size + {(1 << (drop - 1)) - 1} + ((size >> {drop}) & 1)
+  normal = (rounded >> {drop}) - {(127 - f.bias) << f.significand}
+  tiny = (a + {2.0 ** (23 + least)!r}).to(tl.int32, bitcast=True) - {(127 + 23 + least) << 23}
+  code = tl.where(a < {2.0 ** (1 - f.bias)!r}, tiny, normal)
+  code = tl.where(a > {f.limit!r}, {over}, code)
+  code = tl.where(a != a, {nan}, code)
+  return ({sign}).to(tl.uint8)
+"""
+
+
+def _decode(dtype: DType) -> str:
+    """The bits of a small float to float32, which holds all of them."""
+    f = _SMALL[dtype]
+    scale = 2.0 ** (127 - f.bias)
+    if dtype is DType.F8E5M2:
+        special = "tl.where(size > 0x7C, float('nan'), tl.where(size == 0x7C, float('inf'), a))"
+    elif f.has_one_nan:
+        special = "tl.where(code == 0x80, float('nan'), a)"
+    else:
+        special = "tl.where(size == 0x7F, float('nan'), a)"
+    return f"""
+def pf_from_{dtype}(bits):
+  code = bits.to(tl.int32)
+  size = code & 0x7F
+  a = (size << {23 - f.significand}).to(tl.float32, bitcast=True) * {scale!r}
+  a = {special}
+  return tl.where(code >= 0x80, -a, a)
+"""
+
+
+def _texts(*, saturate: bool) -> dict[str, str]:
+    texts = dict(_PLAIN)
+    for dtype in _SMALL:
+        is_saturating = saturate and dtype is DType.F8E4M3FN
+        texts[f"pf_to_{dtype}"] = _encode(dtype, saturate=is_saturating)
+        texts[f"pf_from_{dtype}"] = _decode(dtype)
+    return texts
+
+
+def helper_text(code: str, *, saturate: bool) -> str:
+    """The helpers that some code calls, those they call first."""
+    texts = _texts(saturate=saturate)
+    order: list[str] = []
+
+    def need(text: str, own: str = "") -> None:
+        for name in dict.fromkeys(re.findall(r"\bpf_\w+", text)):
+            if name != own and name in texts and name not in order:
+                need(texts[name], name)
+                order.append(name)
+
+    need(code)
+    return "".join(f"\n\n@triton.jit{texts[name]}" for name in order)

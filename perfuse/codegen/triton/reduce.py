@@ -1,0 +1,97 @@
+"""Reductions of blocks: lanes of accumulators, how they are combined, and how they are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
+from perfuse.ir.dtype import DType
+from perfuse.schedule.plan import Member
+
+# Beyond every position: lanes outside lose against any that is inside.
+_NOWHERE = 2**63 - 1
+
+
+def is_position(member: Member) -> bool:
+    return member.loop.kind.startswith("arg")
+
+
+def kind_dtype(member: Member) -> DType:
+    """The dtype that a reduction accumulates in."""
+    return DType.BOOL if member.loop.kind in ("any", "all") else member.loop.value.dtype
+
+
+def result_dtype(member: Member) -> DType:
+    return DType.I64 if is_position(member) else kind_dtype(member)
+
+
+def storage_dtypes(member: Member) -> tuple[DType, ...]:
+    """How what a block found is kept in memory for others."""
+    own = DType.U8 if kind_dtype(member) is DType.BOOL else kind_dtype(member)
+    return (own, DType.I64) if is_position(member) else (own,)
+
+
+def starts(member: Member) -> tuple[str, ...]:
+    """Where each part of an accumulator begins."""
+    dtype = kind_dtype(member)
+    first = literal(start(member.loop.kind, dtype), dtype)
+    return (first, literal(_NOWHERE, DType.I64)) if is_position(member) else (first,)
+
+
+def declarations(member: Member, names: Sequence[str], shape: str) -> list[str]:
+    """The statements that make an accumulator of a shape."""
+    dtype = kind_dtype(member)
+    numbers = [bare(start(member.loop.kind, dtype), dtype), str(_NOWHERE)]
+    return [
+        f"{name} = tl.full({shape}, {number}, {kind})"
+        for name, number, kind in zip(names, numbers, part_types(member), strict=False)
+    ]
+
+
+def kept(member: Member, text: str) -> str:
+    """A result as it is stored in scratch memory."""
+    return f"({text}).to(tl.uint8)" if kind_dtype(member) is DType.BOOL else text
+
+
+def read_back(member: Member, text: str) -> str:
+    return f"({text} != 0)" if kind_dtype(member) is DType.BOOL else text
+
+
+def part_types(member: Member) -> tuple[str, ...]:
+    own = COMPUTE_TYPE[kind_dtype(member)]
+    return (own, "tl.int64") if is_position(member) else (own,)
+
+
+def combined(member: Member, a: Sequence[str], b: Sequence[str]) -> str:
+    """Two accumulators in one, as the right side of an assignment to all parts."""
+    kind, dtype = member.loop.kind, kind_dtype(member)
+    if is_position(member):
+        return f"pf_{kind}({a[0]}, {a[1]}, {b[0]}, {b[1]})"
+    x, y = a[0], b[0]
+    if kind == "sum":
+        return f"{x} + {y}"
+    if kind == "prod":
+        return f"{x} * {y}"
+    if kind in ("any", "all"):
+        return f"{x} {'|' if kind == 'any' else '&'} {y}"
+    if dtype.is_float:
+        return f"pf_{kind}({x}, {y})"
+    return f"tl.{'maximum' if kind == 'max' else 'minimum'}({x}, {y})"
+
+
+def joined(member: Member, parts: Sequence[str], axis: int, *, keep: bool = True) -> str:
+    """The lanes along an axis in one."""
+    kind, dtype = member.loop.kind, kind_dtype(member)
+    dims = ", keep_dims=True" if keep else ""
+    if is_position(member):
+        return f"tl.reduce(({parts[0]}, {parts[1]}), {axis}, pf_{kind}{dims})"
+    x = parts[0]
+    if kind == "sum":
+        return f"tl.sum({x}, {axis}{dims})"
+    if kind == "prod":
+        return f"tl.reduce({x}, {axis}, pf_mul{dims})"
+    if kind in ("any", "all"):
+        return f"(tl.{'max' if kind == 'any' else 'min'}({x}.to(tl.int32), {axis}{dims}) != 0)"
+    if dtype.is_float:
+        return f"tl.reduce({x}, {axis}, pf_{kind}{dims})"
+    return f"tl.{kind}({x}, {axis}{dims})"

@@ -1,0 +1,224 @@
+"""Kernels over rows, stage by stage: a row held in registers, or swept in steps when it is long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from perfuse.codegen.triton import reduce
+from perfuse.codegen.triton.carry import Carry
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Scope, Value
+from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.tiling import num_blocks
+from perfuse.codegen.writer import Writer
+from perfuse.ir import index as ix
+from perfuse.schedule.plan import Member
+
+
+@dataclass(slots=True)
+class Row:
+    """A block of rows being written: where, its masks, and the results known so far."""
+
+    scope: Scope
+    masks: dict[int, str]
+    results: dict[str, Value] = field(default_factory=dict)
+
+
+def rows_text(frame: Frame) -> KernelText:
+    """Blocks of whole rows. With results across rows, blocks go round and keep accumulators."""
+    w, tile = frame.w, frame.tile
+    blocks = num_blocks(frame.size(frame.rows), tile.rows)
+    writer = Rows(frame)
+    if tile.programs is None:
+        w.line(f"block = {frame.program(0)}")
+        writer.block_of_rows(w)
+        return frame.text((blocks, 1, 1))
+    writer.carry.declare_for(w, is_swept=tile.is_swept)
+    first = frame.program(0)
+    with w.indented(
+        f"for block in tl.range({first}, {frame.dim(blocks)}, {tile.programs}, "
+        f"num_stages={1 if tile.is_swept else tile.num_stages}):"
+    ):
+        writer.block_of_rows(w)
+    writer.finish(w)
+    return frame.text((tile.programs, 1, 1))
+
+
+class RowCarry(Carry):
+    """Accumulators of a kernel over rows; those of long rows' columns stay in memory."""
+
+    def declare_for(self, w: Writer, *, is_swept: bool) -> None:
+        held = self.all if is_swept else [*self.all, *self.outer]
+        for m in held:
+            self.frame.declare(w, m, self.shape)
+
+
+class Rows:
+    """The text of a kernel's rows."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.tile = frame.tile
+        self.carry = RowCarry(frame, "[R, C]", frame.tile.programs or 1)
+        self.width = frame.size(frame.columns)
+        self.num_stages = 1 + max((m.stage for m in frame.kernel.members), default=0)
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def block_of_rows(self, w: Writer) -> None:
+        row = self.place_rows(w)
+        if not self.tile.is_swept:
+            self.place_columns(w, "0", row.masks)
+        for number in range(self.num_stages):
+            self.stage(w, row, number)
+
+    def place_rows(self, w: Writer) -> Row:
+        """The variables of a block's rows."""
+        frame, masks = self.frame, {}
+        height = frame.size(frame.rows)
+        w.line("row = block * R + tl.arange(0, R)[:, None]")
+        if not (isinstance(height, int) and height % self.tile.rows == 0):
+            if self.tile.rows > 1:
+                w.line(f"in_rows = row < {frame.dim(height)}")
+                masks[ROWS] = "in_rows"
+        frame.place_axes(w, frame.rows, "row")
+        known = frame.atoms(frame.rows)
+        if not self.tile.is_swept:
+            known |= frame.atoms(frame.columns)
+        return Row(Scope(w, known, None), masks)
+
+    def place_columns(
+        self, w: Writer, start: str, masks: dict[int, str], limit: str | None = None
+    ) -> None:
+        """The variables of a block's columns, and their mask where some lie outside."""
+        frame, width = self.frame, self.width
+        base = "" if start == "0" else f"{start} + "
+        w.line(f"column = {base}tl.arange(0, C)[None, :]")
+        if limit is not None or not (isinstance(width, int) and width % self.tile.columns == 0):
+            w.line(f"in_columns = column < {limit or frame.dim(width)}")
+            masks[COLUMNS] = "in_columns"
+        frame.place_axes(w, frame.columns, "column")
+
+    # -- stages ----------------------------------------------------------------------------
+
+    def stage(self, w: Writer, row: Row, number: int) -> None:
+        members = [m for m in self.frame.kernel.members if m.stage == number]
+        for m in members:
+            if m.role == "row":
+                self.row_value(row, m, stored=True)
+        swept = [m for m in members if m.role != "row" and self._does_something(m)]
+        if not swept:
+            return
+        if self.tile.is_swept:
+            self.sweep(w, row, swept, "0", self.frame.dim(self.width))
+        else:
+            block = self.frame.block(row.masks)
+            for m in swept:
+                self._held(row, block, m)
+
+    def _does_something(self, m: Member) -> bool:
+        return m.role != "full" or m.loop.out in self.frame.kernel.stored
+
+    def row_value(self, row: Row, m: Member, *, stored: bool) -> None:
+        frame = self.frame
+        emitter = self._row_emitter(row, m)
+        value, formula = frame.value_of(emitter, m)
+        row.results[m.loop.out] = value
+        if stored and m.loop.out in frame.kernel.stored:
+            wide = Value(value.text, value.dtype, value.lanes | ROWS)
+            emitter.store(m.loop.out, m.loop.index, wide, formula)
+
+    def _row_emitter(self, row: Row, m: Member) -> Emitter:
+        return self.frame.emitter(row.scope, self.frame.block(row.masks), m, row.results)
+
+    def store_result(self, row: Row, m: Member, value: Value) -> None:
+        row.results[m.loop.out] = value
+        if m.loop.out in self.frame.kernel.stored:
+            self._row_emitter(row, m).store(m.loop.out, m.loop.index, value)
+
+    def _held(self, row: Row, block: Block, m: Member) -> None:
+        """A member over rows that are wholly there."""
+        frame = self.frame
+        emitter = frame.emitter(row.scope, block, m, row.results)
+        if m.role == "full":
+            self._store_full(emitter, m)
+        elif m.role == "inner":
+            lanes = frame.lanes_text(emitter, m, block.mask(COLUMNS), "[R, C]", self._position())
+            self.store_result(row, m, frame.finished(emitter, m, reduce.joined(m, lanes, 1), ROWS))
+        else:
+            mask = block.mask(ROWS if m.role == "outer" else ROWS | COLUMNS)
+            frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
+
+    def _position(self) -> str:
+        return "(column + tl.zeros([R, C], tl.int64))"
+
+    def _store_full(self, emitter: Emitter, m: Member) -> None:
+        value, formula = self.frame.value_of(emitter, m)
+        wide = Value(value.text, value.dtype, ROWS | COLUMNS)
+        emitter.store(m.loop.out, m.loop.index, wide, formula)
+
+    # -- sweeps ----------------------------------------------------------------------------
+
+    def sweep(
+        self, w: Writer, row: Row, members: list[Member], first: str, last: str,
+        limit: str | None = None,
+    ) -> None:  # fmt: skip
+        """One pass over the columns in steps of a block, then the lanes joined."""
+        frame = self.frame
+        folding = [m for m in members if m.role == "inner"]
+        for m in folding:
+            frame.declare(w, m, "[R, C]")
+        loop = w.child()
+        stages = self.tile.num_stages
+        with loop.indented(f"for start in tl.range({first}, {last}, C, num_stages={stages}):"):
+            masks = dict(row.masks)
+            self.place_columns(loop, "start", masks, limit)
+            scope = Scope(loop, frame.atoms(frame.columns), row.scope)
+            block = frame.block(masks)
+            for m in members:
+                self._swept(frame.emitter(scope, block, m, row.results), block, m)
+        w.take(loop)
+        for m in folding:
+            self.join(row, m)
+
+    def join(self, row: Row, m: Member) -> None:
+        emitter = self._row_emitter(row, m)
+        text = reduce.joined(m, self.frame.parts(m), 1)
+        self.store_result(row, m, self.frame.finished(emitter, m, text, ROWS))
+
+    def _swept(self, emitter: Emitter, block: Block, m: Member) -> None:
+        frame = self.frame
+        if m.role == "full":
+            self._store_full(emitter, m)
+            return
+        needed = {"inner": COLUMNS, "outer": ROWS, "all": ROWS | COLUMNS}[m.role]
+        lanes = frame.lanes_text(emitter, m, block.mask(needed), "[R, C]", self._position())
+        if m.role == "outer":
+            self._add_to_memory(emitter, block, m, lanes)
+        else:
+            frame.step(emitter, m, lanes)
+
+    def _add_to_memory(
+        self, emitter: Emitter, block: Block, m: Member, lanes: tuple[str, ...]
+    ) -> None:
+        """Columns of rows too long to hold: this program's own sums, kept in memory."""
+        frame = self.frame
+        (sums,) = frame.scratch_of(m, ix.mul(self.width, self.tile.programs or 1), is_filled=True)
+        place = f"{sums} + tl.program_id(0) * ({frame.dim(self.width)}) + column"
+        mask = block.mask(COLUMNS)
+        inside = "" if mask is None else f", {mask}"
+        here, old = frame.names.local(), frame.names.local()
+        emitter.line(f"{here} = {reduce.joined(m, lanes, 0)}")
+        emitter.line(f"{old} = {reduce.read_back(m, f'tl.load({place}{inside})')}")
+        kept = reduce.kept(m, reduce.combined(m, [old], [here]))
+        emitter.line(f"tl.store({place}, {kept}{inside})")
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def finish(self, w: Writer) -> None:
+        """What was carried across the rows of this program."""
+        masks: dict[int, str] = {}
+        if self.carry.outer and not self.tile.is_swept:
+            self.place_columns(w, "0", masks)
+            block = self.frame.block(masks)
+            self.carry.finish_columns(w, block, "tl.program_id(0)", "column", self.width)
+        self.carry.finish_all(w, "tl.program_id(0)", self.tile.programs or 1, [1, 0])

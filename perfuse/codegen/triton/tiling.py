@@ -1,0 +1,220 @@
+"""How a kernel is cut into blocks, decided before anything is written.
+
+flat      nothing is reduced, or all of it: blocks of a flat index
+turned    a loop that reads against the grain: tiles of two axes
+rows      blocks of whole rows; a row is held in registers, or swept in steps when it is long
+columns   sums over rows: blocks of columns, each running down its share of the rows
+split     few, long rows: several blocks share a row, and a launch a stage joins what they found
+scan      values carried along a row
+scatter   stores where data says: blocks of a flat index
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfuse.ir import index as ix
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Axis, Buffer
+from perfuse.schedule.plan import Kernel, static_product
+
+FLAT_BLOCK = 1024
+MOST_HELD = 32768  # columns of a row that registers of one block hold
+MOST_SCANNED = 8192
+ELEMENTS_A_THREAD = 16
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What tiling asks of a GPU."""
+
+    num_processors: int = 132
+    warp_size: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One way to cut a kernel: a point of the space that tuning searches."""
+
+    kind: str
+    rows: int  # rows of a block
+    columns: int  # columns of a block; elements of a flat one
+    num_warps: int
+    num_stages: int = 1
+    is_swept: bool = False  # rows are longer than a block
+    programs: int | None = None  # blocks go round until the work is done; None: a block each
+    splits: int = 1  # blocks that share one row, or one column
+
+    def __str__(self) -> str:
+        swept = " swept" if self.is_swept else ""
+        shared = f" / {self.splits}" if self.splits > 1 else ""
+        rounds = f", {self.programs} programs" if self.programs else ""
+        return (
+            f"{self.kind}{swept} {self.rows}x{self.columns}{shared}, {self.num_warps} warps{rounds}"
+        )
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _below(size: int) -> int:
+    return 1 << max(size, 1).bit_length() - 1
+
+
+def rows_of(kernel: Kernel) -> tuple[Axis, ...]:
+    return tuple(a for a in kernel.axes if not a.reduced)
+
+
+def columns_of(kernel: Kernel) -> tuple[Axis, ...]:
+    return tuple(a for a in kernel.axes if a.reduced)
+
+
+def _warps(elements: int, a_thread: int = ELEMENTS_A_THREAD, most: int = 16) -> int:
+    return max(1, min(most, _below(elements // (WARP * a_thread))))
+
+
+def choose_tile(kernel: Kernel, buffers: dict[str, Buffer], machine: Machine) -> Tile:
+    """The tile that the sizes suggest."""
+    roles = {m.role for m in kernel.members}
+    if "scan" in roles:
+        return _scan_tile(kernel)
+    if "scatter" in roles:
+        return Tile("scatter", 1, 512, 4)
+    rows, columns = rows_of(kernel), columns_of(kernel)
+    if not columns:
+        return _flat_tile(kernel, machine, roles)
+    if roles <= {"full", "outer", "all"}:
+        return _columns_tile(rows, columns, machine)
+    return _rows_tile(kernel, machine, roles)
+
+
+def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
+    if turned_axis(kernel) is not None and "all" not in roles:
+        return Tile("turned", 32, 64, 4)
+    total = static_product([a.size for a in kernel.axes])
+    block = FLAT_BLOCK
+    if total is not None:
+        while block > 128 and total < block * machine.num_processors:
+            block //= 2
+    if "all" in roles:
+        block = min(FLAT_BLOCK * 2, max(block, 256))
+        blocks = None if total is None else -(-total // block)
+        most = machine.num_processors * 8
+        return Tile(
+            "flat", 1, block, _warps(block, 8, 8), num_stages=3,
+            programs=max(1, min(most, blocks or most)),
+        )  # fmt: skip
+    return Tile("flat", 1, block, max(1, min(4, block // 128)))
+
+
+def turned_axis(kernel: Kernel) -> Axis | None:
+    """The axis that some load runs along contiguously while the last axis does not."""
+    *rest, last = kernel.axes or (None,)
+    if last is None or last.atom is None:
+        return None
+    for member in kernel.members:
+        for read in member.loop.reads():
+            index = read.attr[1]
+            if ix.coefficient_of(index, last.atom) in (0, 1, None):
+                continue
+            for axis in rest:
+                if axis is not None and axis.atom and ix.coefficient_of(index, axis.atom) == 1:
+                    return axis
+    return None
+
+
+def _scan_tile(kernel: Kernel) -> Tile:
+    columns = columns_of(kernel)[-1].size
+    if isinstance(columns, int) and columns <= MOST_SCANNED:
+        block = power_of_two(columns)
+        rows = max(1, min(16, 1024 // block))
+        return Tile("scan", rows, block, _warps(rows * block, 8, 8))
+    return Tile("scan", 1, 2048, 8, is_swept=True)
+
+
+def _columns_tile(rows: tuple[Axis, ...], columns: tuple[Axis, ...], machine: Machine) -> Tile:
+    width, height = _static(columns), _static(rows)
+    block = min(128, power_of_two(width)) if width is not None else 64
+    step = max(1, min(64, 4096 // block))
+    if height is not None:
+        step = min(step, power_of_two(height))
+    across = -(-width // block) if width is not None else 32
+    wanted = max(1, 4 * machine.num_processors // across)
+    if height is not None:
+        wanted = min(wanted, max(1, height // (4 * step)))
+    splits = _below(wanted) if wanted < 8 else wanted
+    return Tile("columns", step, block, _warps(step * block), num_stages=2, splits=splits)
+
+
+def _static(axes: tuple[Axis, ...]) -> int | None:
+    return static_product([a.size for a in axes])
+
+
+def is_vertical(kernel: Kernel) -> bool:
+    """Rows lie innermost in memory: lanes should run along them."""
+    return bool(kernel.axes) and not kernel.axes[-1].reduced and kernel.axes[-1].atom is not None
+
+
+def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
+    height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
+    carries = bool(roles & {"outer", "all"})
+    if width is not None and height is not None and not carries:
+        if height * 2 <= machine.num_processors and width >= 8192:
+            return _split_tile(kernel, height, width, machine)
+    if is_vertical(kernel):
+        tile = _vertical_tile(height, width)
+    elif width is not None and power_of_two(width) <= _most_held(kernel):
+        tile = _held_tile(height, power_of_two(width), machine)
+    else:
+        tile = Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True)
+    if not carries:
+        return tile
+    blocks = None if height is None else -(-height // tile.rows)
+    a_processor = max(1, 16 // tile.num_warps) if "outer" not in roles else 2
+    most = machine.num_processors * a_processor
+    programs = max(1, min(most, blocks or most))
+    return Tile(
+        tile.kind, tile.rows, tile.columns, tile.num_warps, num_stages=3,
+        is_swept=tile.is_swept, programs=programs,
+    )  # fmt: skip
+
+
+def _most_held(kernel: Kernel) -> int:
+    """Fewer columns are held at once where each drags more values along."""
+    reads = {r.attr[0] for m in kernel.members for r in m.loop.reads()}
+    return MOST_HELD if len(reads) <= 4 else MOST_HELD // 2
+
+
+def _held_tile(height: int | None, width: int, machine: Machine) -> Tile:
+    rows = max(1, 1024 // width)
+    if height is not None:
+        rows = min(rows, power_of_two(height))
+        while rows > 1 and height < rows * machine.num_processors:
+            rows //= 2
+    elements = rows * width
+    return Tile("rows", rows, width, _warps(elements, 16 if elements <= 8192 else 32, 32))
+
+
+def _vertical_tile(height: int | None, width: int | None) -> Tile:
+    rows = 64 if height is None else min(64, power_of_two(height))
+    columns = 16 if width is None else min(max(1, 1024 // rows), power_of_two(width))
+    is_swept = width is None or width > columns
+    return Tile("rows", rows, columns, 4, num_stages=2, is_swept=is_swept)
+
+
+def _split_tile(kernel: Kernel, height: int, width: int, machine: Machine) -> Tile:
+    rows = min(16, power_of_two(height)) if is_vertical(kernel) else 1
+    block = max(64, 2048 // rows)
+    blocks = -(-height // rows)
+    splits = max(1, min(2 * machine.num_processors // blocks, -(-width // (2 * block)), 512))
+    return Tile("split", rows, block, 8 if rows * block >= 2048 else 4, 2, True, None, splits)
+
+
+def num_blocks(size: Dim, block: int) -> Dim:
+    """How many blocks cover a size."""
+    if isinstance(size, int):
+        return -(-size // block)
+    return ix.floordiv(ix.add(size, block - 1), block)

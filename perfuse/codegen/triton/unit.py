@@ -1,0 +1,105 @@
+"""`generate_triton`: every distinct kernel of a Plan once, in one Python module, and its launches."""
+
+from __future__ import annotations
+
+from perfuse.codegen.triton.blocks import columns_text, flat_text, scatter_text, turned_text
+from perfuse.codegen.triton.carry import join_columns
+from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.helpers import helper_text
+from perfuse.codegen.triton.rows import rows_text
+from perfuse.codegen.triton.scan import scan_text
+from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
+from perfuse.codegen.triton.split import split_texts
+from perfuse.codegen.triton.tiling import Machine, Tile, choose_tile
+from perfuse.context import Context
+from perfuse.ir.dtype import DType
+from perfuse.ir.program import Buffer
+from perfuse.schedule.plan import Kernel, Plan
+from perfuse.target import Target
+from perfuse.torch_compat import fp8_cast_saturates
+
+HEADER = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+"""
+
+_ONE_LAUNCH = {
+    "flat": flat_text,
+    "turned": turned_text,
+    "scatter": scatter_text,
+    "scan": scan_text,
+    "rows": rows_text,
+    "columns": columns_text,
+}
+
+
+def generate_triton(plan: Plan, context: Context) -> TritonSources:
+    """Spell the plan; equal kernels share one function."""
+    known: dict[tuple[object, ...], TritonKernel] = {}
+    functions: list[str] = []
+    launches: list[tuple[Launch, ...]] = []
+    for kernel in plan.kernels:
+        steps = []
+        for text in kernel_texts(kernel, plan.program.buffers, context.target):
+            made = _function(text, known, functions)
+            steps.append(
+                Launch(
+                    made.name, text.buffers, text.symbols, text.grid, scratch=text.scratch
+                )
+            )  # fmt: skip
+        launches.append(tuple(steps))
+    code = "".join(functions)
+    text = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
+    return TritonSources(text, tuple(known.values()), tuple(launches))
+
+
+def _function(
+    text: KernelText, known: dict[tuple[object, ...], TritonKernel], functions: list[str]
+) -> TritonKernel:
+    key = (text.parameters, text.body, text.tile.rows, text.tile.columns, text.tile.num_warps)
+    if key not in known:
+        name = f"kernel{len(known)}"
+        inner = ", ".join([*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"])
+        functions.append(f"\n\n@triton.jit\ndef {name}({inner}):\n{text.body}")
+        known[key] = TritonKernel(
+            name,
+            text.parameters,
+            (("R", text.tile.rows), ("C", text.tile.columns)),
+            frozenset(p for p, kind in text.parameters if kind.startswith("*")),
+            text.tile.num_warps,
+            text.tile.num_stages,
+        )
+    return known[key]
+
+
+def kernel_texts(kernel: Kernel, buffers: dict[str, Buffer], target: Target) -> list[KernelText]:
+    """The functions that run one kernel, in order."""
+    tile = choose_tile(kernel, buffers, machine_of(target))
+    return texts_for(kernel, buffers, tile, native_fp8(target))
+
+
+def texts_for(
+    kernel: Kernel, buffers: dict[str, Buffer], tile: Tile, native: frozenset[DType]
+) -> list[KernelText]:
+    """The functions of a kernel cut as a tile says."""
+    frame = Frame(kernel, buffers, tile, native)
+    if tile.kind == "split":
+        return split_texts(frame)
+    texts = [_ONE_LAUNCH[tile.kind](frame)]
+    sharing = tile.splits if tile.kind == "columns" else tile.programs or 1
+    is_left = sharing > 1 or tile.is_swept
+    if is_left and any(m.role == "outer" for m in kernel.members):
+        texts.append(join_columns(kernel, frame, sharing, native))
+    return texts
+
+
+def machine_of(target: Target) -> Machine:
+    gpu = target.gpu
+    return Machine() if gpu is None else Machine(gpu.multiprocessors, gpu.warp)
+
+
+def native_fp8(target: Target) -> frozenset[DType]:
+    """Floats of eight bits that the GPU converts itself."""
+    if target.gpu is not None and target.gpu.capability >= 89:
+        return frozenset({DType.F8E4M3FN, DType.F8E5M2})
+    return frozenset()
