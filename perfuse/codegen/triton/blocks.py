@@ -125,10 +125,8 @@ def columns_text(frame: Frame) -> KernelText:
         masks[COLUMNS] = "in_columns"
     frame.place_axes(w, frame.columns, "column")
     carry.declare(w)
-    first, step = f"{frame.program(1)} * R", f"R * {tile.splits}"
-    with w.indented(
-        f"for first in tl.range({first}, {frame.dim(height)}, {step}, num_stages={tile.num_stages}):"
-    ):
+    bounds = f"{frame.program(1)} * R, {frame.dim(height)}, R * {tile.splits}"
+    with w.indented(f"for first in tl.range({bounds}, num_stages={tile.num_stages}):"):
         w.line("row = first + tl.arange(0, R)[:, None]")
         if not (isinstance(height, int) and height % tile.rows == 0):
             w.line(f"in_rows = row < {frame.dim(height)}")

@@ -86,7 +86,9 @@ class Scope:
 
     def __init__(self, writer: Writer, variables: frozenset[Atom], parent: Scope | None) -> None:
         self.writer = writer
-        self.variables = variables if parent is None else variables | parent.variables
+        self.variables: frozenset[Atom] = (
+            variables if parent is None else variables | parent.variables
+        )
         self.parent = parent
         self.known: dict[Expr, Value] = {}
 

@@ -1,4 +1,4 @@
-"""How dtypes, literals and scalar ops are spelled in Triton. One table; a test keeps it complete."""
+"""How dtypes, literals and scalar ops are spelled in Triton."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def spelling(op: str, dtype: DType) -> str:
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:
-    """A constant of a compute type. Plain float32 ones stay plain: they take their partner's type."""
+    """A constant of a compute type. Plain float32 ones take their partner's type."""
     if dtype is DType.F32:
         return _float_text(float(value))
     if dtype is DType.F64:

@@ -87,7 +87,7 @@ class _Stage(Rows):
         w.line(f"{at} = tl.arange(0, {power_of_two(splits)})[None, :]")
         inside = row.masks.get(ROWS)
         w.line(f"{known} = ({at} < {splits}) & ({inside or 'row >= 0'})")
-        parts = []
+        parts: list[str] = []
         for place, start in zip(self._places(m), reduce.starts(m), strict=True):
             name = frame.names.local()
             load = f"tl.load({place} + row * {splits} + {at}, {known}, other=0)"

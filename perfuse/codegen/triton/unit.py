@@ -1,4 +1,4 @@
-"""`generate_triton`: every distinct kernel of a Plan once, in one Python module, and its launches."""
+"""`generate_triton`: every distinct kernel of a Plan once, in one module, and its launches."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
             )  # fmt: skip
         launches.append(tuple(steps))
     code = "".join(functions)
-    text = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
-    return TritonSources(text, tuple(known.values()), tuple(launches))
+    module = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
+    return TritonSources(module, tuple(known.values()), tuple(launches))
 
 
 def _function(
