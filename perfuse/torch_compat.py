@@ -106,6 +106,13 @@ _SAME_FLOPS = {
 }
 
 
+def has_fast_products(dtype: torch.dtype) -> bool:
+    """Whether the CPU's library multiplies this half type by the processor's own instructions."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    query = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    return query is not None and bool(query())
+
+
 def is_backward_state(node: Any) -> bool:
     """A placeholder that carries compiled autograd's hooks instead of a tensor."""
     return isinstance(node.meta.get("val"), BackwardState)

@@ -1,7 +1,8 @@
 """The passes and their order. Each is a function from a module to a new one.
 
 Canonical spelling first, since CSE compares spellings; constants before algebra, since algebra
-sees through them; CSE again at the end, because algebra makes expressions equal.
+sees through them; attention behind it, since views cancelled are fewer forms to know; CSE again at
+the end, because algebra makes expressions equal.
 """
 
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 from torch.fx import GraphModule
 
+from perfuse.graph.attention import fuse_attention
 from perfuse.graph.batch_products import batch_products
 from perfuse.graph.canonicalize import canonicalize
 from perfuse.graph.cse import eliminate_common_subexpressions
@@ -25,6 +27,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("cse", eliminate_common_subexpressions),
     ("fold_constants", fold_constants),
     ("simplify", simplify),
+    ("attention", fuse_attention),
     ("cse_again", eliminate_common_subexpressions),
     ("batch_products", batch_products),
     ("dead_code_again", eliminate_dead_code),

@@ -1,0 +1,175 @@
+"""Attention written by hand becomes one call of the fused kernel (what is attention: the match).
+
+By hand the scores travel through memory; the kernel keeps a block of them in cache. Measured on
+one core of the build machine, milliseconds (two products and our softmax -> kernel):
+
+    float32    (4,8,512,64) 34.6 -> 29.8    (4,8,32,64) 0.22 -> 0.17    (1,8,2048,64) 123 -> 104
+    float16    (4,8,512,64)  547 -> 63      bfloat16, which the processor multiplies: 17.4 -> 29.7
+
+So half types stay as they are where the library has products for them.
+
+By hand, a row whose scores are all -inf is NaN; the kernel makes it zero. Where the mask has such
+a row NaN is put back. (Without a mask such scores come from infinite queries or keys alone: those
+rows are the kernel's.) A mask that chooses, by `where` or `masked_fill`, also hides NaN of the
+scores, which an added one does not: it is no match.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from perfuse.graph.aliases import mutated_inputs
+from perfuse.graph.attention_match import RESHAPES, Attention, match_attention
+from perfuse.graph.facts import is_same_size, is_same_tensor, packet_name, tensor_of
+from perfuse.graph.rewrite import Builder, scalar_of
+from perfuse.torch_compat import module_of
+
+aten = torch.ops.aten
+_LOOKS = (*RESHAPES, "expand", "unsqueeze", "squeeze", "slice", "clone")
+
+
+def fuse_attention(gm: GraphModule) -> GraphModule:
+    """The pass."""
+    found = {match.product: match for match in _matches(gm.graph) if _can_shape(match)}
+    return _replaced(gm, found) if found else gm
+
+
+def _matches(graph: Graph) -> Iterator[Attention]:
+    """Every match; the kernel reads later than the first product did, so none behind a write."""
+    for node in graph.nodes:
+        if mutated_inputs(node):
+            return
+        match = match_attention(node) if node.target is aten.bmm.default else None
+        if match is not None:
+            yield match
+
+
+def _replaced(gm: GraphModule, found: dict[Node, Attention]) -> GraphModule:
+    """A new module with the kernel's result in place of the last products."""
+    new = Graph()
+    copy: dict[Node, Node] = {}
+    for node in gm.graph.nodes:
+        if node in found:
+            copy[node] = _Call(found[node], Builder(new), copy).emit()
+        else:
+            copy[node] = new.node_copy(node, lambda n: copy[n])
+    new._codegen = gm.graph._codegen
+    return module_of(gm, new)
+
+
+def _has_heads(match: Attention) -> bool:
+    """The products' batches are known to be so many sequences of so many heads."""
+    sizes = [n for node in (match.scores, match.product) for n in _tensor(node).shape]
+    return _tensor(match.scores).dim() == 4 and all(isinstance(n, int) for n in sizes)
+
+
+def _can_shape(match: Attention) -> bool:
+    """The mask can be told apart by sequence and head, or need not be."""
+    mask = tensor_of(match.mask)
+    if mask is None or _has_heads(match) or _tensor(match.scores).dim() == 3:
+        return True
+    return all(is_same_size(n, 1) for n in mask.shape[:-2])
+
+
+class _Call:
+    """Writes one call of the kernel; all operands as (sequences, heads, rows, columns)."""
+
+    def __init__(self, match: Attention, build: Builder, copy: dict[Node, Node]) -> None:
+        self._match = match
+        self._build = build
+        self._copy = copy
+        self._has_heads = _has_heads(match)
+
+    def emit(self) -> Node:
+        """The node that stands for the last product."""
+        match = self._match
+        key = self._call(aten.transpose.int, self._operand(match.key, -2), -2, -1)
+        operands = self._operand(match.query), key, self._operand(match.value)
+        mask = None if match.mask is None else self._mask(match.mask)
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
+        both = self._call(kernel, *map(self._dense, operands), attn_mask=mask, scale=match.scale)
+        result = self._call(operator.getitem, both, 0)
+        if mask is not None and not _is_finite(match.mask):
+            result = self._with_masked_rows(result, mask)
+        return self._joined(result)
+
+    def _call(self, target: object, *args: object, **kwargs: object) -> Node:
+        return self._build.call(self._match.product, target, *args, **kwargs)
+
+    def _operand(self, node: Node, axis: int = -1) -> Node:
+        if not self._has_heads:
+            return self._call(aten.unsqueeze.default, self._copy[node], 1)
+        shape = [*_tensor(self._match.scores).shape[:2], *_tensor(node).shape[-2:]]
+        source = _before_joining(node, shape, axis)
+        if source is not None:
+            return self._copy[source]
+        return self._call(aten.view.default, self._copy[node], shape)
+
+    def _dense(self, node: Node) -> Node:
+        """The kernel takes any strides but those within a row."""
+        if _tensor(node).stride()[-1] == 1:
+            return node
+        return self._call(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+    def _mask(self, node: Node) -> Node:
+        mask = self._copy[node]
+        if not self._has_heads and _tensor(mask).dim() == 3:
+            return self._call(aten.unsqueeze.default, mask, 1)
+        while _tensor(mask).dim() not in (2, 4):
+            mask = self._call(aten.unsqueeze.default, mask, 0)
+        return mask
+
+    def _with_masked_rows(self, result: Node, mask: Node) -> Node:
+        """NaN in the rows that the mask hides entirely: what -inf minus itself is."""
+        largest = self._call(aten.amax.default, mask, [-1], True)
+        nothing = self._call(aten.sub.Tensor, largest, largest)
+        return self._call(aten.sub.Tensor, result, nothing)
+
+    def _joined(self, result: Node) -> Node:
+        """In the shape and strides of the product that was there."""
+        wanted = _tensor(self._match.product)
+        if not self._has_heads:
+            result = self._call(aten.squeeze.dim, result, 1)
+        if not _tensor(result).is_contiguous():
+            result = self._call(aten.clone.default, result, memory_format=torch.contiguous_format)
+        if self._has_heads:
+            result = self._call(aten.view.default, result, list(wanted.shape))
+        assert is_same_tensor(_tensor(result), wanted), "the kernel's result is the product's"
+        return result
+
+
+def _tensor(node: Node) -> torch.Tensor:
+    tensor = tensor_of(node)
+    assert tensor is not None, f"{node} is a tensor"
+    return tensor
+
+
+def _before_joining(node: Node, shape: list[int], axis: int) -> Node | None:
+    """What an operand was before its batches were joined, copied for that; rows along `axis`."""
+    found = None
+    while packet_name(node) in (*RESHAPES, "clone") and isinstance(node.args[0], Node):
+        node = node.args[0]
+        if list(_tensor(node).shape) == shape and _has_rows(_tensor(node), axis):
+            found = node
+    return found
+
+
+def _has_rows(tensor: torch.Tensor, axis: int) -> bool:
+    """Neighbours along an axis are neighbours in memory, and no element stands for several."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.stride()[axis] == 1 and all(n == 1 or step != 0 for n, step in steps)
+
+
+def _is_finite(mask: Node | None) -> bool:
+    """The mask is a choice between finite numbers, so it has no hidden row."""
+    while mask is not None and packet_name(mask) in _LOOKS:
+        mask = mask.args[0] if isinstance(mask.args[0], Node) else None
+    if mask is None or packet_name(mask) != "where":
+        return False
+    numbers = [scalar_of(value) for value in mask.args[1:]]
+    return all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
