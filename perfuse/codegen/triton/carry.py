@@ -7,7 +7,7 @@ results of several blocks are joined by a launch of their own.
 from __future__ import annotations
 
 from perfuse.codegen.triton import reduce
-from perfuse.codegen.triton.emit import COLUMNS, Block, Scope
+from perfuse.codegen.triton.emit import COLUMNS, Block, Dialect, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.tiling import Tile, num_blocks, power_of_two
@@ -95,16 +95,14 @@ class Carry:
             w.line(f"tl.store({place} + {at}, {reduce.kept(m, text)}{inside})")
 
 
-def join_columns(
-    kernel: Kernel, first: Frame, num_sharing: int, native_fp8: frozenset[DType]
-) -> KernelText:
+def join_columns(kernel: Kernel, first: Frame, num_sharing: int, dialect: Dialect) -> KernelText:
     """The launch that joins what blocks left of each column."""
     members = [m for m in kernel.members if m.role == "outer"]
     width = first.size(first.columns)
     columns = 64 if not isinstance(width, int) else min(64, power_of_two(width))
     rows = min(32, power_of_two(num_sharing))
     tile = Tile("join", rows, columns, 4)
-    frame = Frame(kernel, first.buffers, tile, native_fp8)
+    frame = Frame(kernel, first.buffers, tile, dialect)
     w, masks = frame.w, {}
     w.line(f"column = {frame.program(0)} * C + tl.arange(0, C)[None, :]")
     if not (isinstance(width, int) and width % columns == 0):

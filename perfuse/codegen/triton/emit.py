@@ -39,15 +39,23 @@ class Value:
     lanes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs from GPU to GPU in how a value is spelled."""
+
+    native_fp8: frozenset[DType] = frozenset()  # floats of eight bits that it converts itself
+    rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or cuts
+
+
 class Names:
     """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
 
     def __init__(
-        self, buffers: dict[str, Buffer], written: frozenset[str], native_fp8: frozenset[DType]
+        self, buffers: dict[str, Buffer], written: frozenset[str], dialect: Dialect
     ) -> None:
         self.buffers = buffers
         self.written = written
-        self.native_fp8 = native_fp8
+        self.dialect = dialect
         self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
         self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...
         self.checks_indices = False
@@ -74,7 +82,9 @@ class Names:
 
     def is_bits(self, dtype: DType) -> bool:
         """Whether a float of eight bits is converted by our own code, from and to its bits."""
-        return dtype.is_narrow_float and dtype.num_bytes == 1 and dtype not in self.native_fp8
+        return (
+            dtype.is_narrow_float and dtype.num_bytes == 1 and dtype not in self.dialect.native_fp8
+        )
 
     def pointer_type(self, buffer: str) -> str:
         dtype = self.buffers[buffer].dtype
@@ -195,7 +205,12 @@ class Emitter:
         kind: DType = e.attr
         if kind.num_bytes == 1:
             return self._decoded(self.narrowed(e.args[0], text, kind), kind)
-        return f"tl.cast(tl.cast({text}, {NARROW_TYPE[kind]}), tl.float32)"
+        return f"tl.cast(tl.cast({self._cut(text, kind)}, {NARROW_TYPE[kind]}), tl.float32)"
+
+    def _cut(self, text: str, kind: DType) -> str:
+        """A value that converts to bfloat16 as it should, even by cutting."""
+        must_round = kind is DType.BF16 and not self.names.dialect.rounds_bf16
+        return f"pf_round_bf16(tl.cast({text}, tl.float32))" if must_round else text
 
     def narrowed(self, e: Expr, text: str, kind: DType) -> str:
         """A float32 value as a float of eight bits (its bits, where the GPU has no such type)."""
@@ -318,7 +333,7 @@ class Emitter:
         address, lanes = self.place(buffer, index, value.lanes)
         mask = self.block.mask(lanes)
         dtype = self.names.buffers[buffer].dtype
-        text = value.text
+        text = self._cut(value.text, dtype)
         if dtype.is_narrow_float and dtype.num_bytes == 1:
             formula = source if source is not None else ex.const(0.0, DType.F32)
             text = self.narrowed(formula, text if value.lanes else f"({text} + 0.0)", dtype)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfuse.codegen.triton import reduce
-from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Names, Scope, Value
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Names, Scope, Value
 from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.spelling import POINTER_TYPE, start
 from perfuse.codegen.triton.tiling import Tile, columns_of, rows_of
@@ -44,12 +44,12 @@ class Frame:
         kernel: Kernel,
         buffers: dict[str, Buffer],
         tile: Tile,
-        native_fp8: frozenset[DType],
+        dialect: Dialect,
     ) -> None:
         self.kernel = kernel
         self.buffers = buffers
         self.tile = tile
-        self.names = Names(buffers, kernel.stored, native_fp8)
+        self.names = Names(buffers, kernel.stored, dialect)
         self.rows, self.columns = rows_of(kernel), columns_of(kernel)
         self.makers: dict[str, list[Member]] = {}
         for m in kernel.members:

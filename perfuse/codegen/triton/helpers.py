@@ -118,6 +118,12 @@ def pf_randint(seed, index, low, high):
   width = tl.where(high > low, high - low, high - high + 1).to(tl.uint64)
   return ((bits % width) + low.to(tl.uint64)).to(tl.int64)
 """,
+    "pf_round_bf16": """
+def pf_round_bf16(x):
+  bits = x.to(tl.int32, bitcast=True)
+  near = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+  return tl.where(x == x, near.to(tl.float32, bitcast=True), x)
+""",
     "pf_nan_beyond_464": """
 def pf_nan_beyond_464(x):
   # The conversion in hardware saturates; what overflows must become not a number.

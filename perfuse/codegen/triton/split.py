@@ -25,7 +25,7 @@ def split_texts(frame: Frame) -> list[KernelText]:
 
 
 def _fresh(frame: Frame) -> Frame:
-    return Frame(frame.kernel, frame.buffers, frame.tile, frame.names.native_fp8)
+    return Frame(frame.kernel, frame.buffers, frame.tile, frame.names.dialect)
 
 
 class _Stage(Rows):

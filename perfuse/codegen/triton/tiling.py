@@ -11,11 +11,11 @@ scatter   stores where data says: blocks of a flat index
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis, Buffer
+from perfuse.ir.program import Axis
 from perfuse.schedule.plan import Kernel, static_product
 
 FLAT_BLOCK = 1024
@@ -76,7 +76,7 @@ def _warps(elements: int, a_thread: int = ELEMENTS_A_THREAD, most: int = 16) -> 
     return max(1, min(most, _below(elements // (WARP * a_thread))))
 
 
-def choose_tile(kernel: Kernel, buffers: dict[str, Buffer], machine: Machine) -> Tile:
+def choose_tile(kernel: Kernel, machine: Machine) -> Tile:
     """The tile that the sizes suggest."""
     roles = {m.role for m in kernel.members}
     if "scan" in roles:
@@ -170,16 +170,26 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
         tile = _held_tile(height, power_of_two(width), machine)
     else:
         tile = Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True)
-    if not carries:
-        return tile
-    blocks = None if height is None else -(-height // tile.rows)
-    a_processor = max(1, 16 // tile.num_warps) if "outer" not in roles else 2
-    most = machine.num_processors * a_processor
+    return _going_round(tile, height, machine, roles) if carries else tile
+
+
+def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[str]) -> Tile:
+    """Blocks that take one piece after another, with accumulators for what crosses rows.
+
+    For columns every block leaves as many sums as a row is long: few blocks, of many rows.
+    """
+    has_columns = "outer" in roles
+    rows = tile.rows
+    if has_columns and not tile.is_swept:
+        rows = max(rows, 4096 // tile.columns)
+        if height is not None:
+            rows = max(1, min(rows, _below(height // machine.num_processors)))
+    elements = rows * tile.columns
+    warps = tile.num_warps if tile.is_swept else _warps(elements, 16 if has_columns else 32)
+    blocks = None if height is None else -(-height // rows)
+    most = machine.num_processors * (4 if has_columns else max(1, 32 // warps))
     programs = max(1, min(most, blocks or most))
-    return Tile(
-        tile.kind, tile.rows, tile.columns, tile.num_warps, num_stages=3,
-        is_swept=tile.is_swept, programs=programs,
-    )  # fmt: skip
+    return replace(tile, rows=rows, num_warps=warps, num_stages=3, programs=programs)
 
 
 def _most_held(kernel: Kernel) -> int:

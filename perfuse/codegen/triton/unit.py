@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from perfuse.codegen.triton.blocks import columns_text, flat_text, scatter_text, turned_text
 from perfuse.codegen.triton.carry import join_columns
+from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.helpers import helper_text
 from perfuse.codegen.triton.rows import rows_text
@@ -33,14 +37,18 @@ _ONE_LAUNCH = {
 }
 
 
-def generate_triton(plan: Plan, context: Context) -> TritonSources:
-    """Spell the plan; equal kernels share one function."""
+def generate_triton(
+    plan: Plan, context: Context, tiles: Mapping[str, Tile] = MappingProxyType({})
+) -> TritonSources:
+    """Spell the plan; equal kernels share one function. `tiles` overrules the model's choice."""
+    dialect = dialect_of(context)
     known: dict[tuple[object, ...], TritonKernel] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
     for kernel in plan.kernels:
         steps = []
-        for text in kernel_texts(kernel, plan.program.buffers, context.target):
+        tile = tiles.get(kernel.name) or choose_tile(kernel, machine_of(context.target))
+        for text in kernel_texts(kernel, plan.program.buffers, tile, dialect):
             made = _function(text, known, functions)
             steps.append(
                 Launch(
@@ -72,24 +80,18 @@ def _function(
     return known[key]
 
 
-def kernel_texts(kernel: Kernel, buffers: dict[str, Buffer], target: Target) -> list[KernelText]:
-    """The functions that run one kernel, in order."""
-    tile = choose_tile(kernel, buffers, machine_of(target))
-    return texts_for(kernel, buffers, tile, native_fp8(target))
-
-
-def texts_for(
-    kernel: Kernel, buffers: dict[str, Buffer], tile: Tile, native: frozenset[DType]
+def kernel_texts(
+    kernel: Kernel, buffers: dict[str, Buffer], tile: Tile, dialect: Dialect
 ) -> list[KernelText]:
-    """The functions of a kernel cut as a tile says."""
-    frame = Frame(kernel, buffers, tile, native)
+    """The functions that run one kernel, in order, cut as a tile says."""
+    frame = Frame(kernel, buffers, tile, dialect)
     if tile.kind == "split":
         return split_texts(frame)
     texts = [_ONE_LAUNCH[tile.kind](frame)]
     sharing = tile.splits if tile.kind == "columns" else tile.programs or 1
     is_left = sharing > 1 or tile.is_swept
     if is_left and any(m.role == "outer" for m in kernel.members):
-        texts.append(join_columns(kernel, frame, sharing, native))
+        texts.append(join_columns(kernel, frame, sharing, dialect))
     return texts
 
 
@@ -98,8 +100,11 @@ def machine_of(target: Target) -> Machine:
     return Machine() if gpu is None else Machine(gpu.multiprocessors, gpu.warp)
 
 
-def native_fp8(target: Target) -> frozenset[DType]:
-    """Floats of eight bits that the GPU converts itself."""
-    if target.gpu is not None and target.gpu.capability >= 89:
-        return frozenset({DType.F8E4M3FN, DType.F8E5M2})
-    return frozenset()
+def dialect_of(context: Context) -> Dialect:
+    """The interpreter converts small floats in its own way, so it is told bit by bit."""
+    if context.settings.gpu.interpret:
+        return Dialect(rounds_bf16=False)
+    gpu = context.target.gpu
+    if gpu is not None and gpu.capability >= 89:
+        return Dialect(frozenset({DType.F8E4M3FN, DType.F8E5M2}))
+    return Dialect()

@@ -1,0 +1,60 @@
+"""`NumpyLibdevice`: the device library's functions for Triton's interpreter, which has none."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+# Those that NumPy calls otherwise, or does not have.
+_NAMES = {
+    "nearbyint": "rint", "acos": "arccos", "asin": "arcsin", "atan": "arctan",
+    "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh", "atan2": "arctan2",
+    "pow": "power",
+}  # fmt: skip
+_SPECIAL = {"erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "lgamma": "gammaln"}
+
+
+def _function(name: str) -> Callable[..., Any]:
+    if name == "rsqrt":
+        return lambda x: 1 / np.sqrt(x)
+    if name in _SPECIAL:
+        found: Callable[..., Any] = getattr(
+            importlib.import_module("scipy.special"), _SPECIAL[name]
+        )
+        return found
+    return getattr(np, _NAMES.get(name, name))  # type: ignore[no-any-return]
+
+
+class NumpyLibdevice:
+    """Stands where generated modules have `libdevice`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        function = _function(name)
+
+        def call(*args: Any) -> Any:
+            return _applied(function, args)
+
+        return call
+
+
+def _applied(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    language = importlib.import_module("triton.language")
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    first = next(a for a in args if isinstance(a, language.tensor))
+    raw = [
+        a.handle.data if isinstance(a, language.tensor) else np.asarray(a, first.handle.data.dtype)
+        for a in args
+    ]
+    with np.errstate(all="ignore"):
+        made = np.asarray(function(*raw))
+    # A predicate is an int32 in the device library.
+    kind = language.int32 if made.dtype == np.bool_ else first.dtype
+    made = made.astype(np.int32 if made.dtype == np.bool_ else first.handle.data.dtype)
+    is_block = any(a.type.is_block() for a in args if isinstance(a, language.tensor))
+    whole = language.block_type(kind, list(made.shape)) if is_block else kind
+    return language.tensor(interpreter.TensorHandle(made, kind), whole)
