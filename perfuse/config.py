@@ -27,6 +27,7 @@ from typing import (
 )
 
 from perfuse.errors import ConfigError, UnknownOption
+from perfuse.sizes import parse_budget
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,6 +132,14 @@ class Settings:
         "What the backward computes again instead of the forward keeping it: 0 views alone, 1 what "
         "fuses into a loop, 2 reductions and gathers too, 3 also products and attention.",
     )
+    memory_budget: str | int | float | None = key(
+        None,
+        "The most memory that a training step may allocate beside its inputs and parameters: bytes "
+        '("14GiB", "300MB", 300_000_000) or a fraction of what it takes without a budget (0.5).',
+    )
+    over_budget: Literal["warn", "raise"] = plain(
+        "warn", "When memory_budget cannot be kept: warn and take the least there is, or raise."
+    )
     cpu: CpuSettings = field(default_factory=CpuSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     build: BuildSettings = field(default_factory=BuildSettings)
@@ -227,6 +236,12 @@ def _check(name: str, value: Any) -> None:
         )
     if name in ("cpu.opt_level", "recompute_level") and value > 3:
         raise ConfigError(f"setting {name!r} cannot be {value!r}", hint=option.sentence)
+    if name == "memory_budget" and value is not None:
+        try:
+            parse_budget(value)
+        except ValueError as error:
+            told = f"setting {name!r} cannot be {value!r}: {error}"
+            raise ConfigError(told, hint=option.sentence) from None
 
 
 def _flatten(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

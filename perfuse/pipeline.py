@@ -59,7 +59,8 @@ def compile_graph(module: GraphModule, context: Context) -> Compiled:
     if context.settings.verify:
         verify_plan(plan)
     sources = run("codegen", generate_sources, plan, own)  # C++ text
-    host = run("host", generate_host, plan, sources)  # the program that launches
+    keeps_frames = context.settings.memory_budget is None
+    host = run("host", generate_host, plan, sources, keeps_frames)  # the program that launches
     counts = _counted(own.counters, context)
     path = run("build", build_shared_library, sources.units, context) if sources.units else None
     library = None if path is None else str(path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch
 from perfuse import config
 from perfuse.capture.observe import observing
 from perfuse.pipeline import Compiled
-from perfuse.torch_compat import reset_dynamo
+from perfuse.runtime.pool import POOL
+from perfuse.torch_compat import cpu_allocations, reset_dynamo
 
 
 @contextmanager
@@ -52,3 +55,41 @@ def rand_strided(
     else:
         memory = torch.randint(0, 16, (span,), device=device).to(dtype)
     return memory.as_strided(tuple(size), tuple(stride))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Bytes taken (more than zero) or given back (less) at a time."""
+
+    time_ns: int
+    num_bytes: int
+    is_pooled: bool  # by Perfuse's own pool, else by PyTorch's allocator
+
+
+def trace_allocations(step: Callable[[], Any]) -> tuple[Allocation, ...]:
+    """What `step()` allocates on the CPU and gives back, in order: PyTorch's and the pool's."""
+    pooled: list[Allocation] = []
+
+    def note(change: int) -> None:
+        pooled.append(Allocation(time.time_ns(), change, True))
+
+    with POOL.watched(note):
+        plain = cpu_allocations(step)
+    events = [*pooled, *(Allocation(at, size, False) for at, size in plain)]
+    return tuple(sorted(events, key=lambda event: event.time_ns))
+
+
+def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> int:
+    """The most bytes that `step()` holds at a time beyond what was there before it."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    held = peak = 0
+    for event in trace_allocations(step):
+        held += event.num_bytes
+        peak = max(peak, held)
+    return peak

@@ -358,6 +358,32 @@ def disabled_autocast() -> AbstractContextManager[Any]:
     return context
 
 
+def cpu_allocations(step: Callable[[], Any]) -> list[tuple[int, int]]:
+    """When `step()` took (or gave back, less than zero) how many bytes from PyTorch's allocator."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    results: Any = profile.profiler.kineto_results
+    memory = (event for event in results.events() if event.name() == "[memory]")
+    return [(e.start_ns(), e.nbytes()) for e in memory if e.device_type().name == "CPU"]
+
+
+def symbol_hints(values: Iterable[Any]) -> dict[str, int]:
+    """The size first seen for each size symbol in these values, where it is known."""
+    found: dict[str, int] = {}
+    for value in _sym_leaves(values):
+        known = value.node.shape_env.backed_var_to_val
+        for symbol in value.node.expr.free_symbols:
+            if symbol in known:
+                found[str(symbol)] = int(known[symbol])
+    return found
+
+
+def release_saved(ctx: Any) -> None:
+    """In a backward, let go of the saved tensors now, unless the graph is retained."""
+    ctx.maybe_clear_saved_tensors()
+
+
 def tree_leaves(value: Any) -> list[Any]:
     """What nested lists, tuples and dictionaries hold, in order."""
     leaves: list[Any] = torch.utils._pytree.tree_leaves(value)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from perfuse.graph.facts import GIVEN_UP
 from perfuse.torch_compat import OpOverload, raw_bytes, sym_expression, symbol_facts
 
 MAX_CONSTANT_BYTES = 64 << 20
@@ -44,7 +45,7 @@ def spell_node(
 ) -> str:
     """One node: what it does, and to which earlier nodes."""
     if node.op == "placeholder":
-        return "input"
+        return "given up" if node.meta.get(GIVEN_UP) else "input"
     if node.op == "get_attr":
         return f"constant {spell_constant(attribute(module, str(node.target)))}"
     if node.op == "call_function":

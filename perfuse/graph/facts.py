@@ -10,6 +10,9 @@ from torch.fx import Node
 
 from perfuse.torch_compat import OpOverload, sym_expression
 
+# The mark, in `meta`, of a placeholder whose memory nobody needs after this graph.
+GIVEN_UP = "perfuse_given_up"
+
 # Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
 # talk to a network, so it is never merged nor dropped.
 _KNOWN_NAMESPACES = frozenset({"aten", "prims"})

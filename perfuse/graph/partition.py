@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.config import Settings
-from perfuse.graph.facts import has_effects, is_sym, output_leaves, output_node, tensor_of
+from perfuse.graph.facts import GIVEN_UP, has_effects, is_sym, output_leaves, output_node, tensor_of
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
@@ -157,6 +157,10 @@ class _Extract:
             copied.meta = dict(node.meta)
             self._copy[node] = copied
 
+    def give_up(self, placeholder: Node) -> None:
+        """Mark an input as one that nobody needs afterwards."""
+        self._copy[placeholder].meta[GIVEN_UP] = True
+
     def need(self, node: Node) -> None:
         """Emit `node` and, before it, everything it needs that is not there yet."""
         stack = [node]
@@ -214,6 +218,9 @@ def _backward(
 ) -> Graph:
     others = [*inputs.tangents, *inputs.backward_seeds, *inputs.states]
     extract = _Extract([*saved.sizes, *saved.tensors, *saved.others, *others])
+    for node in [*saved.tensors, *inputs.tangents]:
+        if node not in inputs.primals:
+            extract.give_up(node)
     for node in graph.nodes:
         # Recomputed values come just before their first reader: they live no longer than needed.
         if node in roles.backward and (node in roles.needed_backward or has_effects(node)):

@@ -191,6 +191,8 @@ class Program:
     outputs: tuple[View | Dim | float | bool | None, ...]
     symbols: tuple[tuple[str, str], ...] = ()  # name, and how the host computes it
     constants: dict[str, Any] = field(default_factory=dict)  # tensors held by the graph module
+    given_up: tuple[str, ...] = ()  # inputs that nobody needs afterwards: saved for this program
+    hints: dict[str, int] = field(default_factory=dict, compare=False)  # likely sizes, by symbol
 
     def __str__(self) -> str:
         lines = [f"program({', '.join(str(self.buffers.get(i, i)) for i in self.inputs)}):"]

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from perfuse.context import Context
+from perfuse.graph.facts import GIVEN_UP
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
@@ -35,7 +36,7 @@ from perfuse.lower.traced import (
     is_plain_tensor,
     traced_value,
 )
-from perfuse.torch_compat import is_effect, is_view_op, source_line
+from perfuse.torch_compat import is_effect, is_view_op, source_line, symbol_hints
 
 assert families  # importing the op families fills the registry
 
@@ -58,6 +59,7 @@ class _Lowering:
         self.symbols = self.builder.symbols
         self.values: dict[FxNode, Any] = {}
         self.inputs: list[str] = []
+        self.given_up: list[str] = []
         self.outputs: tuple[Any, ...] = ()
         self.owners: dict[str, FxNode] = {}
 
@@ -84,6 +86,8 @@ class _Lowering:
             self.outputs,
             tuple(self.symbols.derived.items()),
             self.builder.constants,
+            tuple(self.given_up),
+            symbol_hints(map(traced_value, self.module.graph.find_nodes(op="placeholder"))),
         )
 
     # -- leaves ----------------------------------------------------------------------------
@@ -99,6 +103,8 @@ class _Lowering:
             self.values[node] = dim
             return
         self.inputs.append(name)
+        if node.meta.get(GIVEN_UP):
+            self.given_up.append(name)
         self.values[node] = self._tensor_leaf(name, value, "input")
 
     def _get_attr(self, node: FxNode) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource, function_name
-from perfuse.runtime.pool import SMALLEST_BYTES, empty_strided, pooled
+from perfuse.runtime.pool import empty_strided, pooled
+from perfuse.schedule.memory import SMALLEST_POOLED
 
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -42,7 +43,7 @@ class Frame:
 
 
 def _arena(num_bytes: int) -> torch.Tensor:
-    if num_bytes < SMALLEST_BYTES:
+    if num_bytes < SMALLEST_POOLED:
         return torch.empty(num_bytes, dtype=torch.uint8)
     return pooled(num_bytes, torch.uint8, num_bytes)
 

@@ -11,16 +11,15 @@ import contextlib
 import ctypes
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from perfuse import config
+from perfuse.schedule.memory import HUGE_PAGE, SMALLEST_POOLED, pooled_bytes
 
-# Smaller tensors are served well by the C library, and a plain tensor is made faster.
-SMALLEST_BYTES = 1 << 18
-_HUGE_PAGE = 2 << 20
 _ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
 
@@ -30,18 +29,21 @@ class Pool:
     def __init__(self) -> None:
         self._free: dict[int, list[tuple[int, mmap.mmap]]] = {}
         self._free_bytes = 0
+        self._used_bytes = 0
+        self._watchers: tuple[Callable[[int], None], ...] = ()
         # Reentrant: a collection of garbage may start under the lock and give back blocks itself.
         self._lock = threading.RLock()
 
     def take(self, num_bytes: int) -> _Block:
         """A block of at least so many bytes; it comes back when the returned object dies."""
-        size = _rounded(num_bytes)
+        size = pooled_bytes(num_bytes)
         found = None
         with self._lock:
             blocks = self._free.get(size)
             if blocks:
                 found = blocks.pop()
                 self._free_bytes -= size
+            self._count(size)
         address, memory = found if found is not None else _mapped(size)
         block: _Block = _block_type(size).from_address(address)
         block.home = (self, size, address, memory)
@@ -50,10 +52,27 @@ class Pool:
     def give_back(self, size: int, address: int, memory: mmap.mmap) -> None:
         limit = config.snapshot().cpu.pool_limit_bytes
         with self._lock:
+            self._count(-size)
             if self._free_bytes + size <= limit:
                 self._free.setdefault(size, []).append((address, memory))
                 self._free_bytes += size
         # A block over the limit is unmapped when its mmap object dies here.
+
+    def _count(self, change: int) -> None:
+        self._used_bytes += change
+        for watcher in self._watchers:
+            watcher(change)
+
+    @contextmanager
+    def watched(self, watcher: Callable[[int], None]) -> Iterator[None]:
+        """In this block, `watcher` is told the bytes of every block taken, or given back (less)."""
+        with self._lock:
+            self._watchers = (*self._watchers, watcher)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watchers = tuple(w for w in self._watchers if w is not watcher)
 
     def clear(self) -> None:
         """Return everything unused to the system."""
@@ -63,22 +82,23 @@ class Pool:
 
     @property
     def free_bytes(self) -> int:
+        """Kept for reuse."""
         return self._free_bytes
 
-
-def _rounded(num_bytes: int) -> int:
-    step = _HUGE_PAGE if num_bytes >= _HUGE_PAGE else 1 << 16
-    return -(-num_bytes // step) * step
+    @property
+    def used_bytes(self) -> int:
+        """Held by tensors and arenas."""
+        return self._used_bytes
 
 
 def _mapped(size: int) -> tuple[int, mmap.mmap]:
-    spare = _HUGE_PAGE if size >= _HUGE_PAGE else 0
+    spare = HUGE_PAGE if size >= HUGE_PAGE else 0
     memory = mmap.mmap(-1, size + spare)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     if spare and hasattr(memory, "madvise"):
         with contextlib.suppress(OSError):  # a kernel without huge pages serves us all the same
             memory.madvise(_ADVISE_HUGE)
-        start += -start % _HUGE_PAGE
+        start += -start % HUGE_PAGE
     return start, memory
 
 
@@ -115,7 +135,7 @@ def empty_strided(
             return torch.empty_strided(shape, strides, dtype=dtype)
         span += (size - 1) * stride
     num_bytes = span * dtype.itemsize
-    if num_bytes < SMALLEST_BYTES:
+    if num_bytes < SMALLEST_POOLED:
         return torch.empty_strided(shape, strides, dtype=dtype)
     return pooled(num_bytes, dtype, span).as_strided(shape, strides)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from perfuse.runtime.executable import Call, with_strides
-from perfuse.torch_compat import disabled_autocast
+from perfuse.torch_compat import disabled_autocast, release_saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,7 @@ def _function(forward: Call, backward: Call, facts: Facts) -> Any:
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             args = list(ctx.saved_tensors)
+            release_saved(ctx)  # the program forgets each after its last use
             args += [t.made_from(gradients[t.output]) for t in facts.tangents]
             if torch.is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once

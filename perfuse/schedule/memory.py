@@ -7,6 +7,34 @@ from perfuse.schedule.plan import Kernel, Step, static_product
 
 ALIGNMENT = 64
 
+# Smaller tensors are served well by the C library, and a plain tensor is made faster.
+SMALLEST_POOLED = 1 << 18
+HUGE_PAGE = 2 << 20
+_SMALL_STEP = 1 << 16
+_GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
+
+# An input smaller than this is not worth a line of the host program to forget it early.
+SMALLEST_FORGOTTEN = 1 << 16
+
+
+def pooled_bytes(num_bytes: int) -> int:
+    """The size of the pool's block that holds so many bytes."""
+    step = HUGE_PAGE if num_bytes >= HUGE_PAGE else _SMALL_STEP
+    return -(-num_bytes // step) * step
+
+
+def allocated_bytes(num_bytes: int, is_pooled: bool, device: str = "cpu") -> int:
+    """What a tensor of so many bytes takes from its allocator."""
+    if device != "cpu":
+        return -(-num_bytes // _GPU_STEP) * _GPU_STEP
+    return pooled_bytes(num_bytes) if is_pooled and num_bytes >= SMALLEST_POOLED else num_bytes
+
+
+def is_forgotten_early(buffer: Buffer) -> bool:
+    """An input that the host program lets go of after its last use."""
+    size = num_bytes(buffer)
+    return size is None or size >= SMALLEST_FORGOTTEN
+
 
 def touched(step: Step) -> set[str]:
     """Buffers in memory that a step reads or writes."""
@@ -25,8 +53,10 @@ def num_bytes(buffer: Buffer) -> int | None:
     return None if count is None else count * buffer.dtype.num_bytes
 
 
-def place(program: Program, steps: tuple[Step, ...]) -> tuple[dict[str, int], int]:
-    """Arena offsets for temporaries of known size that do not leave the program."""
+def place(
+    program: Program, steps: tuple[Step, ...], largest: int | None = None
+) -> tuple[dict[str, int], int]:
+    """Arena offsets for temporaries of known size, up to `largest`, that stay in the program."""
     leaving = output_buffers(program)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -43,6 +73,8 @@ def place(program: Program, steps: tuple[Step, ...]) -> tuple[dict[str, int], in
             continue
         size = num_bytes(buffer)
         if size is None or static_product(buffer.shape) is None:
+            continue
+        if largest is not None and size >= largest:
             continue
         live = [piece for piece in live if piece[2] >= first[name]]
         offset = _first_fit(live, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 
 from perfuse.context import Context
@@ -10,6 +9,8 @@ from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import Extern, Loop, Program
 from perfuse.schedule import memory, shape
 from perfuse.schedule.fuse import Fuser, Group, accesses
+from perfuse.schedule.lifetimes import lifetimes
+from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
 
@@ -18,21 +19,41 @@ def schedule(program: Program, context: Context) -> Plan:
     program = _without_dead_loops(program)
     fuser = Fuser(program)
     fuser.run()
-    order = _ordered(fuser)
+    plan = _plan(program, fuser, program_order(fuser))
+    if context.settings.memory_budget is not None:
+        plan = _smallest(plan, fuser, context)
+    context.counters.inc("schedule.loops", sum(isinstance(n, Loop) for n in program.nodes))
+    context.counters.inc("schedule.kernels", len(plan.kernels))
+    return plan
+
+
+def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
     steps: list[Step] = []
     outside = _outside_uses(program, fuser)
-    for group in order:
+    for home in order:
+        group = fuser.groups[home]
         if group.members:
-            home = fuser.home[group.nodes[0]]
             steps.append(_kernel(f"k{len(steps)}", group, home, outside, program))
         else:
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, Extern)
             steps.append(node)
     places, arena_bytes = memory.place(program, tuple(steps))
-    context.counters.inc("schedule.loops", sum(isinstance(n, Loop) for n in program.nodes))
-    context.counters.inc("schedule.kernels", sum(isinstance(s, Kernel) for s in steps))
     return Plan(program, tuple(steps), tuple(fuser.refusals), places, arena_bytes)
+
+
+def _smallest(plan: Plan, fuser: Fuser, context: Context) -> Plan:
+    """Of a few orders and placements of the same kernels, the one that holds least at a time."""
+    frugal = _plan(plan.program, fuser, frugal_order(fuser, plan.program))
+    choices = [plan, _without_large(plan), frugal, _without_large(frugal)]
+    return min(choices, key=lambda choice: lifetimes(choice, context.device.type).peak())
+
+
+def _without_large(plan: Plan) -> Plan:
+    """An arena lasts as long as the call: large temporaries leave it, to last as long as needed."""
+    limit = memory.SMALLEST_POOLED
+    places, arena_bytes = memory.place(plan.program, plan.steps, largest=limit)
+    return replace(plan, places=places, arena_bytes=arena_bytes)
 
 
 def _without_dead_loops(program: Program) -> Program:
@@ -49,36 +70,6 @@ def _without_dead_loops(program: Program) -> Program:
     if len(kept) == len(program.nodes):
         return program
     return replace(program, nodes=tuple(reversed(kept)))
-
-
-def _ordered(fuser: Fuser) -> list[Group]:
-    """Groups in an order that respects what each needs, earliest nodes first."""
-    waiting: dict[int, set[int]] = {}
-    users: dict[int, list[int]] = {}
-    for home, group in fuser.groups.items():
-        needs: set[int] = set()
-        for node in group.nodes:
-            mask = fuser.needs[node]
-            while mask:
-                low = mask & -mask
-                needs.add(fuser.home[low.bit_length() - 1])
-                mask ^= low
-        needs.discard(home)
-        waiting[home] = needs
-        for need in needs:
-            users.setdefault(need, []).append(home)
-    ready = [home for home, needs in waiting.items() if not needs]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        home = heapq.heappop(ready)
-        order.append(fuser.groups[home])
-        for user in users.get(home, ()):
-            waiting[user].discard(home)
-            if not waiting[user]:
-                heapq.heappush(ready, user)
-    assert len(order) == len(fuser.groups), "fusion made a cycle"
-    return order
 
 
 def _outside_uses(program: Program, fuser: Fuser) -> dict[str, set[int]]:

@@ -18,7 +18,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Atom, Dim, Index
 from perfuse.ir.program import Buffer, Extern, Loop, Opaque, View
-from perfuse.schedule.memory import output_buffers, touched
+from perfuse.schedule.memory import is_forgotten_early, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Plan, Step
 
 
@@ -48,13 +48,15 @@ class HostSource:
     ops: tuple[str, ...]  # operators of torch.ops that it calls, and "py:..." ones it is given
 
 
-def generate_host(plan: Plan, sources: CppSources) -> HostSource:
-    return _HostWriter(plan, sources).run()
+def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) -> HostSource:
+    """The host program; a frame that is not kept gives its arena back when the call ends."""
+    return _HostWriter(plan, sources, keeps_frames).run()
 
 
 class _HostWriter:
-    def __init__(self, plan: Plan, sources: CppSources) -> None:
+    def __init__(self, plan: Plan, sources: CppSources, keeps_frames: bool) -> None:
         self.plan = plan
+        self.keeps_frames = keeps_frames
         self.sources = sources
         self.program = plan.program
         self.places = {name: k + 1 for k, name in enumerate(sources.pointers)}
@@ -63,6 +65,13 @@ class _HostWriter:
         self.w = Writer(1)
         self.last_use = self._last_uses()
         self.ready: set[str] = set()
+        self.held = {
+            name
+            for name in self.program.given_up
+            if name in self.program.buffers
+            and name not in self.leaving
+            and is_forgotten_early(self.program.buffers[name])
+        }
         self.known_symbols: set[str] = set()
 
     def _last_uses(self) -> dict[str, int]:
@@ -86,7 +95,8 @@ class _HostWriter:
             if self.program.buffers[name].role in ("input", "constant"):
                 self._set_pointer(name)
         self._steps()
-        w.line("frames.append(frame)")
+        if self.keeps_frames:
+            w.line("frames.append(frame)")
         w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
         text = "def call(args):\n" + w.text()
         fixed = tuple(
@@ -164,7 +174,7 @@ class _HostWriter:
     # -- steps -----------------------------------------------------------------------------
 
     def _steps(self) -> None:
-        number = 0
+        number, last = 0, len(self.plan.steps)
         for step in self.sources.steps:
             if isinstance(step, Segment):
                 count = len(step.kernels)
@@ -179,18 +189,20 @@ class _HostWriter:
             else:
                 self._call(step)
                 number += 1
-            self._release(number - 1)
+            if number < last:  # else all of them go with the function
+                self._release(number - 1)
 
     def _release(self, number: int) -> None:
-        """Forget tensors after their last use, so that their memory can be used again."""
-        gone = [
-            n
-            for n, last in self.last_use.items()
-            if last <= number and n in self.ready and n not in self.leaving
-        ]
+        """Forget tensors after their last use, so that their memory can be used again.
+
+        Inputs too, where they were saved for this program alone.
+        """
+        alive = (self.ready | self.held) - self.leaving
+        gone = {n for n in alive if self.last_use.get(n, -1) <= number}
         if gone:
             self.w.line(f"del {', '.join(sorted(gone))}")
-            self.ready -= set(gone)
+            self.ready -= gone
+            self.held -= gone
 
     def _allocate(self, name: str) -> None:
         buffer = self.program.buffers[name]

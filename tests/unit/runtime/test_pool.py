@@ -12,7 +12,8 @@ import torch
 
 from perfuse import config
 from perfuse.runtime import pool
-from perfuse.runtime.pool import POOL, SMALLEST_BYTES, Pool, empty_strided, pooled
+from perfuse.runtime.pool import POOL, Pool, empty_strided, pooled
+from perfuse.schedule.memory import SMALLEST_POOLED
 
 MIB = 1 << 20
 
@@ -56,8 +57,8 @@ def test_live_tensors_lie_apart() -> None:
 
 # bytes asked for, bytes of the block
 SIZES = [
-    (SMALLEST_BYTES, SMALLEST_BYTES),
-    (SMALLEST_BYTES + 4, SMALLEST_BYTES + (1 << 16)),
+    (SMALLEST_POOLED, SMALLEST_POOLED),
+    (SMALLEST_POOLED + 4, SMALLEST_POOLED + (1 << 16)),
     (2 * MIB, 2 * MIB),
     (2 * MIB + 4, 4 * MIB),
 ]
@@ -71,7 +72,7 @@ def test_sizes_are_rounded_up(row: tuple[int, int]) -> None:
     assert POOL.free_bytes == row[1]
 
 
-@pytest.mark.parametrize("num_bytes", [SMALLEST_BYTES, MIB, 2 * MIB, 5 * MIB])
+@pytest.mark.parametrize("num_bytes", [SMALLEST_POOLED, MIB, 2 * MIB, 5 * MIB])
 def test_alignment(num_bytes: int) -> None:
     tensors = [large(num_bytes) for _ in range(3)]
     step = 2 * MIB if num_bytes >= 2 * MIB else 4096
@@ -79,7 +80,7 @@ def test_alignment(num_bytes: int) -> None:
 
 
 def test_small_and_empty_tensors_are_plain() -> None:
-    for shape in ((0,), (4, 0, 1 << 20), (), (SMALLEST_BYTES // 4 - 1,)):
+    for shape in ((0,), (4, 0, 1 << 20), (), (SMALLEST_POOLED // 4 - 1,)):
         x = empty_strided(shape, torch.empty(shape).stride())
         assert x.shape == shape
     del x
@@ -152,8 +153,8 @@ def test_threads_never_share_a_block() -> None:
 
     def work(number: int) -> None:
         for turn in range(60):
-            x = large(SMALLEST_BYTES).fill_(number)
-            y = large(SMALLEST_BYTES + turn % 3 * (1 << 16)).fill_(-1)
+            x = large(SMALLEST_POOLED).fill_(number)
+            y = large(SMALLEST_POOLED + turn % 3 * (1 << 16)).fill_(-1)
             if float(x.min()) != number or float(x.max()) != number:
                 wrong.append(number)
             del x, y
@@ -203,3 +204,15 @@ def test_garbage_collected_while_a_block_comes_back(monkeypatch: pytest.MonkeyPa
 def test_huge_pages_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_ADVISE_HUGE", 9999)
     assert float(large(3 * MIB).fill_(1).mean()) == 1
+
+
+def test_watchers_are_told_of_what_is_held() -> None:
+    pool = Pool()
+    seen: list[int] = []
+    with pool.watched(seen.append):
+        block = pool.take(3 << 20)
+        assert pool.used_bytes == 4 << 20
+        del block
+    pool.take(1 << 20)
+    assert seen == [4 << 20, -(4 << 20)]
+    assert pool.used_bytes == 0

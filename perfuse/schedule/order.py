@@ -1,0 +1,126 @@
+"""The order of groups: as the program has them, or with an eye on the memory held."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+
+from perfuse.ir.program import Program
+from perfuse.schedule.fuse import Fuser, accesses
+from perfuse.schedule.lifetimes import buffer_bytes
+from perfuse.schedule.memory import output_buffers
+
+Rank = Callable[[int], tuple[int, int]]
+
+
+def program_order(fuser: Fuser) -> list[int]:
+    """Groups in an order that respects what each needs, earliest nodes first."""
+    return _ordered(fuser, _Needs(fuser), lambda home: (0, home))
+
+
+def frugal_order(fuser: Fuser, program: Program) -> list[int]:
+    """The program's order, but a group that frees at least what it makes runs as soon as it can."""
+    needs = _Needs(fuser)
+    held = _Held(fuser, program)
+    return _ordered(fuser, needs, held.rank, held.run)
+
+
+class _Needs:
+    """Which groups wait for which."""
+
+    def __init__(self, fuser: Fuser) -> None:
+        self.waiting: dict[int, set[int]] = {}
+        self.users: dict[int, list[int]] = {}
+        for home, group in fuser.groups.items():
+            needs: set[int] = set()
+            for node in group.nodes:
+                mask = fuser.needs[node]
+                while mask:
+                    low = mask & -mask
+                    needs.add(fuser.home[low.bit_length() - 1])
+                    mask ^= low
+            needs.discard(home)
+            self.waiting[home] = needs
+            for need in needs:
+                self.users.setdefault(need, []).append(home)
+
+
+def _ordered(
+    fuser: Fuser, needs: _Needs, rank: Rank, run: Callable[[int], set[int]] | None = None
+) -> list[int]:
+    """Run whatever ranks lowest among the ready; `run` tells whose rank this changes."""
+    ready = {home for home, waits in needs.waiting.items() if not waits}
+    heap = [(rank(home), home) for home in ready]
+    heapq.heapify(heap)
+    order = []
+    while heap:
+        ranked, home = heapq.heappop(heap)
+        if home not in ready or ranked != rank(home):
+            continue  # an entry from before its rank changed
+        ready.discard(home)
+        order.append(home)
+        changed = run(home) if run is not None else set()
+        for user in needs.users.get(home, ()):
+            needs.waiting[user].discard(home)
+            if not needs.waiting[user]:
+                ready.add(user)
+                changed.add(user)
+        for other in changed & ready:
+            heapq.heappush(heap, (rank(other), other))
+    assert len(order) == len(fuser.groups), "fusion made a cycle"
+    return order
+
+
+class _Held:
+    """What running a group adds to the memory held: its results, less what it reads last."""
+
+    def __init__(self, fuser: Fuser, program: Program) -> None:
+        self._reads: dict[int, set[str]] = {}
+        self._makes: dict[int, set[str]] = {}
+        self._readers: dict[str, set[int]] = {}
+        self._bytes = _freeable_bytes(program)
+        self._leaving = output_buffers(program)
+        for home, group in fuser.groups.items():
+            reads: set[str] = set()
+            makes: set[str] = set()
+            for number in group.nodes:
+                read, made = accesses(program.nodes[number])
+                reads.update(read)
+                makes.update(made)
+            self._reads[home], self._makes[home] = reads - makes, makes
+            for name in reads:
+                self._readers.setdefault(name, set()).add(home)
+
+    def rank(self, home: int) -> tuple[int, int]:
+        added = sum(self._made_bytes(name, home) for name in self._makes[home])
+        freed = sum(
+            self._bytes.get(name, 0)
+            for name in self._reads[home]
+            if name not in self._leaving and self._readers[name] == {home}
+        )
+        return int(added > freed), home
+
+    def _made_bytes(self, name: str, home: int) -> int:
+        """A value that its own group alone reads lives in registers."""
+        leaves = name in self._leaving or self._readers.get(name, set()) != {home}
+        return self._bytes.get(name, 0) if leaves else 0
+
+    def run(self, home: int) -> set[int]:
+        """Note that the group has run; the groups that now are the last reader of something."""
+        changed: set[int] = set()
+        for name in self._reads[home]:
+            left = self._readers[name]
+            left.discard(home)
+            if len(left) == 1:
+                changed |= left
+        return changed
+
+
+def _freeable_bytes(program: Program) -> Mapping[str, int]:
+    """The size of each buffer whose memory comes or goes with the program."""
+    given = set(program.given_up)
+    return {
+        name: buffer_bytes(buffer, program.hints)
+        for name, buffer in program.buffers.items()
+        if buffer.role not in ("input", "constant") or name in given
+    }
