@@ -139,6 +139,11 @@ def pf_max(a, b):
 def pf_min(a, b):
   return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "pf_exp_below": """
+def pf_exp_below(x, top):
+  # exp(x - top); nothing at all where there is no top yet.
+  return tl.where(top == float('-inf'), 0.0, tl.exp(x - top))
+""",
     "pf_argmax": """
 def pf_argmax(a, i, b, j):
   # Not a number counts as the largest; of equals the first is taken.

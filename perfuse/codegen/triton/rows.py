@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from perfuse.codegen.triton import reduce
+from perfuse.codegen.triton import online, reduce
 from perfuse.codegen.triton.carry import Carry
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Scope, Value
 from perfuse.codegen.triton.frame import Frame, KernelText
@@ -109,7 +109,11 @@ class Rows:
         if not swept:
             return
         if self.tile.is_swept:
-            self.sweep(w, row, swept, "0", self.frame.dim(self.width))
+            pair = online.find_pair(self.frame.kernel, number)
+            if pair is not None:
+                self._sweep_online(w, row, pair)
+            elif not (number and online.find_pair(self.frame.kernel, number - 1)):
+                self.sweep(w, row, swept, "0", self.frame.dim(self.width))
         else:
             block = self.frame.block(row.masks)
             for m in swept:
@@ -179,6 +183,25 @@ class Rows:
         w.take(loop)
         for m in folding:
             self.join(row, m)
+
+    def _sweep_online(self, w: Writer, row: Row, pair: online.Pair) -> None:
+        """Two stages in one pass: their results are both known after it."""
+        frame, stages = self.frame, self.tile.num_stages
+        online.declare(frame, w, pair)
+        loop = w.child()
+        limit = frame.dim(self.width)
+        with loop.indented(f"for start in tl.range(0, {limit}, C, num_stages={stages}):"):
+            masks = dict(row.masks)
+            self.place_columns(loop, "start", masks)
+            scope = Scope(loop, frame.atoms(frame.columns), row.scope)
+            block = frame.block(masks)
+            online.step(frame, frame.emitter(scope, block, pair.largest, row.results), block, pair)
+        w.take(loop)
+        self.join(row, pair.largest)
+        largest = row.results[pair.largest.loop.out].text
+        emitter = self._row_emitter(row, pair.total)
+        text = online.joined(frame, pair, largest)
+        self.store_result(row, pair.total, frame.finished(emitter, pair.total, text, ROWS))
 
     def join(self, row: Row, m: Member) -> None:
         emitter = self._row_emitter(row, m)
