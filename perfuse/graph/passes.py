@@ -16,6 +16,7 @@ from perfuse.graph.canonicalize import canonicalize
 from perfuse.graph.cse import eliminate_common_subexpressions
 from perfuse.graph.dead_code import eliminate_dead_code
 from perfuse.graph.fold_constants import fold_constants
+from perfuse.graph.join_products import join_products
 from perfuse.graph.simplify import simplify
 
 Pass = Callable[[GraphModule], GraphModule]
@@ -29,6 +30,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("simplify", simplify),
     ("attention", fuse_attention),
     ("cse_again", eliminate_common_subexpressions),
+    ("join_products", join_products),
     ("batch_products", batch_products),
     ("dead_code_again", eliminate_dead_code),
 )
