@@ -22,6 +22,7 @@ from perfuse.errors import CacheDamaged
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.executable import Call, bind
+from perfuse.runtime.launch import load_gpu
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
 from perfuse.torch_compat import num_guards
 
@@ -77,16 +78,24 @@ def load_graph(key: str, context: Context) -> Executable | None:
     except CacheDamaged:
         context.counters.inc("cache.damaged")
         return None
-    library = None
-    if saved.library is not None:
-        built = store.get(saved.library)
-        if built is None:
-            return None
-        library = str(built.file(LIBRARY))
-    call = bind(saved.host, library, saved.constants, context.settings.cpu.threads)
+    built = store.get(saved.library) if saved.library is not None else None
+    if built is None and saved.library is not None:
+        return None
+    try:
+        call = _bound(saved, built, context)
+    except CacheDamaged:
+        context.counters.inc("cache.damaged")
+        return None
     for name, n in saved.counts.items():
         context.counters.inc(name, n)
     return Executable(call, key)
+
+
+def _bound(saved: SavedProgram, built: Entry | None, context: Context) -> Call:
+    if saved.host.gpu is not None and built is not None:
+        return load_gpu(saved.host, built, saved.constants, context)
+    library = None if built is None else str(built.file(LIBRARY))
+    return bind(saved.host, library, saved.constants, context.settings.cpu.threads)
 
 
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:

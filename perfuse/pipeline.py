@@ -12,8 +12,12 @@ from torch.fx import GraphModule
 
 from perfuse.autotune.products import choose_products
 from perfuse.build import build_shared_library
+from perfuse.build.triton import build_bundle
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
+from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource, generate_host
+from perfuse.codegen.triton.sources import TritonSources
+from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.graph.passes import run_passes
@@ -21,11 +25,13 @@ from perfuse.ir.program import Program
 from perfuse.ir.verify import verify_program
 from perfuse.lower.graph import lower_graph
 from perfuse.runtime.executable import Call, bind
+from perfuse.runtime.launch import load_gpu
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import schedule
 from perfuse.schedule.verify import verify_plan
 
 R = TypeVar("R")
+Finished = tuple[CppSources | TritonSources, HostSource, Call, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +41,17 @@ class Compiled:
     module: GraphModule
     program: Program
     plan: Plan
-    sources: CppSources
+    sources: CppSources | TritonSources
     host: HostSource
     call: Call
-    library: str | None  # key of the shared library in the store
+    library: str | None  # key of the shared library, or of the bundle of kernels, in the store
     counts: dict[str, int]  # what was counted on the way to the sources
     seconds: dict[str, float]  # how long each stage took
 
     def texts(self) -> tuple[str, ...]:
-        """The generated sources: C++, then the host program."""
+        """The generated sources: C++ or Triton, then the host program."""
+        if isinstance(self.sources, TritonSources):
+            return (self.sources.text, self.host.text)
         return (*(text for _, text in self.sources.units), self.host.text)
 
 
@@ -52,22 +60,37 @@ def compile_graph(module: GraphModule, context: Context) -> Compiled:
     run, own = Stages(), dataclasses.replace(context, counters=Counters())
     module = run("passes", run_passes, module)  # algebra, common subexpressions, dead code
     program = run("lower", lower_graph, module, own)  # formulas, loops and calls
-    program = run("tune", choose_products, program, own)  # which library multiplies fastest
+    on_gpu = context.target.gpu is not None
+    if not on_gpu:
+        program = run("tune", choose_products, program, own)  # which library multiplies fastest
     if context.settings.verify:
         verify_program(program, "lower")
     plan = run("schedule", schedule, program, own)  # which loops share a kernel
     if context.settings.verify:
-        verify_plan(plan)
+        verify_plan(plan, has_arena=not on_gpu)
+    finish = _for_gpu if on_gpu else _for_cpu
+    sources, host, call, key = finish(run, plan, own, context)  # text, built and loaded
+    counts = _counted(own.counters, context)
+    return Compiled(module, program, plan, sources, host, call, key, counts, run.seconds)
+
+
+def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:
     sources = run("codegen", generate_sources, plan, own)  # C++ text
     keeps_frames = context.settings.memory_budget is None
     host = run("host", generate_host, plan, sources, keeps_frames)  # the program that launches
-    counts = _counted(own.counters, context)
     path = run("build", build_shared_library, sources.units, context) if sources.units else None
     library = None if path is None else str(path)
     threads = context.settings.cpu.threads
-    call = run("load", bind, host, library, program.constants, threads)
-    key = None if path is None else path.parent.name
-    return Compiled(module, program, plan, sources, host, call, key, counts, run.seconds)
+    call = run("load", bind, host, library, plan.program.constants, threads)
+    return sources, host, call, None if path is None else path.parent.name
+
+
+def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:
+    sources = run("codegen", generate_triton, plan, own)  # Triton text
+    host = run("host", generate_gpu_host, plan, sources, context.device)
+    entry = run("build", build_bundle, sources, context)
+    call = run("load", load_gpu, host, entry, plan.program.constants, context)
+    return sources, host, call, entry.key
 
 
 class Stages:

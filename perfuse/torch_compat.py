@@ -299,6 +299,12 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
         return bytes(flat.numpy())
 
 
+def element_bytes(value: int | float, dtype: torch.dtype) -> bytes:
+    """One element of this type, as it lies in memory."""
+    with disable_dispatch_modes():
+        return raw_bytes(torch.full((1,), value, dtype=dtype))
+
+
 UNKNOWN_LEAST = -(2**62)
 
 
@@ -396,3 +402,28 @@ def on_compile(start: Callable[[Any], None], end: Callable[[Any], None]) -> None
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)
+
+
+def raw_stream_getter() -> Callable[[int], int]:
+    """A function: the number of a GPU -> the handle of the stream that work is now put on."""
+    private: Any = torch._C
+    getter: Callable[[int], int] = private._cuda_getCurrentRawStream
+    return getter
+
+
+def current_gpu_getter() -> Callable[[], int]:
+    """A function that tells the number of the current GPU."""
+    private: Any = torch._C
+    getter: Callable[[], int] = private._cuda_getDevice
+    return getter
+
+
+def gpu_allocator() -> Callable[..., torch.Tensor]:
+    """A function: shape, strides, dtype -> memory on the current GPU, contents undefined."""
+    guards: Any = torch._C._dynamo.guards
+    found: Callable[..., torch.Tensor] | None = getattr(guards, "_empty_strided_cuda", None)
+    return found or _empty_on_gpu
+
+
+def _empty_on_gpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")

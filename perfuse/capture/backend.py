@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from perfuse import config
 from perfuse.capture import warm
+from perfuse.capture.device import device_of
 from perfuse.capture.failure import compile_or_eager, warn_eager
 from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.modes import settings_for
@@ -41,7 +42,8 @@ def perfuse_backend(
     """
     settings = settings_for(config.snapshot(), mode, options)
     try:
-        return compile_capture(module, example_inputs, Context.default(settings))
+        context = Context.on(device_of(module, example_inputs), settings)
+        return compile_capture(module, example_inputs, context)
     except Exception as error:
         if settings.on_error == "raise":
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
@@ -21,8 +23,9 @@ _DEAR_COST = 4
 class Builder:
     """The one mutable value of this room; a lowering sees it, no later room does."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, device: torch.device) -> None:
         self.settings = settings
+        self.device = device  # of the tensors that loops compute on
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
         self.constants: dict[str, Any] = {}
@@ -46,6 +49,7 @@ class Builder:
         *,
         role: str = "temp",
         name: str | None = None,
+        is_aligned: bool = True,
     ) -> Buffer:
         shape = tuple(shape)
         made = Buffer(
@@ -54,6 +58,7 @@ class Builder:
             shape,
             contiguous_strides(shape) if strides is None else tuple(strides),
             role,
+            is_aligned,
         )
         self.buffers[made.name] = made
         return made

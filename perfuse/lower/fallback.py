@@ -15,6 +15,7 @@ from perfuse.ir.index import Index
 from perfuse.ir.program import Extern, Opaque, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.tensor import Tensor, as_view
+from perfuse.lower.traced import is_computable
 from perfuse.torch_compat import is_view_op, op_name
 
 # What calls with side effects write to, so that they keep their order.
@@ -76,6 +77,17 @@ def call_aten(
     )
 
 
+def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:
+    """A number on the CPU, copied to where loops can read it."""
+    dtype = from_torch(traced.dtype)
+    assert dtype is not None
+    buffer = builder.new_buffer(dtype, (), role="extern")
+    kwargs = (("device", builder.device), ("non_blocking", True))
+    op, reason = op_name(torch.ops.aten._to_copy.default), "a number on the CPU that a GPU reads"
+    builder.extern(Extern(op, (buffer.name,), (value,), kwargs, reason, origin=builder.origin))
+    return builder.tensor_of(buffer)
+
+
 def _meta(arg: Any) -> Any:
     return arg.meta.get("val") if isinstance(arg, FxNode) else None
 
@@ -83,7 +95,7 @@ def _meta(arg: Any) -> Any:
 def _result(builder: Builder, expected: Any) -> Any:
     if isinstance(expected, torch.Tensor):
         dtype = from_torch(expected.dtype)
-        if dtype is None or expected.layout is not torch.strided or expected.device.type != "cpu":
+        if dtype is None or not is_computable(expected, builder.device):
             return Opaque(builder.new_name(), expected)
         shape = builder.symbols.dims(expected.shape)
         strides = builder.symbols.dims(expected.stride())

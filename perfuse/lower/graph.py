@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from perfuse.lower.traced import (
     all_plain,
     checked,
     has_tensor_input,
+    is_movable,
     is_plain_tensor,
     traced_value,
 )
@@ -55,9 +57,11 @@ class _Lowering:
     def __init__(self, module: GraphModule, context: Context) -> None:
         self.module = module
         self.context = context
-        self.builder = Builder(context.settings)
+        self.device = context.device
+        self.builder = Builder(context.settings, self.device)
         self.symbols = self.builder.symbols
         self.values: dict[FxNode, Any] = {}
+        self.moved: dict[FxNode, Tensor] = {}  # numbers on the CPU that loops of a GPU read
         self.inputs: list[str] = []
         self.given_up: list[str] = []
         self.outputs: tuple[Any, ...] = ()
@@ -122,14 +126,16 @@ class _Lowering:
         if not is_plain_tensor(value):
             return Opaque(name)
         dtype = from_torch(value.dtype)
-        if dtype is None or value.device.type != "cpu":
+        if dtype is None or value.device != self.device:
             return Opaque(name, value)
+        start = value.storage_offset()
         buffer = self.builder.new_buffer(
             dtype,
             self.symbols.dims(value.shape),
             self.symbols.dims(value.stride()),
             role=role,
             name=name,
+            is_aligned=isinstance(start, int) and start * dtype.num_bytes % 16 == 0,
         )
         return self.builder.tensor_of(buffer)
 
@@ -202,18 +208,19 @@ class _Lowering:
     def _lowered(self, node: FxNode, expected: Any) -> Any:
         lowering = LOWERINGS.get(node.target)
         reason = "no lowering for this op"
-        if lowering is not None and all_plain(node, expected):
+        if lowering is not None and all_plain(node, expected, self.device):
             self.builder.feeds_calls = _feeds_calls(node)
-            mark = len(self.builder.nodes), dict(self.builder.buffers)
+            mark = len(self.builder.nodes), dict(self.builder.buffers), dict(self.moved)
             self.builder.arguments = tuple(traced_value(a) for a in node.args)
             try:
-                result = lowering(self.builder, *self._args(node.args), **self._kwargs(node))
+                args = self._args(node.args, self._read)
+                result = lowering(self.builder, *args, **self._kwargs(node, self._read))
                 result = checked(result, expected, self.symbols)
                 return self._settle(node, result, expected)
             except Exception as error:
                 reason = self._refused(node, error)
                 del self.builder.nodes[mark[0] :]
-                self.builder.buffers = mark[1]
+                self.builder.buffers, self.moved = mark[1:]
         elif lowering is not None:
             reason = "dtype or device without a code generator"
         return self._fallback(node, reason)
@@ -255,34 +262,51 @@ class _Lowering:
     def _realized(self, tensor: Tensor, expected: Any) -> Tensor:
         return self.builder.realize(tensor, dense_strides(expected, self.symbols))
 
-    def _value(self, arg: Any) -> Any:
-        if isinstance(arg, FxNode):
-            return self.values[arg]
-        if isinstance(arg, list | tuple):
-            return (
-                type(arg)(self._value(a) for a in arg)
-                if type(arg) in (list, tuple)
-                else [self._value(a) for a in arg]
+    def _known(self, node: FxNode) -> Any:
+        return self.values[node]
+
+    def _read(self, node: FxNode) -> Any:
+        """The value as a loop reads it: a number on the CPU is brought to the GPU first."""
+        if not is_movable(node.meta.get("val"), self.device):
+            return self.values[node]
+        if node not in self.moved:
+            self.moved[node] = self._number(node) or fallback.move(
+                self.builder, self.values[node], node.meta["val"]
             )
+        return self.moved[node]
+
+    def _number(self, node: FxNode) -> Tensor | None:
+        """A number that the graph itself spells out."""
+        if node.target not in _NUMBERS or not isinstance(node.args[-1], bool | int | float):
+            return None
+        dtype = from_torch(node.meta["val"].dtype)
+        assert dtype is not None
+        return Tensor((), dtype, ex.round_to(ex.const(node.args[-1], dtype.compute), dtype))
+
+    def _value(self, arg: Any, find: Callable[[FxNode], Any] | None = None) -> Any:
+        if isinstance(arg, FxNode):
+            return (find or self._known)(arg)
+        if isinstance(arg, list | tuple):
+            items = [self._value(a, find) for a in arg]
+            return tuple(items) if type(arg) is tuple else items
         if isinstance(arg, dict):
-            return {k: self._value(v) for k, v in arg.items()}
+            return {k: self._value(v, find) for k, v in arg.items()}
         return arg
 
-    def _args(self, args: Any) -> list[Any]:
-        return [self._value(a) for a in args]
+    def _args(self, args: Any, find: Callable[[FxNode], Any] | None = None) -> list[Any]:
+        return [self._value(a, find) for a in args]
 
-    def _kwargs(self, node: FxNode) -> dict[str, Any]:
-        return {k: self._value(v) for k, v in node.kwargs.items()}
+    def _kwargs(self, node: FxNode, find: Callable[[FxNode], Any] | None = None) -> dict[str, Any]:
+        return {k: self._value(v, find) for k, v in node.kwargs.items()}
 
     # -- mutation and results --------------------------------------------------------------
 
     def _try_copy(self, node: FxNode) -> bool:
         """An input that the graph mutates: written in place, after all reads of its old value."""
-        target, source = self._value(node.args[0]), self._value(node.args[1])
-        if not (isinstance(target, Tensor) and isinstance(source, Tensor)):
-            return False
-        view = as_view(target)
-        if view is None:
+        target = self._value(node.args[0])
+        view = as_view(target) if isinstance(target, Tensor) else None
+        source = self._value(node.args[1], self._read if view is not None else None)
+        if view is None or not isinstance(source, Tensor):
             return False
         self._keep_old_values(node, view.buffer)
         buffer = self.builder.buffers[view.buffer]
@@ -370,6 +394,7 @@ def _feeds_calls(node: FxNode) -> bool:
     return True
 
 
+_NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 

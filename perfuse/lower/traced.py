@@ -25,18 +25,31 @@ def has_tensor_input(node: FxNode) -> bool:
     return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
 
 
-def all_plain(node: FxNode, expected: Any) -> bool:
-    """Every tensor in and out is a strided CPU tensor of a dtype we generate code for."""
-    flat = [n.meta.get("val") for n in node.all_input_nodes]
-    flat += list(expected) if isinstance(expected, list | tuple) else [expected]
-    for value in flat:
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(item, torch.Tensor):
-                if not is_plain_tensor(item) or from_torch(item.dtype) is None:
-                    return False
-                if item.device.type != "cpu":
-                    return False
-    return True
+def all_plain(node: FxNode, expected: Any, device: torch.device) -> bool:
+    """Every tensor in and out is one we generate code for, or a number that can be moved there."""
+    results = list(expected) if isinstance(expected, list | tuple) else [expected]
+    if not all(is_computable(item, device) for item in _tensors(results)):
+        return False
+    read = _tensors([n.meta.get("val") for n in node.all_input_nodes])
+    return all(is_computable(item, device) or is_movable(item, device) for item in read)
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    flat = [item for v in values for item in (v if isinstance(v, list | tuple) else [v])]
+    return [item for item in flat if isinstance(item, torch.Tensor)]
+
+
+def is_computable(value: torch.Tensor, device: torch.device) -> bool:
+    """A strided tensor on the device of the program, of a dtype we generate code for."""
+    known = is_plain_tensor(value) and from_torch(value.dtype) is not None
+    return known and value.device == device
+
+
+def is_movable(value: Any, device: torch.device) -> bool:
+    """A single number on the CPU, which PyTorch lets every op of a GPU read."""
+    if not isinstance(value, torch.Tensor) or value.ndim or value.device.type != "cpu":
+        return False
+    return device.type != "cpu" and from_torch(value.dtype) is not None
 
 
 def checked(result: Any, expected: Any, symbols: Symbols) -> Any:

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from perfuse.errors import ArtefactError, CacheDamaged
-from perfuse.runtime.executable import Call, bind, with_strides
+from perfuse.runtime.executable import Call, bind
+from perfuse.runtime.layout import with_strides
 from perfuse.runtime.saved import read_program, unpack_tensors
 from perfuse.runtime.tree import collect, rebuild
 from perfuse.target import machine_isas

@@ -13,6 +13,7 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource, function_name
+from perfuse.runtime.layout import resolve_op, with_strides
 from perfuse.runtime.pool import empty_strided, pooled
 from perfuse.schedule.memory import SMALLEST_POOLED
 
@@ -56,17 +57,6 @@ def _window(
     return whole.as_strided(shape, strides, whole.storage_offset())
 
 
-def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor itself if it lies as it was traced, else a copy that does."""
-    if tensor.stride() == strides:
-        return tensor
-    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    if all(n == 1 or have == want for n, have, want in pairs) or tensor.numel() == 0:
-        return tensor
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
-
-
 def new_seeds(count: int) -> torch.Tensor:
     """One seed per random op, drawn from torch's default generator so that manual_seed rules."""
     return torch.empty(count, dtype=torch.int64).random_()
@@ -77,14 +67,6 @@ def _bad_index(frame: Frame, where: str) -> None:
     seen = frame.status[0]
     index = seen - 1 if seen > 0 else seen + 1
     raise IndexError(f"index {index} is out of bounds" + (f", in {where}" if where else ""))
-
-
-def resolve_op(name: str) -> Any:
-    """The torch op behind "aten.mm.out"."""
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def bind(

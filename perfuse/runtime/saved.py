@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from perfuse.codegen.host.program import HostSource, Window
+from perfuse.codegen.host.tables import tables_of
 from perfuse.errors import CacheDamaged
 from perfuse.torch_compat import raw_bytes, tensor_of_bytes
 
@@ -70,7 +71,9 @@ def _host_of(document: dict[str, Any]) -> HostSource:
     )
     lists = {name: tuple(document[name]) for name in ("constants", "segments", "ops")}
     fixed = tuple((place, offset) for place, offset in document["fixed_pointers"])
-    return HostSource(**{**document, **lists, "windows": windows, "fixed_pointers": fixed})
+    gpu = None if document["gpu"] is None else tables_of(document["gpu"])
+    changed = {"windows": windows, "fixed_pointers": fixed, "gpu": gpu}
+    return HostSource(**{**document, **lists, **changed})
 
 
 def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from perfuse.runtime.executable import Call, with_strides
+from perfuse.runtime.executable import Call
+from perfuse.runtime.layout import with_strides
 from perfuse.torch_compat import disabled_autocast, release_saved
 
 

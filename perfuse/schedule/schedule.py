@@ -14,12 +14,19 @@ from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
 
+# Calls that do nothing but make a tensor of one number.
+_NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
+
+
 def schedule(program: Program, context: Context) -> Plan:
     """Fuse, order, and place: what comes out is ready to be spelled."""
     program = _without_dead_loops(program)
     fuser = Fuser(program)
     fuser.run()
     plan = _plan(program, fuser, program_order(fuser))
+    if context.target.gpu is not None:
+        # Temporaries come from PyTorch's allocator there, which other programs share.
+        plan = replace(plan, places={}, arena_bytes=0)
     if context.settings.memory_budget is not None:
         plan = _smallest(plan, fuser, context)
     context.counters.inc("schedule.loops", sum(isinstance(n, Loop) for n in program.nodes))
@@ -45,7 +52,10 @@ def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
 def _smallest(plan: Plan, fuser: Fuser, context: Context) -> Plan:
     """Of a few orders and placements of the same kernels, the one that holds least at a time."""
     frugal = _plan(plan.program, fuser, frugal_order(fuser, plan.program))
-    choices = [plan, _without_large(plan), frugal, _without_large(frugal)]
+    if context.target.gpu is not None:
+        choices = [plan, replace(frugal, places={}, arena_bytes=0)]
+    else:
+        choices = [plan, _without_large(plan), frugal, _without_large(frugal)]
     return min(choices, key=lambda choice: lifetimes(choice, context.device.type).peak())
 
 
@@ -63,6 +73,8 @@ def _without_dead_loops(program: Program) -> Program:
     kept = []
     for node in reversed(program.nodes):
         if isinstance(node, Loop) and node.out not in needed:
+            continue
+        if isinstance(node, Extern) and node.op in _NUMBERS and not needed & set(node.outs):
             continue
         reads, _ = accesses(node)
         needed.update(reads)

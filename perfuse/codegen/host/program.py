@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from perfuse.codegen.cpp.unit import CppSources, Segment
+from perfuse.codegen.host.tables import GpuTables
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
@@ -46,20 +47,22 @@ class HostSource:
     num_inputs: int
     segments: tuple[str, ...]  # functions of the library that the text calls
     ops: tuple[str, ...]  # operators of torch.ops that it calls, and "py:..." ones it is given
+    gpu: GpuTables | None = None  # what it launches, where it runs on a GPU
 
 
 def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) -> HostSource:
     """The host program; a frame that is not kept gives its arena back when the call ends."""
-    return _HostWriter(plan, sources, keeps_frames).run()
+    return _CpuWriter(plan, sources, keeps_frames).run()
 
 
-class _HostWriter:
-    def __init__(self, plan: Plan, sources: CppSources, keeps_frames: bool) -> None:
+class HostWriter:
+    """What host programs of every device have in common: entry, calls, windows on memory."""
+
+    def __init__(self, plan: Plan, pointers: tuple[str, ...], sizes: tuple[str, ...]) -> None:
         self.plan = plan
-        self.keeps_frames = keeps_frames
-        self.sources = sources
         self.program = plan.program
-        self.places = {name: k + 1 for k, name in enumerate(sources.pointers)}
+        self.sizes = sizes
+        self.places = {name: k + 1 for k, name in enumerate(pointers)}
         self.leaving = output_buffers(self.program)
         self.windows: dict[Window, int] = {}
         self.w = Writer(1)
@@ -81,42 +84,6 @@ class _HostWriter:
                 last[name] = number
         return last
 
-    def run(self) -> HostSource:
-        w = self.w
-        self._unpack()
-        self._bind_sizes()
-        w.line("frame = take_frame()")
-        w.line("P, S, T = frame.pointers, frame.sizes, frame.windows")
-        w.line("S[0] = get_num_threads()")
-        for k, symbol in enumerate(self.sources.sizes):
-            if not symbol.startswith("u"):
-                w.line(f"S[{k + 1}] = {symbol}")
-        for name in self.sources.pointers:
-            if self.program.buffers[name].role in ("input", "constant"):
-                self._set_pointer(name)
-        self._steps()
-        if self.keeps_frames:
-            w.line("frames.append(frame)")
-        w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
-        text = "def call(args):\n" + w.text()
-        fixed = tuple(
-            (place, self.plan.places[name])
-            for name, place in self.places.items()
-            if name in self.plan.places
-        )
-        return HostSource(
-            text,
-            len(self.places) + 1,
-            len(self.sources.sizes) + 1,
-            self.plan.arena_bytes,
-            tuple(self.windows),
-            fixed,
-            tuple(self.program.constants),
-            len(self.program.inputs),
-            tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
-            tuple(dict.fromkeys(s.op for s in self.sources.steps if isinstance(s, Extern))),
-        )
-
     # -- entry -----------------------------------------------------------------------------
 
     def _unpack(self) -> None:
@@ -136,6 +103,12 @@ class _HostWriter:
         for name, formula in self.program.symbols:
             self.w.line(f"{name} = {formula}")
 
+    def _fill_sizes(self) -> None:
+        """Put the sizes that are known at entry into their table."""
+        for k, symbol in enumerate(self.sizes):
+            if not symbol.startswith("u"):
+                self.w.line(f"S[{k + 1}] = {symbol}")
+
     def _needed_symbols(self) -> set[str]:
         dims: list[Any] = []
         for buffer in self.program.buffers.values():
@@ -149,14 +122,7 @@ class _HostWriter:
                         else [leaf]
                     )
         dims += list(self.program.outputs)
-        found = {
-            a.parts[0]
-            for d in dims
-            if isinstance(d, Index)
-            for a in ix.atoms_of(d)
-            if a.kind == "sym"
-        }
-        found |= set(self.sources.sizes)
+        found = symbols_in(dims) | set(self.sizes)
         return {s for s in found if not s.startswith(("u", "z"))}
 
     def _find_symbol(self, symbol: str) -> str | None:
@@ -172,25 +138,6 @@ class _HostWriter:
         return None
 
     # -- steps -----------------------------------------------------------------------------
-
-    def _steps(self) -> None:
-        number, last = 0, len(self.plan.steps)
-        for step in self.sources.steps:
-            if isinstance(step, Segment):
-                count = len(step.kernels)
-                for kernel in self.plan.steps[number : number + count]:
-                    for name in sorted(touched(kernel)):
-                        self._allocate(name)
-                self.w.line(f"{step.name}(frame.pointers_at, frame.sizes_at)")
-                if step.checks_indices:
-                    where = _origins(self.plan.steps[number : number + count])
-                    self.w.line(f"if frame.status[0]: bad_index(frame, {where!r})")
-                number += count
-            else:
-                self._call(step)
-                number += 1
-            if number < last:  # else all of them go with the function
-                self._release(number - 1)
 
     def _release(self, number: int) -> None:
         """Forget tensors after their last use, so that their memory can be used again.
@@ -249,8 +196,8 @@ class _HostWriter:
                 self.w.line(f"{made} = {made}.clone()")
             if made in self.program.buffers:
                 self._adopt(made)
-            elif made in self.sources.sizes:
-                self.w.line(f"S[{self.sources.sizes.index(made) + 1}] = {made}")
+            elif made in self.sizes:
+                self.w.line(f"S[{self.sizes.index(made) + 1}] = {made}")
 
     def _adopt(self, name: str) -> None:
         """A tensor that ATen made: kernels rely on the strides it was traced with."""
@@ -324,6 +271,68 @@ class _HostWriter:
         return self._argument(value)
 
 
+class _CpuWriter(HostWriter):
+    """Segments of C++ kernels over tables, with temporaries in the arena of a frame."""
+
+    def __init__(self, plan: Plan, sources: CppSources, keeps_frames: bool) -> None:
+        super().__init__(plan, sources.pointers, sources.sizes)
+        self.sources = sources
+        self.keeps_frames = keeps_frames
+
+    def run(self) -> HostSource:
+        w = self.w
+        self._unpack()
+        self._bind_sizes()
+        w.line("frame = take_frame()")
+        w.line("P, S, T = frame.pointers, frame.sizes, frame.windows")
+        w.line("S[0] = get_num_threads()")
+        self._fill_sizes()
+        for name in self.sources.pointers:
+            if self.program.buffers[name].role in ("input", "constant"):
+                self._set_pointer(name)
+        self._steps()
+        if self.keeps_frames:
+            w.line("frames.append(frame)")
+        w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
+        text = "def call(args):\n" + w.text()
+        fixed = tuple(
+            (place, self.plan.places[name])
+            for name, place in self.places.items()
+            if name in self.plan.places
+        )
+        return HostSource(
+            text,
+            len(self.places) + 1,
+            len(self.sources.sizes) + 1,
+            self.plan.arena_bytes,
+            tuple(self.windows),
+            fixed,
+            tuple(self.program.constants),
+            len(self.program.inputs),
+            tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
+            tuple(dict.fromkeys(s.op for s in self.sources.steps if isinstance(s, Extern))),
+        )
+
+    def _steps(self) -> None:
+        number, last = 0, len(self.plan.steps)
+        for step in self.sources.steps:
+            if isinstance(step, Segment):
+                count = len(step.kernels)
+                for kernel in self.plan.steps[number : number + count]:
+                    for name in sorted(touched(kernel)):
+                        self._allocate(name)
+                self.w.line(f"{step.name}(frame.pointers_at, frame.sizes_at)")
+                if step.checks_indices:
+                    where = _origins(self.plan.steps[number : number + count])
+                    self.w.line(f"if frame.status[0]: bad_index(frame, {where!r})")
+                number += count
+            else:
+                self._call(step)
+                number += 1
+            if number < last:  # else all of them go with the function
+                self._release(number - 1)
+
+
 def _origins(steps: tuple[Step, ...]) -> str:
     """The user's lines of those loops that look something up by an index that is data."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
@@ -334,6 +343,12 @@ def _origins(steps: tuple[Step, ...]) -> str:
 def _looks_up(loop: Loop) -> bool:
     indices = [read.attr[1] for read in loop.reads()] + [loop.index]
     return any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
+
+
+def symbols_in(dims: list[Any]) -> set[str]:
+    """The size symbols that these speak of."""
+    indices = [d for d in dims if isinstance(d, Index)]
+    return {a.parts[0] for d in indices for a in ix.atoms_of(d) if a.kind == "sym"}
 
 
 def _is_whole(view: View, buffer: Buffer) -> bool:

@@ -393,12 +393,16 @@ def to_copy(builder: Builder, x: Tensor, dtype: Any = None, **kwargs: Any) -> Te
     ):
         raise CannotLower("copy to another layout or pinned memory")
     device = kwargs.get("device")
-    if device is not None and str(device).split(":")[0] != "cpu":
+    if device is not None and not _is_same_device(torch.device(device), builder.device):
         raise CannotLower("copy to another device")
     target = x.dtype if dtype is None else from_torch(dtype)
     if target is None:
         raise CannotLower(f"cast to {dtype}")
     return cast_tensor(x, target)
+
+
+def _is_same_device(named: torch.device, device: torch.device) -> bool:
+    return named.type == device.type and named.index in (None, device.index)
 
 
 @lowers("aten.clone.default", "aten.contiguous.default")

@@ -1,0 +1,296 @@
+"""`generate_gpu_host`: the Plan's steps as one Python function that launches GPU kernels.
+
+Names in the text, besides those of program.py: `G` the table of grids, `F` the segments. Memory
+comes from PyTorch's allocator, in the order of the stream, and goes back after its last use.
+Kernels between two calls are one segment, launched by one call: what dies inside a segment is used
+again inside it, and where much memory dies, the segment ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
+from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow
+from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
+from perfuse.ir.dtype import DType, to_torch
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Buffer, Extern, Opaque
+from perfuse.schedule.memory import num_bytes, touched
+from perfuse.schedule.plan import Kernel, Plan
+from perfuse.torch_compat import element_bytes
+
+# From here on, giving memory back is worth a launch call of its own (about a microsecond).
+CUT_BYTES = 16 << 20
+
+
+def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) -> HostSource:
+    return _GpuWriter(plan, sources, device).run()
+
+
+def _scoped(kernel: Kernel, scratch: str) -> str:
+    """The host's name of a kernel's scratch: unique in the program."""
+    return f"{kernel.name}_{scratch}"
+
+
+def _renamed(kernel: Kernel, launches: tuple[Launch, ...]) -> dict[str, str]:
+    return {s.name: _scoped(kernel, s.name) for launch in launches for s in launch.scratch}
+
+
+def _pointers(plan: Plan, sources: TritonSources) -> tuple[str, ...]:
+    """Everything that is passed by address, in order of first use."""
+    found: dict[str, None] = {}
+    for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
+        names = _renamed(kernel, launches)
+        for launch in launches:
+            found |= dict.fromkeys(names.get(b, b) for b in launch.buffers)
+            found |= dict.fromkeys(name for name, _ in launch.fills)
+            found |= dict.fromkeys(names[s.name] for s in launch.scratch)
+    return tuple(found)
+
+
+def _symbols(sources: TritonSources) -> tuple[str, ...]:
+    every = [s for launches in sources.launches for launch in launches for s in launch.symbols]
+    return tuple(dict.fromkeys(every))
+
+
+class _GpuWriter(HostWriter):
+    """Writes the text and collects the rows of its tables."""
+
+    def __init__(self, plan: Plan, sources: TritonSources, device: torch.device) -> None:
+        super().__init__(plan, _pointers(plan, sources), _symbols(sources))
+        self.sources = sources
+        self.device = device
+        outputs: list[Any] = list(self.program.outputs)
+        self.leaving |= {o.name for o in outputs if isinstance(o, Opaque)}
+        self.seen_by_calls = self._seen_by_calls()
+        self.aligned = self._aligned()
+        self.records: list[LaunchRow | FillRow] = []
+        self.segments: list[tuple[int, int]] = []
+        self.kept: list[KeptRow] = []
+        self.pending = 0  # records since the last launch call
+        self.sizes_now: list[str] = []  # lines that fill G for the pending records
+        self.spare: dict[str, int] = {}  # dead temporaries of the pending segment, their bytes
+        self.scratch_bytes: dict[str, int | None] = {}
+
+    def _seen_by_calls(self) -> set[str]:
+        calls = [step for step in self.plan.steps if isinstance(step, Extern)]
+        return {name for step in calls for name in touched(step)}
+
+    def _aligned(self) -> set[str]:
+        """Buffers whose address some kernel is promised to be a multiple of 16."""
+        kernels = {kernel.name: kernel for kernel in self.sources.kernels}
+        found: set[str] = set()
+        for launch in (launch for launches in self.sources.launches for launch in launches):
+            kernel = kernels[launch.kernel]
+            names = [name for name, _ in kernel.signature]
+            pairs = zip(launch.buffers, names, strict=False)
+            found |= {buffer for buffer, name in pairs if name in kernel.divisible}
+        return found
+
+    def run(self) -> HostSource:
+        w = self.w
+        self._unpack()
+        self._bind_sizes()
+        w.line("stream = current_stream()")
+        w.line("frame = take_frame(stream)")
+        w.line("P, S, G, F = frame.pointers, frame.sizes, frame.grids, frame.segments")
+        self._fill_sizes()
+        for name in self.places:
+            buffer = self.program.buffers.get(name)
+            if buffer is not None and buffer.role == "constant":
+                self._set_pointer(name)
+            elif buffer is not None and buffer.role == "input":
+                w.line(f"P[{self.places[name]}] = p{name}")
+        self._steps()
+        w.line("frame.home.append(frame)")
+        w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
+        return HostSource(
+            "def call(args):\n" + w.text(),
+            len(self.places) + 1,
+            len(self.sizes) + 1,
+            0,
+            (),
+            (),
+            tuple(self.program.constants),
+            len(self.program.inputs),
+            (),
+            tuple(dict.fromkeys(s.op for s in self.plan.steps if isinstance(s, Extern))),
+            self._tables(),
+        )
+
+    def _tables(self) -> GpuTables:
+        written = {name for step in self.plan.steps for name in _written(step)}
+        numbers = [k for k, name in enumerate(self.program.inputs) if name in written]
+        return GpuTables(
+            str(self.device),
+            tuple(self.records),
+            tuple(self.segments),
+            tuple(self.kept),
+            tuple(numbers),
+        )
+
+    def _unpack(self) -> None:
+        names = list(self.program.inputs)
+        if names:
+            self.w.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
+        passed = [n for n in names if n in self.places and n in self.program.buffers]
+        for name in passed:
+            self.w.line(f"p{name} = {name}.data_ptr()")
+        promised = [n for n in passed if n in self.aligned]
+        if promised:
+            # A caller may pass a window that starts anywhere: nothing guards its address.
+            either = " | ".join(f"p{name}" for name in promised)
+            self.w.line(f"if ({either}) & 15: return realigned(args)")
+        self.w.line("args.clear()")
+        self.known_symbols |= {n for n in names if n not in self.program.buffers}
+
+    def _needed_symbols(self) -> set[str]:
+        every = [launch for launches in self.sources.launches for launch in launches]
+        dims = [d for launch in every for d in (*launch.grid, *(s.size for s in launch.scratch))]
+        return super()._needed_symbols() | {s for s in symbols_in(dims) if s[0] not in "uz"}
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _steps(self) -> None:
+        launches = iter(self.sources.launches)
+        number = -1
+        for number, step in enumerate(self.plan.steps):
+            if isinstance(step, Extern):
+                self._flush(number - 1)
+                self._call(step)
+                self.ready |= {o for o in step.outs if o and o not in self.program.buffers}
+                self._release(number)
+            else:
+                self._kernel(step, next(launches), number)
+        self._flush(number)
+
+    def _kernel(self, kernel: Kernel, launches: tuple[Launch, ...], number: int) -> None:
+        for name in sorted(touched(kernel)):
+            self._allocate(name)
+        names = _renamed(kernel, launches)
+        for launch in launches:
+            for scratch in launch.scratch:
+                self._scratch(names[scratch.name], scratch, number)
+            for buffer, value in launch.fills:
+                made = self.program.buffers[buffer]
+                self._fill(buffer, made.dtype, value, made.num_elements)
+            self._launch(launch, names)
+        self._retire(number)
+
+    def _launch(self, launch: Launch, names: dict[str, str]) -> None:
+        self._grid(launch.grid)
+        x, y, z = (n if isinstance(n, int) else UNKNOWN for n in launch.grid)
+        pointers = tuple(self.places[names.get(b, b)] for b in launch.buffers)
+        sizes = tuple(self.sizes.index(s) + 1 for s in launch.symbols)
+        self.records.append(LaunchRow(launch.kernel, pointers, sizes, (x, y, z)))
+        self.pending += 1
+
+    def _fill(self, name: str, dtype: DType, value: int | float, count: Dim) -> None:
+        self._grid((count,))
+        known = count if isinstance(count, int) else UNKNOWN
+        pattern = element_bytes(value, to_torch(dtype)).hex()
+        self.records.append(FillRow(self.places[name], pattern, known))
+        self.pending += 1
+
+    def _grid(self, dims: tuple[Dim, ...]) -> None:
+        first = 3 * len(self.records)
+        for k, dim in enumerate(dims):
+            if not isinstance(dim, int):
+                self.sizes_now.append(f"G[{first + k}] = {self._dim(dim)}")
+
+    def _scratch(self, name: str, scratch: Scratch, number: int) -> None:
+        if name in self.scratch_bytes:
+            return
+        size = scratch.size
+        if scratch.is_kept:
+            assert isinstance(size, int), "kept memory has a size known now"
+            pattern = element_bytes(scratch.fill or 0, to_torch(scratch.dtype)).hex()
+            self.kept.append(KeptRow(self.places[name], pattern, size))
+            self.scratch_bytes[name] = 0
+            return
+        known = size * scratch.dtype.num_bytes if isinstance(size, int) else None
+        self.scratch_bytes[name] = known
+        self.w.line(f"{name} = empty(({self._dim(size)},), (1,), {to_torch(scratch.dtype)})")
+        self.w.line(f"P[{self.places[name]}] = {name}.data_ptr()")
+        self.ready.add(name)
+        self.last_use[name] = number
+        if scratch.fill is not None:
+            self._fill(name, scratch.dtype, scratch.fill, size)
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def _flush(self, number: int) -> None:
+        """Launch what is pending, and give back what was needed last by the steps so far."""
+        if self.pending:
+            for line in self.sizes_now:
+                self.w.line(line)
+            self.w.line(f"if launch(F[{len(self.segments)}], stream): failed(stream)")
+            self.segments.append((len(self.records) - self.pending, self.pending))
+            self.pending = 0
+            self.sizes_now.clear()
+        self.spare.clear()
+        self._release(number)
+
+    def _retire(self, number: int) -> None:
+        """After a kernel: end the segment where much memory dies, else keep it for the next."""
+        alive = (self.ready | self.held) - self.leaving
+        dying = [n for n in sorted(alive) if self.last_use.get(n) == number]
+        sizes = {name: self._bytes(name) for name in dying}
+        if any(n is None for n in sizes.values()) or sum(sizes.values()) >= CUT_BYTES:  # type: ignore[arg-type]
+            self._flush(number)
+        else:
+            ours = {n for n in dying if n in self.program.buffers}
+            temps = {n for n in ours if self.program.buffers[n].role == "temp"}
+            self.spare |= {n: size for n, size in sizes.items() if n in temps and size}
+
+    def _bytes(self, name: str) -> int | None:
+        if name in self.scratch_bytes:
+            return self.scratch_bytes[name]
+        buffer = self.program.buffers.get(name)
+        return num_bytes(buffer) if buffer is not None else 0
+
+    def _allocate(self, name: str) -> None:
+        buffer = self.program.buffers[name]
+        found = self._spare_for(buffer) if name not in self.ready else None
+        if found is None:
+            super()._allocate(name)
+            return
+        del self.spare[found]
+        self.w.line(f"{name} = {found}")
+        self.w.line(f"P[{self.places[name]}] = P[{self.places[found]}]")
+        self.ready.add(name)
+
+    def _spare_for(self, buffer: Buffer) -> str | None:
+        """A dead temporary of the pending segment whose memory serves for this buffer."""
+        if buffer.role != "temp" or buffer.name not in self.places:
+            return None
+        size = num_bytes(buffer)
+        is_private = buffer.name not in self.seen_by_calls | self.leaving
+        for name, spare in self.spare.items():
+            old = self.program.buffers[name]
+            same = (old.dtype, old.shape, old.strides) == (
+                buffer.dtype,
+                buffer.shape,
+                buffer.strides,
+            )
+            if spare == size and (is_private or same):
+                return name
+        return None
+
+    def _empty(self, buffer: Buffer) -> str:
+        dims = f"{self._dims(buffer.shape)}, {self._dims(buffer.strides)}"
+        return f"empty({dims}, {to_torch(buffer.dtype)})"
+
+    def _adopt(self, name: str) -> None:
+        super()._adopt(name)
+        if name in self.aligned:
+            place = f"P[{self.places[name]}]"
+            moved = f"{name} = aligned({name}); {place} = {name}.data_ptr()"
+            self.w.line(f"if {place} & 15: {moved}")
+
+
+def _written(step: Kernel | Extern) -> set[str]:
+    return set(step.mutates) if isinstance(step, Extern) else set(step.stored)

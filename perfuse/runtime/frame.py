@@ -1,0 +1,46 @@
+"""`GpuFrame`: the tables of one GPU call at a time. Launching copies what it reads from them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import torch
+
+from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.tables import FillRow, GpuTables
+
+
+class GpuFrame:
+    """Addresses, sizes and grids, what is launched from them, and memory that is kept."""
+
+    __slots__ = ("grids", "home", "kept", "pointers", "segments", "sizes", "tables")
+
+    def __init__(self, host: HostSource, home: list[GpuFrame]) -> None:
+        assert host.gpu is not None
+        self.tables: GpuTables = host.gpu
+        self.home = home  # where it waits between calls: those of one stream
+        self.pointers = array("q", bytes(8 * host.num_pointers))
+        self.sizes = array("q", bytes(8 * host.num_sizes))
+        self.grids = array("q", _grids(self.tables))
+        self.segments: list[Any] = []
+        self.kept = [_filled(r.pattern, r.count, self.tables.device) for r in self.tables.kept]
+        for row, memory in zip(self.tables.kept, self.kept, strict=True):
+            self.pointers[row.pointer] = memory.data_ptr()
+
+    def grid(self, number: int) -> tuple[int, int, int]:
+        """The grid of a record; of a fill, the count and two numbers that mean nothing."""
+        x, y, z = self.grids[3 * number : 3 * number + 3]
+        return x, y, z
+
+
+def _grids(tables: GpuTables) -> list[int]:
+    found: list[int] = []
+    for row in tables.records:
+        found += [row.count, 1, 1] if isinstance(row, FillRow) else row.grid
+    return found
+
+
+def _filled(pattern: str, count: int, device: str) -> torch.Tensor:
+    element = torch.frombuffer(bytearray.fromhex(pattern), dtype=torch.uint8)
+    return element.repeat(count).to(device)

@@ -1,0 +1,147 @@
+"""Binding a GPU's host program: streams, memory and devices, and what launches its segments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from perfuse.codegen.host.program import HostSource, function_name
+from perfuse.codegen.host.tables import GpuTables
+from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.layout import resolve_op, with_strides
+from perfuse.torch_compat import current_gpu_getter, gpu_allocator, raw_stream_getter
+
+Call = Callable[[list[Any]], tuple[Any, ...]]
+ALIGNMENT = 16
+
+
+class Launcher(Protocol):
+    """What runs kernels: a driver, or an interpreter."""
+
+    def prepare(self, frame: GpuFrame) -> None:
+        """Give a new frame the segments that `launch` takes."""
+
+    def launch(self, segment: Any, stream: int) -> int:
+        """Launch a segment in the order of the stream; not zero where that failed."""
+
+    def failed(self, stream: int) -> None:
+        """Raise what the last failed launch of this thread says."""
+
+
+def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any]) -> Call:
+    """The callable of a host program: takes the graph's arguments in a list, which it empties."""
+    assert host.gpu is not None
+    tables = host.gpu
+    device = torch.device(tables.device)
+    space = {**_space(device), "take_frame": _frames(host, launcher)}
+    space |= {"launch": launcher.launch, "failed": launcher.failed}
+    for op in host.ops:
+        space[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
+    space |= {name: value for name, value in constants.items() if not name.startswith("py:")}
+    space["realigned"] = lambda args: _realigned(call, args, tables)
+    exec(compile(host.text, "<perfuse host program>", "exec"), space)
+    call: Call = space["call"]
+    return call if device.type == "cpu" else _on_device(call, device)
+
+
+def _space(device: torch.device) -> dict[str, Any]:
+    """The names that a host program finds."""
+    on_gpu = device.type != "cpu"
+    return {
+        "torch": torch,
+        "math": math,
+        "current_stream": partial(raw_stream_getter(), device.index) if on_gpu else lambda: 0,
+        "empty": gpu_allocator() if on_gpu else _empty_on_cpu,
+        "as_strided": torch.as_strided,
+        "with_strides": with_strides,
+        "aligned": aligned,
+        "new_seeds": partial(_new_seeds, device),
+    }
+
+
+def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
+    """Frames by stream: memory that a frame keeps is only used in the order of its stream."""
+    homes: dict[int, list[GpuFrame]] = {}
+
+    def take_frame(stream: int) -> GpuFrame:
+        home = homes.get(stream)
+        if home is None:
+            home = homes.setdefault(stream, [])
+        # Asking first would race: another thread may take the last frame in between.
+        try:
+            return home.pop()
+        except IndexError:
+            frame = GpuFrame(host, home)
+            launcher.prepare(frame)
+            return frame
+
+    return take_frame
+
+
+def _on_device(call: Call, device: torch.device) -> Call:
+    """The call made with its device as the current one."""
+    if torch.cuda.device_count() == 1:
+        return call
+    index, current_gpu = device.index, current_gpu_getter()
+
+    def guarded(args: list[Any]) -> tuple[Any, ...]:
+        if current_gpu() == index:
+            return call(args)
+        with torch.cuda.device(index):
+            return call(args)
+
+    return guarded
+
+
+def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _new_seeds(device: torch.device, count: int) -> torch.Tensor:
+    """One seed per random op, drawn from the device's generator so that manual_seed rules."""
+    return torch.empty(count, dtype=torch.int64, device=device).random_()
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory that starts at a multiple of what kernels are promised."""
+    memory = _memory_of(tensor).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory between a tensor's first and last element, flat."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 0 if tensor.numel() == 0 else 1 + sum((n - 1) * step for n, step in steps)
+    return tensor.as_strided((span,), (1,))
+
+
+def _realigned(call: Call, args: list[Any], tables: GpuTables) -> tuple[Any, ...]:
+    """The call with copies of those arguments that lie astray; what it writes is copied back."""
+    given = list(args)
+    astray = {k for k, v in enumerate(given) if _is_astray(v)}
+    moved = [aligned(v) if k in astray else v for k, v in enumerate(given)]
+    args.clear()
+    results = call(list(moved))
+    for k in astray & set(tables.written):
+        _memory_of(given[k]).copy_(_memory_of(moved[k]))
+    homes = {moved[k].untyped_storage().data_ptr(): given[k] for k in astray}
+    return tuple(_at_home(result, homes) for result in results)
+
+
+def _is_astray(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.data_ptr() % ALIGNMENT != 0
+
+
+def _at_home(result: Any, homes: dict[int, torch.Tensor]) -> Any:
+    """A result that looks at the copy of an argument looks at the argument itself instead."""
+    if not isinstance(result, torch.Tensor):
+        return result
+    home = homes.get(result.untyped_storage().data_ptr())
+    if home is None or not result.numel():
+        return result
+    start = home.storage_offset() + result.storage_offset()
+    return home.as_strided(result.shape, result.stride(), start)

@@ -1,0 +1,169 @@
+"""Triton kernels run by Triton's interpreter, on CPU tensors: for checking values without a GPU.
+
+Triton decides when a function is decorated whether it will be interpreted, and its own library was
+decorated when it was imported. So for the time of a launch the functions of that library are
+replaced by interpreted ones, which is seen by the whole process: launches take turns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import linecache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from threading import RLock
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from perfuse.codegen.host.tables import FillRow, LaunchRow
+from perfuse.codegen.triton.sources import TritonKernel
+from perfuse.runtime.frame import GpuFrame
+
+_TURN = RLock()
+_LIBRARY = ("triton.language", "triton.language.standard", "triton.language.random")
+
+Run = Callable[[], None]
+
+
+class Interpreter:
+    """Launches the kernels of one generated module."""
+
+    def __init__(self, text: str, kernels: tuple[TritonKernel, ...], name: str) -> None:
+        self.kernels = {kernel.name: kernel for kernel in kernels}
+        with _TURN, _interpreting():
+            self.module = _executed(text, name)
+
+    def prepare(self, frame: GpuFrame) -> None:
+        """Give the frame what `launch` runs."""
+        tables = frame.tables
+        records = [self._run(frame, k, row) for k, row in enumerate(tables.records)]
+        frame.segments = [records[first : first + count] for first, count in tables.segments]
+
+    def launch(self, segment: list[Run], stream: int) -> int:
+        """Run the records of a segment in order; nothing is left to fail later."""
+        with _TURN, _interpreting():
+            for run in segment:
+                run()
+        return 0
+
+    def failed(self, stream: int) -> None:
+        raise AssertionError("an interpreted launch fails by raising")
+
+    def _run(self, frame: GpuFrame, number: int, row: LaunchRow | FillRow) -> Run:
+        if isinstance(row, FillRow):
+            return lambda: _fill(frame, number, row)
+        kernel = self.kernels[row.kernel]
+        function = self.module[row.kernel]
+        return lambda: _interpret(function, _arguments(kernel, frame, row), frame.grid(number))
+
+
+def _fill(frame: GpuFrame, number: int, row: FillRow) -> None:
+    pattern = bytes.fromhex(row.pattern)
+    count = frame.grid(number)[0]
+    ctypes.memmove(frame.pointers[row.pointer], pattern * count, len(pattern) * count)
+
+
+def _arguments(kernel: TritonKernel, frame: GpuFrame, row: LaunchRow) -> dict[str, Any]:
+    """The kernel's parameters as the interpreter holds them, of exactly the promised types."""
+    addresses = [frame.pointers[place] for place in row.pointers]
+    values = [*addresses, *(frame.sizes[place] for place in row.sizes)]
+    passed = [(name, kind) for name, kind in kernel.signature if kind != "constexpr"]
+    found: dict[str, Any] = dict(kernel.constants)
+    for (name, kind), value in zip(passed, values, strict=True):
+        if name in kernel.divisible and value % 16:
+            raise ValueError(f"{kernel.name}: {name} is {value}, promised to be divisible by 16")
+        found[name] = _scalar(value, kind)
+    return found
+
+
+def _scalar(value: int, kind: str) -> Any:
+    language = importlib.import_module("triton.language")
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    is_pointer = kind.startswith("*")
+    dtype = np.uint64 if is_pointer else np.dtype({"i32": np.int32, "i64": np.int64}[kind])
+    of_triton = language.str_to_ty(kind, None)
+    return language.tensor(
+        interpreter.TensorHandle(np.array([value], dtype=dtype), of_triton), of_triton
+    )
+
+
+def _interpret(function: Any, arguments: Mapping[str, Any], grid: tuple[int, int, int]) -> None:
+    """Run every program of the grid, one after another."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    body = function.rewrite()
+    builder = interpreter.interpreter_builder
+    scope = interpreter._patch_lang(body)
+    try:
+        builder.set_grid_dim(*grid)
+        for x in range(grid[0]):
+            for y in range(grid[1]):
+                for z in range(grid[2]):
+                    builder.set_grid_idx(x, y, z)
+                    body(**arguments)
+    finally:
+        scope.restore()
+
+
+def _executed(text: str, name: str) -> dict[str, Any]:
+    """The names of a module that has no file: its lines are kept where `inspect` looks."""
+    path = f"<triton {name}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    module = ModuleType(name)
+    module.__file__ = path
+    exec(compile(text, path, "exec"), module.__dict__)
+    return module.__dict__
+
+
+@contextmanager
+def _interpreting() -> Iterator[None]:
+    """A block in which Triton and its library are interpreted."""
+    knobs = importlib.import_module("triton.knobs")
+    with ExitStack() as stack:
+        stack.enter_context(knobs.runtime.scope())
+        knobs.runtime.interpret = True
+        for module in map(importlib.import_module, _LIBRARY):
+            stack.enter_context(_replaced(module))
+        stack.enter_context(_whole_numbers())
+        yield
+
+
+@contextmanager
+def _whole_numbers() -> Iterator[None]:
+    """The interpreter holds scalars as arrays of one element, which NumPy takes for no int."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    original = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+    try:
+        yield
+    finally:
+        interpreter._patch_lang_tensor = original
+
+
+@contextmanager
+def _replaced(module: ModuleType) -> Iterator[None]:
+    jit = importlib.import_module("triton.runtime.jit")
+    compiled = {n: f for n, f in vars(module).items() if isinstance(f, jit.JITFunction)}
+    vars(module).update({n: _interpreted(f) for n, f in compiled.items()})
+    try:
+        yield
+    finally:
+        vars(module).update(compiled)
+
+
+_TWINS: dict[int, Any] = {}
+
+
+def _interpreted(function: Any) -> Any:
+    """The one interpreted twin of a compiled function: combiners are told apart by identity."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    if id(function) not in _TWINS:
+        _TWINS[id(function)] = interpreter.InterpretedFunction(function.fn)
+    return _TWINS[id(function)]

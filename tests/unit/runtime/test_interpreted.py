@@ -1,0 +1,174 @@
+"""The host half of the GPU path, end to end, through Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import perfuse
+from perfuse.codegen.triton.sources import Launch, Scratch, TritonKernel, TritonSources
+from perfuse.counters import counters
+from perfuse.ir.dtype import DType
+from perfuse.schedule.plan import Plan
+from perfuse.testing import fresh_cache, rand_strided, run_and_get_code
+from perfuse.torch_compat import reset_dynamo
+from tests.harness import plain_triton
+
+GENERATOR = "perfuse.pipeline.generate_triton"
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(GENERATOR, plain_triton.generate_triton)
+    reset_dynamo()
+    with fresh_cache(), perfuse.config.patch({"gpu.interpret": True, "verify": True}):
+        yield
+
+
+def compiled(fn: Any, **options: Any) -> Any:
+    return torch.compile(fn, backend="perfuse", fullgraph=True, **options)
+
+
+def mixed(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    z = torch.exp(x) * 2 + y
+    return z.sum(1), (z @ z.t()).relu() + 1
+
+
+def test_kernels_and_calls() -> None:
+    x, y = torch.randn(6, 7), torch.randn(7)
+    got, (module, host) = run_and_get_code(compiled(mixed), x, y)
+    torch.testing.assert_close(got, mixed(x, y))
+    assert "@triton.jit" in module
+    assert "launch(F[1], stream)" in host
+
+
+def test_sizes_that_change_are_one_compile() -> None:
+    fn = compiled(mixed, dynamic=True)
+    before = counters.snapshot().get("capture.traced", 0)
+    for rows in (5, 6, 9, 33):
+        x, y = torch.randn(rows, 7), torch.randn(7)
+        torch.testing.assert_close(fn(x, y), mixed(x, y))
+    assert counters.snapshot()["capture.traced"] == before + 1
+
+
+def test_training() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x @ w).sum()
+
+    x, w = torch.randn(4, 5), torch.randn(5, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(fn(x, w), w)
+    (got,) = torch.autograd.grad(compiled(fn)(x, w), w)
+    torch.testing.assert_close(got, expected)
+
+
+def test_an_input_is_written_in_place() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    x = torch.randn(40)
+    expected = x + 1
+    got = compiled(fn)(x)
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(got, expected * 2)
+
+
+def test_arguments_that_lie_astray_are_copied_and_written_back() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(3)
+        return x + y
+
+    run = compiled(fn)
+    for start in (0, 1):  # compiled for an aligned window, called with one that is not
+        memory = torch.randn(51)
+        y = torch.randn(30)
+        x = memory[start : start + 30]
+        before = memory.clone()
+        got = run(x, y)
+        torch.testing.assert_close(x, before[start : start + 30] * 3)
+        torch.testing.assert_close(got, x + y)
+        torch.testing.assert_close(memory[start + 30 :], before[start + 30 :])
+
+
+def test_an_example_astray_promises_nothing() -> None:
+    x = torch.randn(33)[1:]
+    got, (_, host) = run_and_get_code(compiled(lambda x: x + 1), x)
+    torch.testing.assert_close(got, x + 1)
+    assert "realigned" not in host
+
+
+def test_strides_with_gaps() -> None:
+    x = rand_strided((5, 6), (14, 2))
+    torch.testing.assert_close(compiled(lambda x: torch.exp(x).sum(0))(x), torch.exp(x).sum(0))
+
+
+def test_a_second_process_would_load_it() -> None:
+    x, y = torch.randn(6, 7), torch.randn(7)
+    compiled(mixed)(x, y)
+    reset_dynamo()
+    before = counters.snapshot().get("capture.cache_hit", 0)
+    torch.testing.assert_close(compiled(mixed)(x, y), mixed(x, y))
+    assert counters.snapshot()["capture.cache_hit"] == before + 1
+
+
+def test_memory_that_dies_in_a_segment_is_used_again() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.exp(x / x.sum(0)) + x.sum(1, keepdim=True)
+            x = x.t().contiguous()
+        return x.relu()
+
+    x = torch.rand(8, 8)
+    got, (_, host) = run_and_get_code(compiled(fn), x)
+    torch.testing.assert_close(got, fn(x))
+    assert any(line.strip().startswith("P[") and "= P[" in line for line in host.splitlines())
+
+
+COUNTING = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def total(x, out, done, n: tl.constexpr, BLOCK: tl.constexpr):
+  at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+  tl.atomic_add(out, tl.sum(tl.load(x + at, at < n, 0.0), 0))
+  if tl.atomic_add(done, 1) == tl.num_programs(0) - 1:
+    tl.store(out, tl.load(out) * 2)
+    tl.store(done, 0)
+"""
+
+
+def counting(plan: Plan, context: Any) -> TritonSources:
+    """Twice the sum, taken by the last block to finish: needs a fill, and a counter that stays."""
+    (step,) = plan.kernels
+    (out,) = step.stored
+    signature = (("x", "*fp32"), ("out", "*fp32"), ("done", "*i32"))
+    constants = (("n", 100), ("BLOCK", 32))
+    kernel = TritonKernel("total", signature, constants, frozenset({"x"}), 4, 1)
+    done = Scratch("done", DType.I32, 1, 0, is_kept=True)
+    launch = Launch("total", ("i0", out, "done"), (), (4, 1, 1), ((out, 0.0),), (done,))
+    return TritonSources(COUNTING, (kernel,), ((launch,),))
+
+
+def test_fills_and_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GENERATOR, counting)
+    run = compiled(lambda x: x.sum())
+    for _ in range(3):
+        x = torch.randn(100)
+        torch.testing.assert_close(run(x), 2 * x.sum())
+
+
+def test_a_broken_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def promising(plan: Plan, context: Any) -> TritonSources:
+        made = plain_triton.generate_triton(plan, context)
+        (kernel,) = made.kernels
+        promised = frozenset(name for name, _ in kernel.signature)
+        kernel = TritonKernel(kernel.name, kernel.signature, (), promised, 4, 1)
+        return TritonSources(made.text, (kernel,), made.launches)
+
+    monkeypatch.setattr(GENERATOR, promising)
+    with pytest.raises(ValueError, match="promised to be divisible by 16"):
+        compiled(lambda x: x + 1, dynamic=True)(torch.randn(7))
