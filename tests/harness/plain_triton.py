@@ -74,9 +74,8 @@ def _loop(loop: Loop, step: Kernel, plan: Plan, number: int) -> tuple[str, Trito
         ]
         lines += [f"    result = {COMBINE[loop.kind].format('result', _expr(loop.value))}"]
     stored = f"tl.cast(result, tl.{LANGUAGE[TYPES[dtype]]})"
-    lines += [
-        f"  tl.store({loop.out} + ({_dim(loop.index)} + tl.zeros([{BLOCK}], tl.int64)), {stored}, mask)\n"
-    ]
+    place = f"({_dim(loop.index)} + tl.zeros([{BLOCK}], tl.int64))"
+    lines += [f"  tl.store({loop.out} + {place}, {stored}, mask)\n"]
     inside = {m.loop.out for m in step.members} - step.stored
     scratch = tuple(
         Scratch(n, buffers[n].dtype, buffers[n].num_elements) for n in names if n in inside
