@@ -13,7 +13,6 @@ from perfuse.schedule.lifetimes import lifetimes
 from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
-
 # Calls that do nothing but make a tensor of one number.
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
