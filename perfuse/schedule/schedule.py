@@ -10,6 +10,7 @@ from perfuse.ir.program import Extern, Loop, Program
 from perfuse.schedule import memory, shape
 from perfuse.schedule.fuse import Fuser, Group, accesses
 from perfuse.schedule.lifetimes import lifetimes
+from perfuse.schedule.narrow import narrow_reductions
 from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
@@ -19,7 +20,7 @@ _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
 def schedule(program: Program, context: Context) -> Plan:
     """Fuse, order, and place: what comes out is ready to be spelled."""
-    program = _without_dead_loops(program)
+    program = narrow_reductions(_without_dead_loops(program))
     fuser = Fuser(program)
     fuser.run()
     plan = _plan(program, fuser, program_order(fuser))

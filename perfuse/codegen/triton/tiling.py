@@ -228,3 +228,62 @@ def num_blocks(size: Dim, block: int) -> Dim:
     if isinstance(size, int):
         return -(-size // block)
     return ix.floordiv(ix.add(size, block - 1), block)
+
+
+def candidates(kernel: Kernel, machine: Machine) -> list[Tile]:
+    """The model's choice first, then others worth measuring."""
+    best = choose_tile(kernel, machine)
+    others = {
+        "flat": _other_flat,
+        "turned": _other_turned,
+        "rows": _other_rows,
+        "columns": _other_columns,
+    }.get(best.kind)
+    found = [best] if others is None else [best, *others(kernel, best, machine)]
+    return [t for t in dict.fromkeys(found) if 1 <= t.num_warps <= 32]
+
+
+def _other_flat(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
+    if best.programs is not None:
+        wide = [replace(best, columns=c, num_warps=w) for c, w in ((2048, 8), (4096, 8), (2048, 4))]
+        return [replace(t, programs=machine.num_processors * k) for t in wide for k in (4, 8)]
+    sizes = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8))
+    return [replace(best, columns=c, num_warps=w) for c, w in sizes]
+
+
+def _other_turned(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
+    sizes = ((32, 32, 4), (64, 64, 4), (64, 64, 8), (32, 128, 8))
+    return [replace(best, rows=r, columns=c, num_warps=w) for r, c, w in sizes]
+
+
+def _other_rows(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
+    height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
+    carries = any(m.role in ("outer", "all") for m in kernel.members)
+    found = []
+    if best.is_swept:
+        sizes = ((1024, 4), (2048, 4), (4096, 8), (4096, 16))
+        found += [
+            replace(best, columns=c, num_warps=w) for c, w in sizes if not is_vertical(kernel)
+        ]
+    else:
+        found += [replace(best, num_warps=w) for w in (best.num_warps * 2, best.num_warps // 2)]
+        found += [replace(best, rows=r) for r in (best.rows * 2, best.rows // 2) if r >= 1]
+    if height is None or width is None or is_vertical(kernel):
+        return found
+    if not carries and not best.is_swept:
+        rounds = [replace(best, num_stages=s, programs=machine.num_processors * k)
+                  for s in (2, 3) for k in (1, 2, 4, 8) if k * best.num_warps <= 64]  # fmt: skip
+        found += [t for t in rounds if (t.programs or 0) <= height]
+        if best.columns >= 8192:
+            found.append(Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True))
+            found.append(Tile("rows", 1, 1024, 4, num_stages=4, is_swept=True))
+    if carries and best.programs is not None:
+        found += [replace(best, programs=machine.num_processors * k) for k in (1, 2, 4, 8)]
+    return found
+
+
+def _other_columns(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
+    found = [replace(best, splits=s) for s in (best.splits * 2, max(1, best.splits // 2))]
+    for rows, columns, warps in ((16, 256, 8), (64, 64, 8), (8, 512, 8), (16, 128, 4)):
+        found.append(replace(best, rows=rows, columns=columns, num_warps=warps))
+    return found

@@ -1,0 +1,83 @@
+"""A reduction whose result is only converted or copied writes where that goes: one loop less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.program import Loop, Program
+from perfuse.schedule.fuse import accesses
+from perfuse.schedule.memory import output_buffers
+
+
+def narrow_reductions(program: Program) -> Program:
+    """Sums in float32 that are rounded once and stored, amax that fills the caller's buffer."""
+    readers = _readers(program)
+    leaving = output_buffers(program)
+    nodes = list(program.nodes)
+    gone: set[int] = set()
+    for number, node in enumerate(program.nodes):
+        if not isinstance(node, Loop) or not node.is_reduction or node.kind.startswith("arg"):
+            continue
+        users = readers.get(node.out, [])
+        if len(users) != 1 or node.out in leaving or program.buffers[node.out].role != "temp":
+            continue
+        user = program.nodes[users[0]]
+        if isinstance(user, Loop) and not _is_looked_at(program, number, users[0]):
+            merged = _merged(node, user, program)
+            if merged is not None:
+                nodes[number] = merged
+                gone.add(users[0])
+    if not gone:
+        return program
+    return replace(program, nodes=tuple(n for i, n in enumerate(nodes) if i not in gone))
+
+
+def _readers(program: Program) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, node in enumerate(program.nodes):
+        for name in accesses(node)[0]:
+            found.setdefault(name, []).append(number)
+    return found
+
+
+def _is_looked_at(program: Program, first: int, last: int) -> bool:
+    """Whether writing the copy's buffer at `first` instead of at `last` would be noticed.
+
+    A loop that reads it would see a value that was not rounded, if it shares a kernel with the
+    reduction; anything between the two would see it too early.
+    """
+    copy = program.nodes[last]
+    assert isinstance(copy, Loop)
+    for number, node in enumerate(program.nodes):
+        reads, writes = accesses(node)
+        if copy.out in reads and (isinstance(node, Loop) or first <= number <= last):
+            return True
+        if copy.out in writes and number != last and number >= first:
+            return True
+    return False
+
+
+def _merged(node: Loop, copy: Loop, program: Program) -> Loop | None:
+    """The reduction storing to the copy's place; None where the copy does more than convert."""
+    value = copy.value
+    while (
+        value.op in ("round_to", "cast") and value.args[0].dtype.is_float and value.dtype.is_float
+    ):
+        value = value.args[0]
+    kept = node.kept
+    is_copy = copy.kind == "map" and value.op == "load" and not value.args
+    if not is_copy or [a.size for a in copy.axes] != [a.size for a in kept]:
+        return None
+    if program.buffers[copy.out].dtype.compute is not copy.value.dtype:
+        return None
+    mapping: dict[Atom, Dim] = {}
+    for theirs, own in zip(copy.axes, kept, strict=True):
+        if theirs.atom is not None and own.atom is not None:
+            mapping[theirs.atom] = ix.var(own.name, own.size)
+    change = ex.Substitution(mapping)
+    if change.index(value.attr[1]) is not node.index:
+        return None
+    return replace(node, out=copy.out, index=change.index(copy.index))
