@@ -340,6 +340,13 @@ def _sym_leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield from _sym_leaves((*value.shape, *value.stride(), value.storage_offset()))
 
 
+def never_trace(package: str) -> None:
+    """Dynamo is not to look into the functions of a package: they run the graphs it made."""
+    import torch._dynamo.trace_rules as rules
+
+    rules.add(package)
+
+
 def num_guards(values: Iterable[Any]) -> int:
     """How many guards the sizes in these values stand under."""
     for value in _sym_leaves(values):

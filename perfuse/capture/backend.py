@@ -23,10 +23,12 @@ from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
 from perfuse.runtime.wrapper import wrap
-from perfuse.torch_compat import aot_compile_graph
+from perfuse.torch_compat import aot_compile_graph, never_trace
 
-# When the backend is first named, which is before anything is captured for it.
+# When the backend is first named, which is before anything is captured for it. A backward that is
+# compiled in the middle of a traced function is no part of that function.
 pause_garbage_collection()
+never_trace("perfuse")
 
 
 def perfuse_backend(

@@ -61,8 +61,10 @@ def _products_of(cat: Node) -> list[Node] | None:
     if len(nodes) < len(parts) or any(set(n.users) != {cat} for n in nodes):
         return None
     first = nodes[0]
+    if first.target not in _PRODUCTS:
+        return None
     is_alike = all(n.target == first.target and _left(n) is _left(first) for n in nodes)
-    if first.target not in _PRODUCTS or not is_alike or not all(map(_can_join, nodes)):
+    if not is_alike or not all(map(_can_join, nodes)):
         return None
     return nodes if len({_is_transposed(n) for n in nodes}) == 1 else None
 

@@ -13,7 +13,7 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource, function_name
-from perfuse.runtime.layout import resolve_op, with_strides
+from perfuse.runtime.layout import HOST_FILE, resolve_op, with_strides
 from perfuse.runtime.pool import empty_strided, pooled
 from perfuse.schedule.memory import SMALLEST_POOLED
 
@@ -107,6 +107,6 @@ def bind(
         is_given = op.startswith("py:")
         space[function_name(op)] = constants[op] if is_given else resolve_op(op)
     space |= {name: value for name, value in constants.items() if not name.startswith("py:")}
-    exec(compile(host.text, "<perfuse host program>", "exec"), space)
+    exec(compile(host.text, HOST_FILE, "exec"), space)
     call: Call = space["call"]
     return call

@@ -12,7 +12,7 @@ import torch
 from perfuse.codegen.host.program import HostSource, function_name
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.runtime.frame import GpuFrame
-from perfuse.runtime.layout import resolve_op, with_strides
+from perfuse.runtime.layout import HOST_FILE, resolve_op, with_strides
 from perfuse.torch_compat import current_gpu_getter, gpu_allocator, raw_stream_getter
 
 Call = Callable[[list[Any]], tuple[Any, ...]]
@@ -43,7 +43,7 @@ def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any])
         space[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
     space |= {name: value for name, value in constants.items() if not name.startswith("py:")}
     space["realigned"] = lambda args: _realigned(call, args, tables)
-    exec(compile(host.text, "<perfuse host program>", "exec"), space)
+    exec(compile(host.text, HOST_FILE, "exec"), space)
     call: Call = space["call"]
     return call if device.type == "cpu" else _on_device(call, device)
 

@@ -21,6 +21,7 @@ import numpy as np
 from perfuse.codegen.host.tables import FillRow, LaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.interpreted_math import NumpyLibdevice
 
 _TURN = RLock()
 _LIBRARY = ("triton.language", "triton.language.standard", "triton.language.random")
@@ -35,6 +36,7 @@ class Interpreter:
         self.kernels = {kernel.name: kernel for kernel in kernels}
         with _TURN, _interpreting():
             self.module = _executed(text, name)
+            self.module["libdevice"] = NumpyLibdevice()
 
     def prepare(self, frame: GpuFrame) -> None:
         """Give the frame what `launch` runs."""

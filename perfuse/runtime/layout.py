@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+
+# Where the text of host programs seems to be: beside our own files, which Dynamo does not trace.
+HOST_FILE = str(Path(__file__).with_name("<host program>"))
 
 
 def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -93,3 +93,11 @@ def test_weights_are_copied_as_they_lie() -> None:
     module = run_passes(traced(transposed, *args, decompose=True))
     cats = [n for n in module.graph.nodes if n.target is torch.ops.aten.cat.default]
     assert [tuple(n.meta["val"].shape) for n in cats] == [(7, 5), (7,)]
+
+
+def test_a_cat_of_inputs_is_left_alone() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], 1)
+
+    x, y = torch.randn(4, 3), torch.randn(4, 5)
+    torch.testing.assert_close(torch.compile(fn, backend="perfuse")(x, y), fn(x, y))
