@@ -1,43 +1,86 @@
 """Which values the forward keeps for the backward, and which the backward computes again.
 
-Start with every value that backward work reads. Then, from the last to the first, move the cut
-up: a cheap value (pointwise, a view, a cast) is replaced by what its chain of cheap work starts
-from, or else by its inputs, when that keeps no more bytes: because they are kept anyway, are the
-caller's own, or are smaller. Linear in the graph; the result never keeps more than the start.
+A minimum cut. Each value from before the tangents is either made in the forward alone or known in
+the backward too. Flow runs from what only the forward can make to what the backward reads, and a
+cut through it is a choice:
+
+    source --- what recomputing v costs ---> v in --- what keeping v costs ---> v out ---> readers
+
+A value that may not be recomputed has an infinite first edge. Keeping costs bytes, recomputing a
+small part of that: bytes decide, and among equals the least work.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import Graph, Node
 
-from perfuse.graph.aliases import Aliases
-from perfuse.graph.facts import is_pure, is_sym
-from perfuse.graph.saving.costs import num_bytes, num_flops, work_of
+from perfuse.graph.aliases import Aliases, is_view
+from perfuse.graph.facts import is_pure, is_sym, tensor_of
+from perfuse.graph.saving.costs import (
+    Work,
+    is_cheap,
+    is_tuple,
+    num_bytes,
+    num_elements,
+    num_flops,
+    recompute_price,
+    work_of,
+)
+from perfuse.graph.saving.flow import INFINITE, SINK, SOURCE, Network
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles, is_tagged_backward
 
-MAX_SWEEPS = 4
-MAX_CHAIN = 64  # how far back a chain of cheap work is followed
+# The longest run of recomputed values, each made of the one before. A longer one would have to
+# be redone from its start, and be in memory whole, before the backward can take its first step.
+MAX_CHAIN = 64
 
 # A norm's input and its per-row statistics are a little more than the normalised tensor, but they
-# exist anyway, and it would have to be written. One part in this many is the price allowed.
+# exist anyway, and it would have to be written. One part in this many is the price of a write.
 SLACK = 16
 
+# Values that come from more tensors than this count as tensors of their own.
+MAX_ORIGINS = 8
 
-class _Cut:
-    """The kept values while they are being chosen."""
+# What the user wants recomputed is kept only if nothing else can be done.
+UNWANTED = 1000
+
+
+def choose_saved(graph: Graph, roles: Roles, policy: SavePolicy) -> list[Node]:
+    """The values to keep, in the order of the graph."""
+    levels = range(min(policy.level, Work.LOOP), policy.level + 1)
+    choices = [_kept_under(graph, roles, replace(policy, level=level)) for level in levels]
+    # What a higher level may do costs something, so its cut could be cheaper and yet larger.
+    kept = min(choices, key=lambda nodes: sum(map(kept_bytes, nodes)))
+    return [node for node in graph.nodes if node in kept]
+
+
+def _kept_under(graph: Graph, roles: Roles, policy: SavePolicy) -> set[Node]:
+    problem = _Problem(graph, roles, policy)
+    recomputed = _least_cut(problem, frozenset())
+    too_far = _chain_ends(problem, recomputed)
+    if too_far:
+        recomputed = _least_cut(problem, too_far)
+    return problem.frontier(recomputed)
+
+
+class _Problem:
+    """What the cut has to know about each value of a joint graph."""
 
     def __init__(self, graph: Graph, roles: Roles, policy: SavePolicy) -> None:
-        self._nodes: list[Node] = list(graph.nodes)
+        self.nodes: list[Node] = list(graph.nodes)
         self._roles = roles
         self._policy = policy
+        self._must_save = frozenset(policy.must_save)
+        self._must_recompute = frozenset(policy.must_recompute)
         self._aliases = Aliases.of(graph)
         for node in roles.overwritten:
             self._aliases.of_node(node).is_mutated = True
-        self._bytes: dict[Node, int] = {}
         self._recomputable: dict[Node, bool] = {}
-        self.kept = self._read_by_backward()
+        self._stored = self._find_stored()
+        self._more_reads = self._find_more_reads()
+        self.read = self._read_by_backward()
 
     def _read_by_backward(self) -> set[Node]:
         """Values from before the tangents that backward work, or a gradient itself, reads."""
@@ -45,136 +88,158 @@ class _Cut:
         read.update(self._roles.gradients)
         return {n for n in read if n not in self._roles.backward and n.op != "get_attr"}
 
-    def bytes_of(self, node: Node) -> int:
-        if node.op in ("placeholder", "get_attr"):
-            return 0  # the caller's: alive whatever we do
-        if node not in self._bytes:
-            self._bytes[node] = num_bytes(node)
-        return self._bytes[node]
-
-    def total(self, nodes: Iterable[Node]) -> int:
-        return sum(self.bytes_of(node) for node in nodes)
-
     def can_recompute(self, node: Node) -> bool:
-        """Its inputs can be kept instead of it, and will still hold what they hold now."""
+        """The policy lets the backward compute it, and its inputs will hold what they hold now."""
         if node not in self._recomputable:
-            self._recomputable[node] = self._find_recomputable(node)
+            self._recomputable[node] = self._may_recompute(node) and not any(
+                self._aliases.of_node(n).is_mutated or (is_tuple(n) and not self.can_recompute(n))
+                for n in node.all_input_nodes
+            )
         return self._recomputable[node]
 
-    def _find_recomputable(self, node: Node) -> bool:
-        if not (_may_recompute(node, self._policy) or _is_checkpointed(node)):
+    def _may_recompute(self, node: Node) -> bool:
+        if node.op != "call_function" or is_sym(node) or not is_pure(node):
             return False
-        return not any(
-            self._aliases.of_node(n).is_mutated or _is_tuple(n) for n in node.all_input_nodes
-        )
+        if node.name in self._must_save:
+            return False
+        if self.is_wanted(node):
+            return True
+        work = work_of(node)
+        if node not in self._roles.forward and is_cheap(node):
+            return True  # nothing but the backward wants it
+        limit = self._policy.max_recompute_flops
+        return work <= self._policy.level and (limit is None or num_flops(node) <= limit)
 
-    def sweep(self) -> bool:
-        """One move of the cut from the last node to the first; whether anything moved."""
-        has_moved = False
-        for node in reversed(self._nodes):
-            if node not in self.kept or not self.can_recompute(node):
+    def is_wanted(self, node: Node) -> bool:
+        """The user asked for it to be computed again."""
+        return node.name in self._must_recompute or _is_checkpointed(node)
+
+    def keep_price(self, node: Node) -> float:
+        if is_tuple(node):
+            return INFINITE  # its parts can be kept, it cannot
+        if node in self._stored:
+            price = float(kept_bytes(self._stored[node]))  # of a part of it, all stays
+        else:
+            price = kept_bytes(node) * (1 + 1 / SLACK)
+        if self.is_wanted(node) and self.can_recompute(node):
+            price *= UNWANTED
+        return price
+
+    def recompute_price(self, node: Node) -> float:
+        if not self.can_recompute(node):
+            return INFINITE
+        if self.is_wanted(node):
+            return 0.0
+        return recompute_price(node) + self._more_reads.get(node, 0) * num_bytes(node) / SLACK
+
+    def _find_more_reads(self) -> dict[Node, int]:
+        """How many tensors a loop reads for a value that it would not read for any one input of it.
+
+        x + f(x) reads no more than x; the sum of two products reads both, and a kept sum is one.
+        """
+        more: dict[Node, int] = {}
+        origins: dict[Node, frozenset[Node]] = {}  # what must be in memory to compute it in a loop
+        for node in self.nodes:
+            if node in self._roles.backward or not self.can_recompute(node):
                 continue
-            options = (self._roots(node), self._narrowest(node), set(node.all_input_nodes))
-            # The least of them: a mask of bytes is narrower than the floats it came from.
-            sources = min((o for o in options if o is not None), key=self._added)
-            if self._pays(node, sources):
-                self.kept.remove(node)
-                self.kept.update(n for n in sources if n.op != "get_attr")
-                has_moved = True
-        return has_moved
+            large = [n for n in _sources(node) if num_elements(n) * 2 >= num_elements(node)]
+            parts = [origins.get(n, frozenset({n})) for n in large]
+            together = frozenset[Node]().union(*parts)
+            origins[node] = together if len(together) <= MAX_ORIGINS else frozenset({node})
+            more[node] = len(together) - max(map(len, parts), default=0)
+        return more
 
-    def _roots(self, node: Node) -> set[Node] | None:
-        """Where the chain of cheap work behind `node` starts; None if that is far away."""
-        roots: set[Node] = set()
-        seen: set[Node] = set()
-        stack = list(node.all_input_nodes)
-        while stack:
-            source = stack.pop()
-            if source in seen:
+    def _find_stored(self) -> dict[Node, Node]:
+        """What the forward puts into memory, kept or not, and whose memory that is."""
+        stored: dict[Node, Node] = {}
+        depth: dict[Node, int] = {}  # library calls on the longest way here
+        for node in self.nodes:
+            depth[node] = max((depth[n] for n in node.all_input_nodes), default=0)
+            depth[node] += node.op == "call_function" and work_of(node) >= Work.PRODUCT
+        for node in self.nodes:
+            if node not in self._roles.forward:
                 continue
-            seen.add(source)
-            if source in self.kept or not self.can_recompute(source):
-                roots.add(source)
-            else:
-                stack.extend(source.all_input_nodes)
-            if len(seen) > MAX_CHAIN:
-                return None
-        return roots
+            source = node.all_input_nodes[0] if is_view(node) else None
+            readers = [n for n in node.users if n in self._roles.forward or n.op == "output"]
+            if source in stored:
+                stored[node] = stored[source]
+            elif node.op == "placeholder" or work_of(node) >= Work.PASS:
+                stored[node] = node
+            elif any(n.op == "output" or depth[n] > depth[node] for n in readers):
+                stored[node] = node  # by the time it is read a library has been called
+        return stored
 
-    def _narrowest(self, start: Node) -> set[Node] | None:
-        """The smallest value on the way back from `start`, as far as there is only one way."""
-        best = node = start
-        for _ in range(MAX_CHAIN):
-            ways = [n for n in node.all_input_nodes if self.bytes_of(n) > 0]
-            if not self.can_recompute(node) or len(ways) != 1:
-                break
-            node = ways[0]
-            if self.bytes_of(node) < self.bytes_of(best):
-                best = node
-        return None if best is start else {best}
-
-    def _added(self, sources: set[Node]) -> int:
-        """The bytes of those that are not kept yet."""
-        return self.total(n for n in sources if n not in self.kept)
-
-    def _pays(self, node: Node, sources: set[Node]) -> bool:
-        if _is_checkpointed(node) or node.name in self._policy.must_recompute:
-            return True  # the user asked for it
-        cost = self._added(sources)
-        gain = self.bytes_of(node)
-        # x + f(x), with x kept: keeping f(x) instead of the sum is no less, and one read more.
-        is_second_read = self.total(n for n in sources if n in self.kept) > gain // SLACK
-        return cost == 0 if is_second_read else cost <= gain + gain // SLACK
-
-    def drop_derivable(self) -> None:
-        """What can be computed from other kept values is not kept."""
-        known: set[Node] = set()
-        for node in self._nodes:
-            is_free = node.op == "get_attr"
-            is_derived = self.can_recompute(node) and all(n in known for n in node.all_input_nodes)
-            if is_derived and not is_sym(node):
-                self.kept.discard(node)
-            if is_free or is_derived or node in self.kept or self._is_lasting_input(node):
-                known.add(node)
-
-    def _is_lasting_input(self, node: Node) -> bool:
-        """A primal that nobody overwrites can be kept for nothing."""
-        is_primal = node.op == "placeholder" and node not in self._roles.backward
-        is_tangent = "tangents" in str(node.target)
-        return is_primal and not is_tangent and not self._aliases.of_node(node).is_mutated
-
-    def frontier(self) -> set[Node]:
+    def frontier(self, recomputed: set[Node]) -> set[Node]:
         """The values at which a walk back from the backward's work stops: what it really reads."""
         found: set[Node] = set()
         seen: set[Node] = set()
-        stack = list(self._read_by_backward())
+        stack = list(self.read)
         while stack:
             node = stack.pop()
             if node in seen:
                 continue
             seen.add(node)
-            if node in self.kept or not self.can_recompute(node):
-                if node.op != "get_attr":
-                    found.add(node)
-            else:
+            if node in recomputed:
                 stack.extend(node.all_input_nodes)
+            elif node.op != "get_attr":
+                found.add(node)
         return found
 
 
-def _may_recompute(node: Node, policy: SavePolicy) -> bool:
-    """The policy lets the backward compute it."""
-    if node.op in ("placeholder", "get_attr", "output") or node.name in policy.must_save:
-        return False
-    if not is_pure(node) or is_sym(node):
-        return False
-    if node.name in policy.must_recompute:
-        return True
-    limit = policy.max_recompute_flops
-    return work_of(node) <= policy.level and (limit is None or num_flops(node) <= limit)
+def _sources(node: Node) -> Iterable[Node]:
+    """The values that a node is made of: no constants and no sizes."""
+    return (n for n in node.all_input_nodes if n.op != "get_attr" and not is_sym(n))
 
 
-def _is_tuple(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), (tuple, list))
+def kept_bytes(node: Node) -> int:
+    """What keeping it adds: nothing for a size, nor for what is the caller's anyway."""
+    return 0 if node.op == "placeholder" or tensor_of(node) is None else num_bytes(node)
+
+
+def _least_cut(problem: _Problem, forced: frozenset[Node]) -> set[Node]:
+    """The values to recompute, none of them `forced` to be kept."""
+    network = Network()
+    before: dict[Node, int] = {}  # `v in`, for values that may be recomputed
+    after: dict[Node, int] = {}  # `v out`
+    starts = [n for n in problem.read if not is_sym(n)]
+    stack = list(starts)
+    while stack:
+        node = stack.pop()
+        if node in after:
+            continue
+        after[node] = network.vertex()
+        price = INFINITE if node in forced else problem.recompute_price(node)
+        if price == INFINITE:
+            network.edge(SOURCE, after[node], problem.keep_price(node))
+            continue
+        before[node] = network.vertex()
+        network.edge(SOURCE, before[node], price)
+        network.edge(before[node], after[node], problem.keep_price(node))
+        stack.extend(_sources(node))
+    for node, vertex in before.items():
+        for source in _sources(node):
+            network.edge(after[source], vertex, INFINITE)
+    for node in starts:
+        network.edge(after[node], SINK, INFINITE)
+    if not before:
+        return set()
+    is_before_cut = network.source_side(sum(problem.keep_price(n) for n in starts))
+    return {node for node, vertex in before.items() if not is_before_cut[vertex]}
+
+
+def _chain_ends(problem: _Problem, recomputed: set[Node]) -> frozenset[Node]:
+    """Values at which runs of recomputed ones would grow too long; views do not count."""
+    lengths: dict[Node, int] = {}
+    ends: set[Node] = set()
+    for node in problem.nodes:
+        if node in recomputed:
+            length = max((lengths.get(n, 0) for n in node.all_input_nodes), default=0)
+            length += work_of(node) is not Work.FREE
+            if length > MAX_CHAIN and not is_tuple(node) and not problem.is_wanted(node):
+                ends.add(node)
+                length = 0
+            lengths[node] = length
+    return frozenset(ends)
 
 
 def _is_checkpointed(node: Node) -> bool:
@@ -185,18 +250,3 @@ def _is_checkpointed(node: Node) -> bool:
     region = node.meta.get("ac_graph_id")
     readers = (n for n in node.users if n.op != "output" and not is_tagged_backward(n))
     return is_pure(node) and all(n.meta.get("ac_graph_id") == region for n in readers)
-
-
-def choose_saved(graph: Graph, roles: Roles, policy: SavePolicy) -> list[Node]:
-    """The values to keep, in the order of the graph."""
-    cut = _Cut(graph, roles, policy)
-    plain = set(cut.kept)
-    for _ in range(MAX_SWEEPS):
-        if not cut.sweep():
-            break
-    cut.drop_derivable()
-    chosen = cut.frontier()
-    is_asked_for = any("recompute" in node.meta for node in graph.nodes) or policy.must_recompute
-    if cut.total(chosen) > cut.total(plain) + cut.total(plain) // SLACK and not is_asked_for:
-        chosen = plain
-    return [node for node in graph.nodes if node in chosen]

@@ -44,6 +44,11 @@ _PASS_PACKETS = frozenset(
 )
 
 
+# Computing this many elements again, one step each, is worth as much as keeping four bytes.
+_STEPS_PER_FLOAT = 128
+_BYTES_PER_STEP = 4 / _STEPS_PER_FLOAT
+
+
 class Work(IntEnum):
     """How dear it is to compute a value again, given its inputs."""
 
@@ -89,6 +94,23 @@ def num_bytes(node: Node) -> int:
     return tensor.element_size() * prod(s for s, d in zip(shape, strides, strict=True) if d != 0)
 
 
+def recompute_price(node: Node) -> float:
+    """What computing the value again is worth in bytes kept: little, unless it is a long chain."""
+    work = work_of(node)
+    if work is Work.FREE:
+        return 0.0
+    if work is Work.LOOP:
+        return num_elements(node) * _BYTES_PER_STEP
+    price = num_flops(node) * _BYTES_PER_STEP
+    # The level that comes here for products puts memory before time.
+    return min(price, num_bytes(node) / 4) if work is Work.PRODUCT else price
+
+
+def is_tuple(node: Node) -> bool:
+    """The node's value is several tensors."""
+    return isinstance(node.meta.get("val"), (tuple, list))
+
+
 def num_flops(node: Node) -> int:
     """Operations that computing the value takes, given its inputs; a view or a size takes none."""
     work = work_of(node)
@@ -98,10 +120,11 @@ def num_flops(node: Node) -> int:
     if formula is not None:
         args, kwargs = _shapes(node.args), _shapes(node.kwargs)
         return int(formula(*args, **kwargs, out_val=_shapes(node.meta.get("val"))))
-    return max((_num_elements(n) for n in (node, *node.all_input_nodes)), default=0)
+    return max((num_elements(n) for n in (node, *node.all_input_nodes)), default=0)
 
 
-def _num_elements(node: Node) -> int:
+def num_elements(node: Node) -> int:
+    """Elements of the value, 0 for what is no tensor."""
     tensor = tensor_of(node)
     return 0 if tensor is None else prod(size_hint(size) for size in tensor.shape)
 
