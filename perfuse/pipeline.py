@@ -8,15 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch.fx import GraphModule
 
 from perfuse.autotune.products import choose_products
+from perfuse.autotune.tiles import choose_tiles
 from perfuse.build import build_shared_library
 from perfuse.build.triton import build_bundle
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource, generate_host
 from perfuse.codegen.triton.sources import TritonSources
+from perfuse.codegen.triton.tiling import Tile
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -26,9 +29,11 @@ from perfuse.ir.verify import verify_program
 from perfuse.lower.graph import lower_graph
 from perfuse.runtime.executable import Call, bind
 from perfuse.runtime.launch import load_gpu
+from perfuse.runtime.measure import made_up_inputs, seconds
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import schedule
 from perfuse.schedule.verify import verify_plan
+from perfuse.torch_compat import disable_dispatch_modes
 
 R = TypeVar("R")
 Finished = tuple[CppSources | TritonSources, HostSource, Call, str | None]
@@ -86,11 +91,29 @@ def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finishe
 
 
 def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:
-    sources = run("codegen", generate_triton, plan, own)  # Triton text
+    tiles = run("tune", _measured_tiles, plan, context)  # how kernels are cut, where measured
+    sources = run("codegen", generate_triton, plan, own, tiles)  # Triton text
     host = run("host", generate_gpu_host, plan, sources, context.device)
     entry = run("build", build_bundle, sources, context)
     call = run("load", load_gpu, host, entry, plan.program.constants, context)
     return sources, host, call, entry.key
+
+
+def _measured_tiles(plan: Plan, context: Context) -> dict[str, Tile]:
+    """Tiles that were raced on this GPU; none in modes that do not tune, or without it."""
+    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
+    if not context.settings.max_autotune or not is_there:
+        return {}
+
+    def measure(alone: Plan, tile: Tile) -> float:
+        sources = generate_triton(alone, context, {alone.kernels[0].name: tile})
+        host = generate_gpu_host(alone, sources, context.device)
+        entry = build_bundle(sources, context)
+        call = load_gpu(host, entry, {}, context)
+        return seconds(call, made_up_inputs(alone.program, context.device), context.device)
+
+    with disable_dispatch_modes():
+        return choose_tiles(plan, context, measure)
 
 
 class Stages:

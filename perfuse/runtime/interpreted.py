@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 from perfuse.codegen.host.tables import FillRow, LaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
@@ -46,9 +47,7 @@ class Interpreter:
 
     def launch(self, segment: list[Run], stream: int) -> int:
         """Run the records of a segment in order; nothing is left to fail later."""
-        with _TURN, _interpreting():
-            for run in segment:
-                run()
+        torch.compiler.disable(_run_all)(segment)  # type: ignore[no-untyped-call]
         return 0
 
     def failed(self, stream: int) -> None:
@@ -60,6 +59,12 @@ class Interpreter:
         kernel = self.kernels[row.kernel]
         function = self.module[row.kernel]
         return lambda: _interpret(function, _arguments(kernel, frame, row), frame.grid(number))
+
+
+def _run_all(segment: list[Run]) -> None:
+    with _TURN, _interpreting():
+        for run in segment:
+            run()
 
 
 def _fill(frame: GpuFrame, number: int, row: FillRow) -> None:

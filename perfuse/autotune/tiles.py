@@ -1,0 +1,110 @@
+"""Tiles by measurement: a kernel's candidates raced on the GPU, the decision kept on disk.
+
+The model's choice is the first candidate and stays unless another beats it by a margin. All
+candidates compute the same loops, so there is nothing to prove but their speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from perfuse.build.compiler import open_store
+from perfuse.build.identity import identity
+from perfuse.codegen.triton.tiling import Tile, candidates
+from perfuse.codegen.triton.unit import machine_of
+from perfuse.context import Context
+from perfuse.ir import index as ix
+from perfuse.ir.program import Program, View
+from perfuse.schedule.plan import Kernel, Plan, static_product
+
+# Kernels that move fewer bytes are over before a tile matters.
+SMALLEST_BYTES = 4 << 20
+_MARGIN = 0.97
+_FILE = "tile.json"
+
+# Seconds of one run of a plan of one kernel, cut by a tile.
+Measure = Callable[[Plan, Tile], float]
+
+
+@dataclass(frozen=True, slots=True)
+class TileDecision:
+    """What was chosen, and the microseconds of every candidate, the model's first."""
+
+    tile: dict[str, Any]
+    microseconds: list[tuple[str, float]]
+
+
+def choose_tiles(plan: Plan, context: Context, measure: Measure) -> dict[str, Tile]:
+    """The fastest tile of each kernel that is worth measuring."""
+    chosen: dict[str, Tile] = {}
+    for kernel in plan.kernels:
+        if kernel.num_bytes >= SMALLEST_BYTES and _is_measurable(kernel, plan.program):
+            decision = decide(kernel, plan.program, context, measure)
+            chosen[kernel.name] = Tile(**decision.tile)
+    return chosen
+
+
+def _is_measurable(kernel: Kernel, program: Program) -> bool:
+    """Sizes are known, and no position is read from data: made-up data would lead outside."""
+    names = {*kernel.reads(), *kernel.stored}
+    sizes = [a.size for a in kernel.axes] + [program.buffers[n].num_elements for n in names]
+    if static_product(sizes) is None:
+        return False
+    indices = [r.attr[1] for m in kernel.members for r in m.loop.reads()]
+    indices += [m.loop.index for m in kernel.members]
+    return not any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
+
+
+def decide(kernel: Kernel, program: Program, context: Context, measure: Measure) -> TileDecision:
+    """The stored decision for a kernel on this GPU, or a new one."""
+    store = open_store(context)
+    alone = plan_of_one(kernel, program)
+    key = _key(alone, context)
+    entry = store.get(key) if context.settings.cache.enabled else None
+    if entry is not None:
+        context.counters.inc("autotune.cache_hit")
+        found = json.loads(entry.read_text(_FILE))
+        return TileDecision(found["tile"], [tuple(row) for row in found["microseconds"]])
+    decision = race(alone, candidates(kernel, machine_of(context.target)), measure)
+    context.counters.inc("autotune.kernels_measured")
+    store.put(key, {_FILE: json.dumps(asdict(decision), indent=1).encode()})
+    return decision
+
+
+def race(alone: Plan, tiles: list[Tile], measure: Measure) -> TileDecision:
+    """Measure every candidate; one that does not compile or run is out."""
+    times: list[tuple[Tile, float]] = []
+    for tile in tiles:
+        try:
+            times.append((tile, measure(alone, tile)))
+        except Exception:
+            if not times:
+                raise  # the model's own choice has to run
+    best = min(times, key=lambda row: row[1])
+    if best[1] > _MARGIN * times[0][1]:
+        best = times[0]
+    return TileDecision(asdict(best[0]), [(str(t), round(1e6 * s, 2)) for t, s in times])
+
+
+def plan_of_one(kernel: Kernel, program: Program) -> Plan:
+    """A plan of the kernel alone: what it reads is given, what it stores is returned."""
+    made = [m.loop.out for m in kernel.members]
+    names = dict.fromkeys([*kernel.reads(), *made])
+    own = {n for n in made if program.buffers[n].role != "input"}
+    buffers = {n: replace(program.buffers[n], role="temp" if n in own else "input") for n in names}
+    outputs = tuple(
+        View(n, buffers[n].shape, buffers[n].strides, 0) for n in sorted(own & kernel.stored)
+    )
+    given = tuple(n for n in buffers if n not in own)
+    alone = Program(given, buffers, tuple(m.loop for m in kernel.members), outputs)
+    return Plan(alone, (kernel,), (), {}, 0)
+
+
+def _key(alone: Plan, context: Context) -> str:
+    shapes = [str(b) for b in alone.program.buffers.values()]
+    text = f"tile\n{identity(context)}\n{alone}\n{shapes}\n{_MARGIN}"
+    return "tile-" + hashlib.sha256(text.encode()).hexdigest()

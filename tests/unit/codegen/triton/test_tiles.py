@@ -1,0 +1,137 @@
+"""Every tile that tuning may choose computes the same values, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from perfuse.autotune.tiles import plan_of_one, race
+from perfuse.build.triton import build_bundle
+from perfuse.codegen.host.gpu import generate_gpu_host
+from perfuse.codegen.triton.tiling import Machine, Tile, candidates, choose_tile
+from perfuse.codegen.triton.unit import generate_triton
+from perfuse.config import Settings
+from perfuse.context import Context
+from perfuse.counters import Counters
+from perfuse.runtime.launch import load_gpu
+from perfuse.schedule.plan import Kernel, Plan
+from perfuse.target import target_of
+from perfuse.testing import fresh_cache
+from tests.unit.lower.samples import f32
+from tests.unit.planning import plans_of
+
+SETTINGS = Settings()
+SETTINGS = replace(SETTINGS, gpu=replace(SETTINGS.gpu, interpret=True))
+CONTEXT = Context(target_of("cuda:90", SETTINGS), SETTINGS, Counters(), torch.device("cpu"))
+SMALL = Machine(num_processors=2)
+
+
+def run(plan: Plan, tile: Tile, inputs: list[Tensor]) -> list[Tensor]:
+    """The results of a plan of one kernel, cut by a tile."""
+    sources = generate_triton(plan, CONTEXT, {plan.kernels[0].name: tile})
+    host = generate_gpu_host(plan, sources, CONTEXT.device)
+    call = load_gpu(host, build_bundle(sources, CONTEXT), {}, CONTEXT)
+    return [r for r in call([x.clone() for x in inputs]) if isinstance(r, Tensor)]
+
+
+def only_kernel(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Kernel, Plan]:
+    plan = plans_of(fn, *inputs)[0]
+    (kernel,) = plan.kernels
+    return kernel, plan_of_one(kernel, plan.program)
+
+
+def normalised_and_summed(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.softmax(x, -1)
+    return y * g, (y * g).sum(0)
+
+
+def scaled_with_amax(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x.abs().amax()
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "flat": (lambda x: x * 2 + 1, (f32(23, 7),)),
+    "flat_all": (scaled_with_amax, (f32(23, 7),)),
+    "turned": (lambda x: x.t().contiguous() + 1, (f32(37, 41),)),
+    "rows": (lambda x: torch.softmax(x, -1), (f32(9, 21),)),
+    "rows_outer": (normalised_and_summed, (f32(9, 21), f32(9, 21))),
+    "rows_down": (lambda x: x.amax(1), (f32(3, 9, 17),)),
+    "columns": (lambda x: x.sum(0), (f32(39, 21),)),
+    "scan": (lambda x: x.cumsum(-1), (f32(5, 21),)),
+}
+# Tiles that the sizes above would not be given, so that each way of cutting is walked.
+FORCED: dict[str, list[Tile]] = {
+    "rows": [
+        Tile("rows", 1, 8, 1, is_swept=True),
+        Tile("rows", 2, 8, 1, is_swept=True),
+        Tile("rows", 2, 32, 1, num_stages=2, programs=2),
+        Tile("split", 1, 8, 1, 1, True, None, 2),
+        Tile("split", 4, 4, 1, 1, True, None, 3),
+    ],
+    "rows_outer": [
+        Tile("rows", 2, 32, 1, programs=2),
+        Tile("rows", 2, 32, 1, programs=1),
+        Tile("rows", 2, 8, 1, is_swept=True, programs=2),
+        Tile("rows", 1, 8, 1, is_swept=True, programs=1),
+    ],
+    "columns": [Tile("columns", 4, 8, 1, splits=3), Tile("columns", 4, 8, 1)],
+    "scan": [Tile("scan", 2, 8, 1, is_swept=True)],
+    "flat_all": [Tile("flat", 1, 32, 1, programs=2), Tile("flat", 1, 64, 1, programs=1)],
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_tile_gives_the_same_values(name: str) -> None:
+    fn, inputs = PROGRAMS[name]
+    wanted = fn(*inputs)
+    wanted = sorted(wanted if isinstance(wanted, tuple) else [wanted], key=lambda t: t.numel())
+    kernel, alone = only_kernel(fn, *inputs)
+    with fresh_cache():
+        for tile in [choose_tile(kernel, SMALL), *FORCED.get(name, [])]:
+            found = sorted(run(alone, tile, list(inputs)), key=lambda t: t.numel())
+            assert len(found) == len(wanted)
+            for ours, theirs in zip(found, wanted, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=str(tile))
+
+
+def test_candidates_begin_with_the_models_choice_and_differ() -> None:
+    for fn, inputs in PROGRAMS.values():
+        kernel, _ = only_kernel(fn, *inputs)
+        tiles = candidates(kernel, SMALL)
+        assert tiles[0] == choose_tile(kernel, SMALL)
+        assert len(set(tiles)) == len(tiles)
+
+
+def test_a_challenger_has_to_win_by_a_margin() -> None:
+    _, alone = only_kernel(*_flat())
+    first, second = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
+    assert (
+        race(alone, [first, second], lambda _, t: 1.0 - 0.01 * (t == second)).tile["columns"] == 128
+    )
+    assert (
+        race(alone, [first, second], lambda _, t: 1.0 - 0.1 * (t == second)).tile["columns"] == 256
+    )
+
+
+def test_a_candidate_that_fails_is_out_but_the_models_choice_must_run() -> None:
+    _, alone = only_kernel(*_flat())
+    first, second = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
+
+    def measure(_: Plan, tile: Tile) -> float:
+        if tile == second:
+            raise RuntimeError("too many registers")
+        return 1.0
+
+    assert race(alone, [first, second], measure).tile["columns"] == 128
+    with pytest.raises(RuntimeError):
+        race(alone, [second, first], measure)
+
+
+def _flat() -> tuple[Callable[..., Any], Tensor]:
+    fn, (x,) = PROGRAMS["flat"]
+    return fn, x
