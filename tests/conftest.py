@@ -14,6 +14,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--opdb-full", action="store_true", help="every operator, dtype and many samples"
     )
+    parser.addoption("--gpu-jobs", type=int, default=8, help="worker processes on one GPU")
+    parser.addoption(
+        "--gpu-time-limit",
+        type=float,
+        default=float("inf"),
+        help="seconds for all rows of the GPU tests; what is not reached is skipped",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tests.harness.backend import compiled, eager_random
-from tests.harness.compare import complaints
+from tests.harness.compare import DIRECTIONS, complaints, moved
+from tests.harness.devices import all_onto
 
 F32 = torch.float32
+SMALL = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +26,20 @@ class Behaviour:
     inputs: Callable[[], list[Any]]
     num_calls: int = 1  # on the same inputs: what one call changed, the next one sees
     dynamic: bool = False
+    widens: bool = False  # small floats too have a float64 reference: no dtype is written in it
 
     def __str__(self) -> str:
         return self.name
 
-    def check(self) -> None:
+    def check(self, device: str = "cpu", backend: str | None = None) -> None:
         torch._dynamo.reset()
-        eager = observe(self.function, self.inputs(), self.num_calls)
-        with eager_random():
-            candidate = compiled(self.function, dynamic=self.dynamic)
-            got = observe(candidate, self.inputs(), self.num_calls)
+        eager = observe(self.function, all_onto(self.inputs(), device), self.num_calls)
+        with eager_random(backend):
+            candidate = compiled(self.function, backend, dynamic=self.dynamic)
+            got = observe(candidate, all_onto(self.inputs(), device), self.num_calls)
         assert got["aliases"] == eager["aliases"], "outputs share memory with other tensors"
-        exact = exact_of(self)
-        found = complaints(got["values"], eager["values"], exact)
+        exact, *spreads = (exact_of(self, device, way) for way in ("", *DIRECTIONS))
+        found = complaints(got["values"], eager["values"], exact, spreads)
         assert not found, "\n".join(found)
 
 
@@ -53,21 +56,25 @@ def observe(function: Callable[..., Any], inputs: list[Any], num_calls: int) -> 
     return {"values": values, "aliases": aliases(outputs, inputs)}
 
 
-def exact_of(row: Behaviour) -> Any:
-    """The same calls in float64, or nothing where the row is about dtypes."""
-    inputs = row.inputs()
+def exact_of(row: Behaviour, device: str, direction: str) -> Any:
+    """The same calls in float64, inputs moved by one rounding; nothing where the row is about
+    dtypes."""
+    inputs = all_onto(row.inputs(), device)
     given = [x for x in inputs if isinstance(x, Tensor)]
-    if not given or any(x.dtype != F32 for x in given if x.is_floating_point() or x.is_complex()):
+    small = SMALL if row.widens else (F32,)
+    floats = [x for x in given if x.is_floating_point() or x.is_complex()]
+    if not given or any(x.dtype not in small for x in floats):
         return None
-    wide = [x.detach().double().requires_grad_(x.requires_grad) if is_f32(x) else x for x in inputs]
+    wide = [
+        moved(x, torch.finfo(x.dtype).eps, direction)
+        if isinstance(x, Tensor) and x.dtype in small
+        else x
+        for x in inputs
+    ]
     try:
         return observe(row.function, wide, row.num_calls)["values"]
     except RuntimeError:
         return None
-
-
-def is_f32(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype == F32
 
 
 def snapshot(x: Any) -> Any:

@@ -39,6 +39,13 @@ def eager_random(backend: str | None = None) -> AbstractContextManager[Any]:
     return config.patch(fallback_random=True)  # type: ignore[no-any-return]
 
 
+def worker_environment(backend: str) -> dict[str, str]:
+    """The peer starts a pool of compiler processes in each worker unless told not to."""
+    own = {"PERFUSE_VERIFY": "1"} if backend == "perfuse" else {}
+    peer = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if backend == "inductor" else {}
+    return {"OMP_NUM_THREADS": "1", **own, **peer}
+
+
 class Counting:
     """A backend that counts its graphs and hands them to another backend."""
 

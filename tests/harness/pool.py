@@ -2,6 +2,7 @@
 
 A worker reads one JSON task a line and answers with one JSON line. When it goes silent for too long
 it is killed, when it dies its signal is the result, and either way a new one takes the next task.
+A worker that can do no more (a GPU error stays for the life of a process) asks to be replaced.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 Task = dict[str, Any]
 Result = dict[str, Any]
+GREETING_S = 180.0  # imports are not the task's time
+RETIRE = "retire"  # the key by which a result asks for a new process
 
 
 @dataclass
@@ -33,21 +37,23 @@ class Worker:
     num_tasks: int = 0
     max_tasks: int = 150  # compiled code and caches grow: a fresh process bounds the memory
     env: dict[str, str] = field(default_factory=dict)
+    errors: IO[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
         if self.process is not None and self.num_tasks >= self.max_tasks:
             self.stop()
         if self.process is None or self.process.poll() is not None:
             self.pending, self.num_tasks = b"", 0
+            self.errors = tempfile.TemporaryFile()  # noqa: SIM115
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self.errors,
                 env={**os.environ, **self.env},
                 start_new_session=True,
             )
-            self.read_line(time.monotonic() + 120)  # the greeting: imports are not the task's time
+            self.read_line(time.monotonic() + GREETING_S)
         return self.process
 
     def run(self, task: Task, timeout_s: float) -> Result:
@@ -67,8 +73,19 @@ class Worker:
             code = process.wait()
             self.process = None
             name = signal.Signals(-code).name if code < 0 else f"exit {code}"
-            return {"status": "crash", "message": name}
-        return dict(json.loads(line))
+            return {"status": "crash", "message": f"{name}: {self.last_words()}"}
+        result = dict(json.loads(line))
+        if result.pop(RETIRE, False):
+            self.stop()
+        return result
+
+    def last_words(self) -> str:
+        """The end of what the process wrote to its stderr."""
+        if self.errors is None:
+            return ""
+        size = self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, size - 600))
+        return " ".join(self.errors.read().decode(errors="replace").split())
 
     def read_line(self, deadline: float) -> bytes | None:
         """One line; empty when the process is gone, None when time is up."""
@@ -100,8 +117,13 @@ def run_tasks(
     timeout_s: float,
     on_result: Callable[[Task, Result], None],
     env: dict[str, str] | None = None,
+    time_limit_s: float = float("inf"),
 ) -> None:
-    """Every task once, in `jobs` processes; `on_result` is called by one thread at a time."""
+    """Every task once, in `jobs` processes; `on_result` is called by one thread at a time.
+
+    Past the time limit no task is begun and the one under way is stopped: it is a timeout.
+    """
+    deadline = time.monotonic() + time_limit_s
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
@@ -110,13 +132,13 @@ def run_tasks(
     def drain() -> None:
         worker = Worker(module, env=env or {})
         try:
-            while True:
+            while time.monotonic() < deadline:
                 try:
                     task = waiting.get_nowait()
                 except queue.Empty:
                     return
                 began = time.monotonic()
-                result = worker.run(task, timeout_s)
+                result = worker.run(task, min(timeout_s, max(1.0, deadline - began)))
                 result["seconds"] = round(time.monotonic() - began, 3)
                 with lock:
                     on_result(task, result)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.harness.backend import Counting, eager_random
 from tests.harness.compare import DIRECTIONS, complaints, moved
+from tests.harness.devices import all_onto
 from tests.models.zoo import Architecture, Inputs
 
 EPS = torch.finfo(torch.float32).eps
@@ -24,10 +25,10 @@ class ModelReport:
 
 
 def check_model(
-    architecture: Architecture, *, train: bool, backend: str | None = None
+    architecture: Architecture, *, train: bool, backend: str | None = None, device: str = "cpu"
 ) -> ModelReport:
-    model = architecture.build().train(train)
-    inputs = architecture.inputs()
+    model = architecture.build().train(train).to(device)
+    inputs = all_onto(architecture.inputs(), device)
     evaluate = training_step if train else forward
     eager = evaluate(copy.deepcopy(model), inputs)
     counts = []

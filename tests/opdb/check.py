@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tests.harness.backend import compiled, eager_random
 from tests.harness.compare import DIRECTIONS, Tolerance, complaints, moved
+from tests.harness.devices import is_healthy
 from tests.opdb.rows import DTYPES, Row, operators, tolerance_of
 
 # What they return is memory nobody has written: only its shape, dtype and strides mean anything.
@@ -28,24 +29,29 @@ Program = Callable[[list[Call]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """pass, wrong (another value), error (raised), capture (Dynamo's own failure), skip."""
+    """pass, wrong (another value), error (raised), crash (the device is gone for this process),
+    capture (Dynamo's own failure), skip."""
 
     status: str
     message: str = ""
 
 
-def check_row(row: Row, backend: str, num_samples: int) -> Outcome:
+def check_row(row: Row, backend: str, num_samples: int, device: str = "cpu") -> Outcome:
     """All samples in one compiled program; one by one only when that fails."""
     op = operators()[row.op]
     dtype = DTYPES[row.dtype]
     with warnings.catch_warnings(), eager_random(backend):
         warnings.simplefilter("ignore")
-        calls = sample_calls(op, dtype, row.mode, num_samples)
+        calls = sample_calls(op, dtype, row.mode, num_samples, device)
         good, raising = split_by_eager(row, op, calls)
+        if not is_healthy(device):
+            return Outcome("skip", "eager itself breaks the device")
         if not good and not raising:
             return Outcome("skip", "no sample runs in eager")
         if good:
             outcome = check_calls(row, op, good, backend)
+            if not is_healthy(device):
+                return Outcome("crash", outcome.message)
             if outcome.status != "pass" and len(good) > 1:
                 outcome = first_failure(row, op, good, backend)
             if outcome.status != "pass":
@@ -53,10 +59,12 @@ def check_row(row: Row, backend: str, num_samples: int) -> Outcome:
         return check_raising(op, raising, backend)
 
 
-def sample_calls(op: Any, dtype: torch.dtype, mode: str, num_samples: int) -> list[Call]:
+def sample_calls(
+    op: Any, dtype: torch.dtype, mode: str, num_samples: int, device: str
+) -> list[Call]:
     torch.manual_seed(SEED)
     needs_grad = mode == "backward"
-    samples = op.sample_inputs("cpu", dtype, requires_grad=needs_grad)
+    samples = op.sample_inputs(device, dtype, requires_grad=needs_grad)
     drawn = itertools.islice(samples, 4 * num_samples + 8 if num_samples else None)
     calls = [((s.input, *s.args), dict(s.kwargs)) for s in drawn]
     # Few samples: those with elements in them come first, they can be wrong.
@@ -108,8 +116,8 @@ def gradients(outputs: Any, calls: list[Call]) -> list[Tensor | None]:
 
 def cotangent(output: Tensor) -> Tensor:
     """Fixed numbers of both signs, the same in every dtype that can hold halves."""
-    ramp = torch.arange(output.numel(), dtype=torch.float64).remainder(7).sub(3).div(2)
-    return ramp.reshape(output.shape).to(output.dtype)
+    count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
+    return count.remainder(7).sub(3).div(2).reshape(output.shape).to(output.dtype)
 
 
 def check_calls(row: Row, op: Any, calls: list[Call], backend: str) -> Outcome:

@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.testing._internal.common_device_type import toleranceOverride
-from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.harness.compare import DEFAULT_TOLERANCES, Tolerance
+from tests.harness.devices import use_carried_packages
+
+use_carried_packages()
+
+from torch.testing._internal.common_device_type import toleranceOverride  # noqa: E402
+from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int64", "bool")
 }
+GPU_DTYPES = ("float32", "bfloat16", "int64", "bool")
 MODES = ("forward", "backward")
 
 
@@ -37,10 +42,10 @@ def operators() -> dict[str, Any]:
     }
 
 
-def rows(dtypes: Sequence[str], modes: Sequence[str] = MODES) -> Iterator[Row]:
+def rows(dtypes: Sequence[str], modes: Sequence[str] = MODES, device: str = "cpu") -> Iterator[Row]:
     """What eager supports; backward is asked of float32 alone."""
     for name, op in operators().items():
-        supported = op.supported_dtypes("cpu")
+        supported = op.supported_dtypes(device)
         for dtype in dtypes:
             if DTYPES[dtype] not in supported:
                 continue

@@ -1,6 +1,10 @@
 """The whole operator database by hand, in processes that may crash.
 
 python -m tests.opdb.run --backend perfuse --dtypes float32 --jobs 2
+python -m tests.opdb.run --device cuda --jobs 8 --time-limit 420 --against opdb-inductor-cuda.json
+
+On a machine without network the database's one missing package is carried along in a folder that
+git ignores: `pip install --target .device_deps expecttest`.
 """
 
 from __future__ import annotations
@@ -8,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,13 +24,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tests.harness.backend import worker_environment
 from tests.harness.pool import Result, Task, run_tasks
 from tests.opdb.gaps import known_gaps
-from tests.opdb.rows import DTYPES, MODES, Row, rows
+from tests.opdb.rows import DTYPES, GPU_DTYPES, MODES, Row, rows
 
 SAMPLES = {"float32": 16}  # the other dtypes take OTHER_SAMPLES
 OTHER_SAMPLES = 4
+# On a GPU every sample is a kernel to compile, and the time on it is lent.
+GPU_SAMPLES = 3
 STATUSES = ("pass", "gap", "wrong", "error", "crash", "timeout", "harness", "capture", "skip")
+STATUSES += ("not run",)
+NOT_RUN = {"status": "not run", "message": ""}
 FAILURES = ("wrong", "error", "crash", "timeout", "harness")
 PEER_FILE = Path(__file__).with_name("peer_results.json")
 
@@ -32,12 +43,15 @@ PEER_FILE = Path(__file__).with_name("peer_results.json")
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="perfuse")
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="all that are asked for")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--only", default="", help="regular expression on `op-dtype-mode`")
     parser.add_argument("--samples", type=int, help="samples a row, 0 for all of them")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds a row")
+    parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds in all")
+    parser.add_argument("--against", type=Path, help="results of another backend to compare with")
     parser.add_argument("--json", type=Path, help="where the results go; old rows are kept")
     parser.add_argument("--resume", action="store_true", help="leave out rows already in --json")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -46,25 +60,67 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    path = arguments.json or default_path(arguments.backend)
-    results = load(path)
-    wanted = [
-        r for r in rows(arguments.dtypes, arguments.modes) if re.search(arguments.only, str(r))
-    ]
+    path = arguments.json or default_path(arguments.backend, arguments.device)
+    results = load(path) if arguments.resume or arguments.device == "cpu" else {}
+    wanted = wanted_rows(arguments)
     if arguments.resume:
         wanted = [r for r in wanted if str(r) not in results]
     run_rows(wanted, arguments, results, path)
-    selected = {str(r): results[str(r)] for r in wanted}
-    console = Console()
+    selected = {str(r): results.get(str(r), NOT_RUN) for r in wanted}
+    console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(table(selected, arguments.backend))
-    for name, result in sorted(selected.items()):
-        if result["status"] in FAILURES:
-            console.print(f"[red]{result['status']}[/] {name}: {result['message']}", markup=True)
+    for line in failures(selected):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if arguments.against:
+        console.print(comparison(selected, load(arguments.against)), markup=False)
     return int(any(r["status"] in FAILURES for r in selected.values()))
 
 
-def default_path(backend: str) -> Path:
-    return PEER_FILE if backend == "inductor" else Path(f"opdb-{backend}.json")
+def wanted_rows(arguments: argparse.Namespace) -> list[Row]:
+    """On a GPU shuffled, always in the same way: a time limit cuts off no whole family."""
+    dtypes = arguments.dtypes or (GPU_DTYPES if arguments.device == "cuda" else list(DTYPES))
+    every = rows(dtypes, arguments.modes, arguments.device)
+    found = [r for r in every if re.search(arguments.only, str(r))]
+    if arguments.device == "cpu":
+        return found
+    return sorted(found, key=lambda r: zlib.crc32(str(r).encode()))
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """A line a failure; the same message of several rows is said once."""
+    by_message: dict[tuple[str, str], list[str]] = {}
+    for name, result in sorted(results.items()):
+        if result["status"] in FAILURES:
+            message = re.sub(r"sample \d+ args=.*? kwargs=\{.*?\}: ", "", result["message"])
+            by_message.setdefault((result["status"], message), []).append(name)
+    grouped = sorted(by_message.items(), key=lambda item: -len(item[1]))
+    return [
+        f"{status} {len(names)}x {' '.join(names[:4])}: {message[:240]}"
+        for (status, message), names in grouped
+    ]
+
+
+def comparison(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Operators that pass in every row both sides ran, and what only the other side passes."""
+    common = [n for n in mine if n in theirs and mine[n]["status"] != NOT_RUN["status"]]
+    operators = {n.rsplit("-", 2)[0] for n in common}
+
+    def num_passing(results: dict[str, Any]) -> int:
+        bad = {n.rsplit("-", 2)[0] for n in common if results[n]["status"] in FAILURES}
+        return len(operators - bad)
+
+    lost = [n for n in common if mine[n]["status"] in FAILURES and theirs[n]["status"] == "pass"]
+    return (
+        f"operators passing, of {len(operators)} run by both: {num_passing(mine)}, "
+        f"the other {num_passing(theirs)}; rows only the other passes: {len(lost)} "
+        + " ".join(sorted(lost))[:1500]
+    )
+
+
+def default_path(backend: str, device: str) -> Path:
+    if backend == "inductor" and device == "cpu":
+        return PEER_FILE
+    return Path(f"opdb-{backend}-{device}.json")
 
 
 def run_rows(
@@ -92,28 +148,25 @@ def run_rows(
             timeout_s=arguments.timeout,
             on_result=record,
             env=worker_environment(arguments.backend),
+            time_limit_s=arguments.time_limit,
         )
     save(path, results, arguments.backend)
 
 
 def task_of(row: Row, arguments: argparse.Namespace) -> Task:
     samples = arguments.samples
-    if samples is None:
+    if samples is None and arguments.device == "cuda":
+        samples = GPU_SAMPLES
+    elif samples is None:
         samples = SAMPLES.get(row.dtype, OTHER_SAMPLES)
     return {
         "op": row.op,
         "dtype": row.dtype,
         "mode": row.mode,
         "backend": arguments.backend,
+        "device": arguments.device,
         "samples": min(samples, 4) if row.mode == "backward" and samples else samples,
     }
-
-
-def worker_environment(backend: str) -> dict[str, str]:
-    """The peer starts a pool of compiler processes in each worker unless told not to."""
-    own = {"PERFUSE_VERIFY": "1"} if backend == "perfuse" else {}
-    peer = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if backend == "inductor" else {}
-    return {"OMP_NUM_THREADS": "1", **own, **peer}
 
 
 def load(path: Path) -> dict[str, Any]:

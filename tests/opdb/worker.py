@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from tests.harness.pool import Result, Task, serve
+from tests.harness.devices import is_healthy
+from tests.harness.pool import RETIRE, Result, Task, serve
 from tests.opdb.check import check_row
 from tests.opdb.rows import Row
 
 
 def handle(task: Task) -> Result:
     row = Row(task["op"], task["dtype"], task["mode"])
-    outcome = check_row(row, task["backend"], task["samples"])
-    return {"status": outcome.status, "message": outcome.message}
+    device = task["device"]
+    outcome = check_row(row, task["backend"], task["samples"], device)
+    found = {"status": outcome.status, "message": outcome.message}
+    return {**found, RETIRE: not is_healthy(device)}
 
 
 if __name__ == "__main__":

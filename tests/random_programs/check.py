@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.harness.backend import compiled
 from tests.harness.compare import DIRECTIONS, complaints, moved
+from tests.harness.devices import all_onto, is_healthy
 from tests.random_programs.program import Program
 
 MAX_SHRINK_STEPS = 80
@@ -23,13 +24,14 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """pass, wrong, error, or skip when eager itself cannot run the program."""
+    """pass, wrong, error, crash when the device is gone for this process, or skip when eager itself
+    cannot run the program."""
 
     status: str
     message: str = ""
 
 
-def check_program(program: Program, backend: str) -> Verdict:
+def check_program(program: Program, backend: str, device: str = "cpu") -> Verdict:
     inputs, function = program.functions()
     torch._dynamo.reset()
     candidate = compiled(function, backend, dynamic=program.is_dynamic)
@@ -38,21 +40,23 @@ def check_program(program: Program, backend: str) -> Verdict:
         warnings.simplefilter("ignore")
         for sizes in program.sizes:
             try:
-                values = inputs(*sizes)
+                values = all_onto(inputs(*sizes), device)
                 eager = evaluate(program, function, fresh(values))
             except Exception:
                 continue  # not every size makes a program that eager runs
             verdict = check_sizes(program, candidate, values, eager)
+            if not is_healthy(device):
+                return Verdict("crash", f"sizes {sizes}: {verdict.message}")
             if verdict.status != "pass":
-                if backend != CAPTURE_ALONE and fails(program, CAPTURE_ALONE):
+                if backend != CAPTURE_ALONE and fails(program, CAPTURE_ALONE, device):
                     return Verdict("skip", "PyTorch's own capture goes wrong")
                 return Verdict(verdict.status, f"sizes {sizes}: {verdict.message}")
             num_checked += 1
     return Verdict("pass" if num_checked else "skip")
 
 
-def fails(program: Program, backend: str) -> bool:
-    return check_program(program, backend).status not in ("pass", "skip")
+def fails(program: Program, backend: str, device: str) -> bool:
+    return check_program(program, backend, device).status not in ("pass", "skip")
 
 
 def check_sizes(
@@ -99,8 +103,8 @@ def gradients(outputs: list[Tensor], values: list[Tensor]) -> list[Tensor]:
 
 
 def cotangent(output: Tensor) -> Tensor:
-    ramp = torch.arange(output.numel(), dtype=torch.float64).remainder(5).sub(2).div(2)
-    return ramp.reshape(output.shape).to(output.dtype)
+    count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
+    return count.remainder(5).sub(2).div(2).reshape(output.shape).to(output.dtype)
 
 
 def exact_of(
@@ -119,21 +123,21 @@ def fresh(values: list[Tensor]) -> list[Tensor]:
     return [copy.deepcopy(v.detach()).requires_grad_(v.requires_grad) for v in values]
 
 
-def shrink(program: Program, backend: str) -> Program:
+def shrink(program: Program, backend: str, device: str = "cpu") -> Program:
     """Take statements away, from the end, as long as the failure stays of the same kind."""
-    status = check_program(program, backend).status
+    status = check_program(program, backend, device).status
     steps = 0
     for index in reversed(range(len(program.body))):
         smaller = program.without(index) if index < len(program.body) else None
         steps += 1
         if smaller is None or steps > MAX_SHRINK_STEPS:
             continue
-        if check_program(smaller, backend).status == status:
+        if check_program(smaller, backend, device).status == status:
             program = smaller
-    return with_fewer_outputs(program, backend, status)
+    return with_fewer_outputs(program, backend, device, status)
 
 
-def with_fewer_outputs(program: Program, backend: str, status: str) -> Program:
+def with_fewer_outputs(program: Program, backend: str, device: str, status: str) -> Program:
     for name in program.outputs:
         alone = Program(
             program.seed,
@@ -144,6 +148,6 @@ def with_fewer_outputs(program: Program, backend: str, status: str) -> Program:
             program.is_dynamic,
             program.has_backward,
         )
-        if len(program.outputs) > 1 and check_program(alone, backend).status == status:
+        if len(program.outputs) > 1 and check_program(alone, backend, device).status == status:
             return alone
     return program

@@ -195,7 +195,7 @@ VIEWS = _rows(
     "{x}.expand_as({y})",
     "torch.zeros_like({x})",
     "torch.full_like({x}, {n})",
-    "torch.arange({x}.shape[{d}])",
+    "torch.arange({x}.shape[{d}], device={x}.device)",
     "{x}.new_ones({x}.shape[{d}], 2)",
 )
 
@@ -209,7 +209,8 @@ INDEXING = _rows(
     ".reshape([1] * {x}.dim()), dim={d})",
     "F.embedding({i} % {x}.shape[0], {x})",
     "{x}[..., {i}.flatten()[:3] % {x}.shape[-1]]",
-    "torch.index_put({x}, (torch.arange({x}.shape[0]).flip(0)[:2],), {x}.new_full((), {n}))",
+    "torch.index_put({x}, (torch.arange({x}.shape[0], device={x}.device).flip(0)[:2],), "
+    "{x}.new_full((), {n}))",
     "torch.scatter({x}, {d}, torch.zeros_like({x}, dtype=i64)[:1], {n})",
     "torch.select_scatter({x}, torch.zeros_like({x}.select({d}, 0)), {d}, 0)",
     "torch.slice_scatter({x}, torch.ones_like({x}[1:]), 0, 1)",

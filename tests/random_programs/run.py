@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seed-only", type=int, help="this one seed, with its whole program")
     parser.add_argument("--backend", default=default_backend())
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds in all")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds a program")
     parser.add_argument("--json", type=Path, help="where the results go")
@@ -37,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     seeds = range(arguments.seed, arguments.seed + arguments.count)
     if arguments.seed_only is not None:
         seeds = range(arguments.seed_only, arguments.seed_only + 1)
@@ -54,9 +57,8 @@ def run_seeds(
     seeds: range, arguments: argparse.Namespace, console: Console
 ) -> dict[int, dict[str, Any]]:
     results: dict[int, dict[str, Any]] = {}
-    tasks = [
-        {"seed": s, "backend": arguments.backend, "shrink": not arguments.no_shrink} for s in seeds
-    ]
+    common = {"backend": arguments.backend, "device": arguments.device}
+    tasks = [{"seed": s, "shrink": not arguments.no_shrink, **common} for s in seeds]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeRemainingColumn(), console=console, disable=arguments.quiet
@@ -75,6 +77,7 @@ def run_seeds(
             jobs=arguments.jobs,
             timeout_s=arguments.timeout,
             on_result=record,
+            time_limit_s=arguments.time_limit,
         )
     return results
 

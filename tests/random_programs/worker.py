@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from tests.harness.pool import Result, Task, serve
+from tests.harness.devices import is_healthy
+from tests.harness.pool import RETIRE, Result, Task, serve
 from tests.random_programs.check import check_program, shrink
 from tests.random_programs.generate import from_seed
 
 
 def handle(task: Task) -> Result:
     program = from_seed(task["seed"])
-    verdict = check_program(program, task["backend"])
+    backend, device = task["backend"], task["device"]
+    verdict = check_program(program, backend, device)
     if verdict.status in ("pass", "skip"):
         return {"status": verdict.status, "message": ""}
-    if task["shrink"]:
-        program = shrink(program, task["backend"])
-        verdict = check_program(program, task["backend"])
+    if task["shrink"] and is_healthy(device):
+        program = shrink(program, backend, device)
+        verdict = check_program(program, backend, device)
     return {
         "status": verdict.status,
         "message": verdict.message,
         "source": program.standalone(),
+        RETIRE: not is_healthy(device),
     }
 
 

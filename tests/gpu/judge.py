@@ -1,0 +1,15 @@
+"""What a worker's result means for the test of its row."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.pool import Result
+
+
+def judge(result: Result | None) -> None:
+    if result is None:
+        pytest.skip("not reached within --gpu-time-limit")
+    if result["status"] in ("skip", "capture"):
+        pytest.skip(f"{result['status']}: {result['message']}")
+    assert result["status"] == "pass", f"{result['status']}: {result['message']}"
