@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-cpu clean compiler
+.PHONY: venv demo check test bench-cpu bench-gpu clean compiler
 
 venv: $(STAMP)
 
@@ -37,6 +37,9 @@ test: check compiler
 
 bench-cpu: venv compiler
 	$(BIN)/python benchmarks/cpu.py
+
+bench-gpu: venv
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) build dist perfuse.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

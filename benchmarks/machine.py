@@ -21,7 +21,9 @@ def describe() -> dict[str, str]:
         "isa": torch.backends.cpu.get_cpu_capability(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "gpu": gpu_name(),
         "torch": torch.__version__,
+        "triton": version("triton"),
         "transformers": version("transformers"),
         "perfuse": version("perfuse"),
         "commit": output("git", "rev-parse", "--short", "HEAD"),
@@ -35,6 +37,10 @@ def cpu_name() -> str:
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def gpu_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
 
 
 def version(package: str) -> str:

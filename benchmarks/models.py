@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from benchmarks.cases import Case, Function, Problem
+from benchmarks.cases import Case, Function, Problem, is_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ModelRow:
     shape: tuple[int, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     has_labels: bool = False  # labels make the loss; without, the first output is summed
+    dtype: torch.dtype = torch.float32
 
 
 LLAMA = {
@@ -87,17 +89,28 @@ def build_model(row: ModelRow) -> Any:
 def build_inputs(row: ModelRow) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     if row.input_name != "input_ids":
-        return {row.input_name: torch.randn(row.shape, generator=generator)}
-    tokens = torch.randint(5, 30_000, row.shape, generator=generator)
+        drawn = torch.randn(row.shape, generator=generator, device="cpu").to(row.dtype)
+        return {row.input_name: drawn.to(torch.get_default_device())}
+    tokens = torch.randint(5, 30_000, row.shape, generator=generator, device="cpu")
+    tokens = tokens.to(torch.get_default_device())
     labels = {"labels": tokens.clone()} if row.has_labels else {}
     return {"input_ids": tokens, **labels}
 
 
 def problem(row: ModelRow, train: bool) -> Problem:
-    model = build_model(row).train(train)
+    model = build_model(row).to(row.dtype).train(train)
     inputs = build_inputs(row)
     step = train_step if train else forward_step
-    return Problem(model, (inputs,), partial(step, model, inputs))
+    wide = torch.float64 if row.dtype == torch.float32 else torch.float32
+
+    def exact(direction: str) -> Any:
+        if direction:
+            return None
+        wider = copy.deepcopy(model).to(wide)
+        wide_inputs = {k: v.to(wide) if is_float(v) else v for k, v in inputs.items()}
+        return step(wider, wide_inputs, wider)
+
+    return Problem(model, (inputs,), partial(step, model, inputs), exact, has_backward=train)
 
 
 def forward_step(model: Any, inputs: dict[str, Tensor], candidate: Function) -> Any:
@@ -111,7 +124,9 @@ def train_step(model: Any, inputs: dict[str, Tensor], candidate: Function) -> An
     loss = outputs["loss"] if "labels" in inputs else outputs[0].square().mean()
     model.zero_grad(set_to_none=True)
     loss.backward()
-    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    # What no output depends on has no gradient, or one of zeros: both are right.
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return [loss.detach(), *grads]
 
 
 def floats(outputs: Any) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tests.harness.backend import compiled, eager_random
-from tests.harness.compare import DIRECTIONS, Tolerance, complaints, moved
+from tests.harness.compare import DIRECTIONS, Tolerance, complaints, cotangent, moved
 from tests.harness.devices import is_healthy
 from tests.opdb.rows import DTYPES, Row, operators, tolerance_of
 
@@ -112,12 +112,6 @@ def gradients(outputs: Any, calls: list[Call]) -> list[Tensor | None]:
         return []
     seeds = [cotangent(t) for t in roots]
     return list(torch.autograd.grad(roots, inputs, seeds, allow_unused=True))
-
-
-def cotangent(output: Tensor) -> Tensor:
-    """Fixed numbers of both signs, the same in every dtype that can hold halves."""
-    count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
-    return count.remainder(7).sub(3).div(2).reshape(output.shape).to(output.dtype)
 
 
 def check_calls(row: Row, op: Any, calls: list[Call], backend: str) -> Outcome:

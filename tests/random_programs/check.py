@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.harness.backend import compiled
-from tests.harness.compare import DIRECTIONS, complaints, moved
+from tests.harness.compare import DIRECTIONS, complaints, cotangent, moved
 from tests.harness.devices import all_onto, is_healthy
 from tests.random_programs.program import Program
 
@@ -100,11 +100,6 @@ def gradients(outputs: list[Tensor], values: list[Tensor]) -> list[Tensor]:
     seeds = [cotangent(r) for r in roots]
     found = torch.autograd.grad(roots, wanted, seeds, allow_unused=True)
     return [torch.zeros(()) if f is None else f for f in found]
-
-
-def cotangent(output: Tensor) -> Tensor:
-    count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
-    return count.remainder(5).sub(2).div(2).reshape(output.shape).to(output.dtype)
 
 
 def exact_of(

@@ -1,0 +1,180 @@
+"""A worker process of `benchmarks.gpu`: one case a task, measured on the device it is told.
+
+Three times of a contestant, medians of interleaved rounds:
+
+- `ms`: between two events, the L2 cache flushed before; where the host is slower than the device,
+  its time is in it, as it is for a user who calls nothing else
+- `device_ms`: the same with work queued ahead, so that the host is never waited for
+- `host_us`: wall time of a call in a row of calls nobody waits for
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.cases import Case, Problem, bytes_moved, num_bytes
+from benchmarks.contest import (
+    Reading,
+    Step,
+    Steps,
+    copy_step,
+    first_calls,
+    step_of,
+    take_turns,
+    wrong_results,
+)
+from benchmarks.gpu_cases import gpu_cases
+from tests.harness.devices import is_healthy, synchronize
+from tests.harness.pool import RETIRE, Result, Task, serve
+
+FLUSH_BYTES = 256 << 20  # five times the L2 of an H200
+HOST_CALLS = 100
+CYCLES_PER_S = 2.0e9
+MEGA = 1e6
+
+
+class Stopwatch:
+    """The milliseconds of one call between two events; wall time where the device is the CPU."""
+
+    def __init__(self, device: str, steps: Steps, *, is_ahead: bool) -> None:
+        self.device = device
+        self.flush = torch.empty(FLUSH_BYTES if device == "cuda" else 8, dtype=torch.uint8)
+        self.ahead_s = {n: 2 * host_seconds(s, device) + 1e-4 for n, s in steps.items()}
+        self.is_ahead = is_ahead
+
+    def __call__(self, name: str, step: Step) -> Reading:
+        self.flush.zero_()
+        if self.device != "cuda":
+            spent_ms = host_seconds(step, self.device, 1) * 1e3
+            return lambda: spent_ms
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if self.is_ahead:
+            torch.cuda._sleep(int(self.ahead_s[name] * CYCLES_PER_S))
+        began.record()
+        step()
+        ended.record()
+        return lambda: elapsed_ms(began, ended)
+
+
+def elapsed_ms(began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+    ended.synchronize()
+    return float(began.elapsed_time(ended))
+
+
+def host_seconds(step: Step, device: str, num_calls: int = 3) -> float:
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(num_calls):
+        step()
+    spent = (time.perf_counter() - began) / num_calls
+    synchronize(device)
+    return spent
+
+
+def measure(case: Case, task: Task) -> Result:
+    device, budget_s = task["device"], task["budget_s"]
+    problem = case.build()
+    steps = {backend: step_of(problem, backend) for backend in task["backends"]}
+    results, first_s, failures = first_calls(problem, steps, lambda: synchronize(device))
+    failures |= wrong_results(case, problem, results)
+    moved = bytes_moved(case, problem, results["eager"])
+    del results
+    result: Result = {
+        "status": "pass",
+        "name": case.name,
+        "kind": case.kind,
+        "what": case.what,
+        "failures": failures,
+        "first_s": {name: round(s, 3) for name, s in first_s.items()},
+        "bytes": moved if case.is_memory_bound else None,
+    }
+    if device == "cuda":
+        result["memory_mb"] = {n: memory_of(problem, s) for n, s in steps.items()}
+    if case.kind == "overhead":
+        return {**result, "host_us": host_times(steps, device, budget_s)}
+    if case.is_memory_bound:
+        steps["copy"] = copy_step(moved)
+    return {**result, **device_times(steps, device, budget_s)}
+
+
+def device_times(steps: Steps, device: str, budget_s: float) -> dict[str, Any]:
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    clocks = {"ms": False, "device_ms": True}
+    return {
+        key: take_turns(steps, budget_s / 2, Stopwatch(device, steps, is_ahead=is_ahead))
+        for key, is_ahead in clocks.items()
+    }
+
+
+def host_times(steps: Steps, device: str, budget_s: float) -> dict[str, Any]:
+    def clock(name: str, step: Step) -> Reading:
+        spent_us = host_seconds(step, device, HOST_CALLS) * 1e6
+        return lambda: spent_us
+
+    return take_turns(steps, budget_s, clock)
+
+
+def memory_of(problem: Problem, step: Step) -> dict[str, float]:
+    """Megabytes at the peak of a step, its arguments and the model's weights counted in."""
+    if isinstance(problem.function, torch.nn.Module):
+        problem.function.zero_grad(set_to_none=True)
+        fixed = num_bytes(problem.args, list(problem.function.parameters()))
+    else:
+        fixed = num_bytes(problem.args)
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before + fixed
+    del kept
+    return {"peak": round(peak / MEGA, 1)}
+
+
+def warm_up(backends: list[str], device: str) -> None:
+    """What a process pays once (imports, compiler pools, contexts) is no case's compile time."""
+    x = torch.randn(64, 64, requires_grad=True)
+    for backend in backends:
+        if backend == "eager":
+            continue
+        try:
+            candidate = torch.compile(lambda t: (t.sin() * 3).sum(), backend=backend.split(":")[0])
+            candidate(x).backward()
+            synchronize(device)
+        except Exception:
+            continue  # each case will tell
+
+
+def handle(task: Task, is_warm: set[str]) -> Result:
+    device = task["device"]
+    torch._dynamo.reset()
+    with torch.device(device):
+        if not is_warm:
+            warm_up(task["backends"], device)
+            is_warm.add(device)
+        try:
+            result = measure(gpu_cases(task["shrink"])[task["case"]], task)
+        except Exception as error:
+            message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            result = {"status": "error", "message": message}
+    gc.collect()
+    if device == "cuda" and is_healthy(device):
+        torch.cuda.empty_cache()
+    return {**result, RETIRE: not is_healthy(device)}
+
+
+def handler() -> Callable[[Task], Result]:
+    is_warm: set[str] = set()
+    return lambda task: handle(task, is_warm)
+
+
+if __name__ == "__main__":
+    serve(handler())
