@@ -25,6 +25,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = "-m pytest -q -p no:cacheprovider -m gpu --tb=line --show-capture=no -ra"
+START_S = 15.0  # what a section's imports may take of its time
 GRACE_S = 8.0  # between asking a section to end in time and ending it
 
 
@@ -93,7 +94,7 @@ def run(section: Section, limit_s: float, arguments: argparse.Namespace, log: IO
     """The section's command, its output shown and kept as it comes; how it ended."""
     filled = section.command.format(
         jobs=arguments.jobs,
-        limit=round(limit_s),
+        limit=round(max(limit_s - START_S, 5.0)),
         out=arguments.results.resolve(),
         device=arguments.device,
         backend=arguments.backend,

@@ -38,6 +38,7 @@ class Worker:
     max_tasks: int = 150  # compiled code and caches grow: a fresh process bounds the memory
     env: dict[str, str] = field(default_factory=dict)
     errors: IO[bytes] | None = None
+    deadline: float = float("inf")
 
     def start(self) -> subprocess.Popen[bytes]:
         if self.process is not None and self.num_tasks >= self.max_tasks:
@@ -53,7 +54,7 @@ class Worker:
                 env={**os.environ, **self.env},
                 start_new_session=True,
             )
-            self.read_line(time.monotonic() + GREETING_S)
+            self.read_line(min(time.monotonic() + GREETING_S, self.deadline))
         return self.process
 
     def run(self, task: Task, timeout_s: float) -> Result:
@@ -130,7 +131,7 @@ def run_tasks(
     lock = threading.Lock()
 
     def drain() -> None:
-        worker = Worker(module, env=env or {})
+        worker = Worker(module, env=env or {}, deadline=deadline)
         try:
             while time.monotonic() < deadline:
                 try:
@@ -154,6 +155,7 @@ def run_tasks(
 
 def serve(handle: Callable[[Task], Result]) -> None:
     """The worker's side: answer on the real stdout, send everybody's prints elsewhere."""
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     answers.write("ready\n")
@@ -163,3 +165,10 @@ def serve(handle: Callable[[Task], Result]) -> None:
         except Exception as error:  # a bug of the harness must show up as a row too
             result = {"status": "harness", "message": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(result) + "\n")
+
+
+def end_with_parent(parent: int) -> None:
+    """A run that is killed takes its workers along, busy or not."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
