@@ -58,8 +58,8 @@ class CpuSettings:
     opt_level: int = key(3, "The compiler's optimisation level, 0 to 3.")
     stream_store_bytes: int | None = key(
         None,
-        "Outputs of at least this size are written past the caches; None takes the size of the "
-        "last-level cache, 0 never does.",
+        "Outputs of at least this size are written past the caches; None asks whether they would "
+        "still be in the last-level cache when they are read, 0 never does.",
     )
     grain_elements: int = key(32768, "Kernels of fewer elements run on one thread.")
     tune_products: bool = key(

@@ -6,6 +6,7 @@ scope and is computed once a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -89,6 +90,13 @@ class Scope:
 # Answers for loads of what the kernel itself makes; None: read memory.
 Resolver = Callable[[Expr], "Value | Expr | None"]
 
+# The forms of min and max for a limit that is not NaN.
+_LIMITS = {"min": "pf::low", "max": "pf::high"}
+
+
+def _is_number(e: Expr) -> bool:
+    return e.op == "const" and not math.isnan(e.attr)
+
 
 class Emitter:
     """Writes the statements of values inside one sweep of a kernel."""
@@ -144,6 +152,10 @@ class Emitter:
         elif e.op in ("rand_f32", "randn_f32", "randint64"):
             text = self._random(e.op, args)
             is_vector = args[1].is_vector
+        elif e.op in _LIMITS and e.dtype.is_float and any(_is_number(a) for a in e.args):
+            # One instruction that gives its second operand where either is NaN.
+            limit, other = spelled if _is_number(e.args[0]) else reversed(spelled)
+            text = f"{_LIMITS[e.op]}({limit}, {other})"
         else:
             text = f"{SPELLING[e.op]}({', '.join(spelled)})"
         return self._assign(Value(text, e.dtype, is_vector), e)

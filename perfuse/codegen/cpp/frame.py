@@ -16,8 +16,15 @@ from perfuse.schedule.plan import Kernel, Member
 class Frame:
     """One kernel being written."""
 
-    def __init__(self, kernel: Kernel, buffers: dict[str, Buffer], context: Context) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        buffers: dict[str, Buffer],
+        context: Context,
+        read_again: frozenset[str],
+    ) -> None:
         self.kernel = kernel
+        self.read_again = read_again  # buffers that a step of the program reads from memory
         self.buffers = buffers
         self.settings = context.settings
         self.target = context.target

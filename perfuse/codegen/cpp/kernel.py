@@ -26,14 +26,16 @@ class KernelText:
     needs_status: bool
 
 
-def generate(kernel: Kernel, buffers: dict[str, Buffer], context: Context) -> KernelText:
+def generate(
+    kernel: Kernel, buffers: dict[str, Buffer], context: Context, read_again: frozenset[str]
+) -> KernelText:
     """Write a kernel. The items come first: what they use decides the parameters."""
-    frame = Frame(kernel, buffers, context)
+    frame = Frame(kernel, buffers, context, read_again)
     partials = Partials(frame)
     sweeps = Sweeps(frame, partials)
     w = Writer(1)
     _prologue(frame, partials, w)
-    with w.block("const auto body = [&](int thread, int threads) {", "};"):
+    with w.block("const auto body = [=](int thread, int threads) PF_INLINED {", "};"):
         w.line("const int64_t begin = items * thread / threads;")
         w.line("const int64_t end = items * (thread + 1) / threads;")
         sweeps.declare(w)

@@ -34,7 +34,9 @@ class Partials:
             w.line(f"char* const totals = pf::scratch(1, {total});")
         for m in self.all:
             cpp = COMPUTE_TYPE[m.loop.value.dtype]
-            w.line(f"{cpp} part_{self.frame.short(m)}[{_MOST_THREADS}];")
+            name = self.frame.short(m)
+            w.line(f"{cpp} parts_{name}[{_MOST_THREADS}];")
+            w.line(f"{cpp}* const part_{name} = parts_{name};")
         if self.all:
             w.line(f"if (threads > {_MOST_THREADS}) threads = {_MOST_THREADS};")
 

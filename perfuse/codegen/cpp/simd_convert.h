@@ -115,6 +115,8 @@ template <class U> PF_FN auto less(U a, uint32_t b) {
   return lt((I)a, all<I>((int32_t)b));
 }
 
+constexpr uint32_t inf_bits = 0x7f800000u;
+
 template <int EXP, int MAN, int BIAS> struct small {
   static constexpr int shift = 23 - MAN;
   static constexpr uint32_t rebias = uint32_t(127 - BIAS) << MAN;
@@ -127,6 +129,27 @@ template <int EXP, int MAN, int BIAS> struct small {
     const U normal = (a + (((1u << (shift - 1)) - 1) - (rebias << shift)) + ((a >> shift) & 1)) >> shift;
     const U tiny = bits_as<U>((F)(bits_as<F>(a) + bits_as<F>(all<U>(magic)))) - magic;
     return where(less(a, min_normal), tiny, normal);
+  }
+  // For every magnitude a number to add: their sum's ulp is the format's there, so that the sum is rounded as the
+  // format asks, subnormals included. It is 1.5 times a power of two, and `extra` of these ulps.
+  static constexpr uint32_t above = (uint32_t(shift) << 23) + 0x400000u;
+  template <class U> static PF_INLINE U rounder(U a, uint32_t extra) {
+    using I = like<U, int32_t>;
+    return (U)high((I)(a & inf_bits), all<I>((int32_t)min_normal)) + (above + extra);
+  }
+  // Rounds a magnitude to a float that the format has.
+  template <class U> static PF_INLINE like<U, float> rounded(U a) {
+    const auto m = bits_as<like<U, float>>(rounder(a, 0));
+    return (bits_as<like<U, float>>(a) + m) - m;
+  }
+  // As encode, for formats of one byte and in the last byte only: what the sum and the shifted exponent hold besides
+  // the code is known, and `extra` makes it a multiple of 256. It is even, so ties go to the same side.
+  template <class U> static PF_INLINE U encode_byte(U a) {
+    using F = like<U, float>;
+    constexpr uint32_t extra = (0u - ((min_normal + above) >> shift)) & 0xff;
+    static_assert(extra % 2 == 0, "ties must stay even");
+    const U m = rounder(a, extra);
+    return bits_as<U>((F)(bits_as<F>(a) + bits_as<F>(m))) + (m >> shift);
   }
   // The format's magnitude bits as a float; the top exponent is read as a number.
   template <class U> static PF_INLINE like<U, float> decode(U m) {
@@ -141,15 +164,13 @@ template <int EXP, int MAN, int BIAS> struct small {
 template <class F> PF_FN auto float_bits(F x) { return bits_as<like<F, uint32_t>>(x); }
 template <class U> PF_FN auto bits_float(U x) { return bits_as<like<U, float>>(x); }
 
-constexpr uint32_t inf_bits = 0x7f800000u;
-
 // A magnitude held at `top`; NaN (above infinity) stays where it is by the caller's own test.
 template <class U> PF_FN U at_most(U a, uint32_t top) {
   using I = like<U, int32_t>;
   return (U)low((I)a, all<I>((int32_t)top));
 }
 
-// encode<S>: float -> bits of S, in 32-bit lanes. decode<S>: back.
+// encode<S>: float -> bits of S, in 32-bit lanes, of which one byte counts for float8. decode<S>: back.
 template <class S, class F> PF_FN like<F, uint32_t> encode(F x) {
   using U = like<F, uint32_t>;
   const U b = float_bits(x), a = b & 0x7fffffffu;
@@ -160,11 +181,11 @@ template <class S, class F> PF_FN like<F, uint32_t> encode(F x) {
     const U m = small<5, 10, 15>::encode(at_most(a, 0x47800000u));  // 65536 encodes as infinity
     return where(nan, all<U>(0x7e00), m) | ((b >> 16) & 0x8000);
   } else if constexpr (is_same<S, f8e5m2>) {
-    const U m = small<5, 2, 15>::encode(at_most(a, 0x47800000u));
+    const U m = small<5, 2, 15>::encode_byte(at_most(a, 0x47800000u));
     return where(nan, all<U>(0x7f), m) | ((b >> 24) & 0x80);
   } else if constexpr (is_same<S, f8e4m3fn>) {
     constexpr uint32_t top = PF_FP8_SATURATE ? 0x43e00000u : 0x43f00000u;  // 448, or 480, which encodes as NaN
-    const U m = small<4, 3, 7>::encode(at_most(a, top));
+    const U m = small<4, 3, 7>::encode_byte(at_most(a, top));
     return where(nan, all<U>(0x7f), m) | ((b >> 24) & 0x80);
   } else {
     // fnuz: one zero, one NaN (0x80), no infinity; what rounds past the largest value is NaN.
@@ -210,21 +231,19 @@ PF_FN vec<float> half_to_float(vec<uint16_t> h) {
   return __builtin_ia32_vcvtph2ps256((half8)h);
 #endif
 }
-template <int ROUNDING> PF_FN vec<uint16_t> float_to_half(vec<float> x) {
+PF_FN vec<uint16_t> float_to_half(vec<float> x) {
 #ifdef __AVX512F__
-  return (vec<uint16_t>)__builtin_ia32_vcvtps2ph512_mask(x, ROUNDING, half16{}, -1);
+  return (vec<uint16_t>)__builtin_ia32_vcvtps2ph512_mask(x, 0, half16{}, -1);
 #else
-  return (vec<uint16_t>)__builtin_ia32_vcvtps2ph256(x, ROUNDING);
+  return (vec<uint16_t>)__builtin_ia32_vcvtps2ph256(x, 0);
 #endif
 }
-PF_FN vec<uint16_t> float_to_half(vec<float> x) { return float_to_half<0>(x); }
-// The upper byte of a half. The half is cut off, and what was lost kept in its last bit: so it is rounded only once.
-PF_FN vec<uint16_t> float_to_e5m2(vec<float> x) {
+// Shifted into a half its exponent is 8 too small. The sign goes to the top, and a NaN's exponent is filled.
+PF_FN vec<float> e4m3_to_float(vec<uint8_t> b) {
   using U = vec<uint16_t>;
-  const U cut = float_to_half<3>(x), lost = convert<uint16_t>(ne(half_to_float(cut), x).bits) & 1;
-  const U h = cut | lost, rounded = (h + 0x7f + ((h >> 8) & 1)) >> 8;
-  const U nan = (U)((vec<int16_t>)(h & 0x7fff) > (int16_t)0x7c00);
-  return (rounded & ~nan) | (nan & (((h >> 8) & 0x80) | 0x7f));
+  const U wide = convert<uint16_t>(b), nan = (U)((wide << 9) == (uint16_t)0xfe00);
+  const U half = (U)((vec<int16_t>)(wide << 8) >> 1) & 0xbfff;
+  return half_to_float(half | (nan & 0x7c00)) * 256.0f;
 }
 #endif
 
@@ -234,6 +253,7 @@ template <class S, class R> PF_FN like<R, compute<S>> from_raw(R r) {
 #ifdef __F16C__
   else if constexpr (is_vec<R> && is_same<S, f16>) return half_to_float(r);
   else if constexpr (is_vec<R> && is_same<S, f8e5m2>) return half_to_float(convert<uint16_t>(r) << 8);
+  else if constexpr (is_vec<R> && is_same<S, f8e4m3fn>) return e4m3_to_float(r);
 #endif
   else return decode<S>(convert<uint32_t>(r));
 }
@@ -245,9 +265,20 @@ template <class S, class X> PF_FN like<X, raw<S>> to_raw(X x) {
   } else if constexpr (is_same<S, compute<S>>) return x;
 #ifdef __F16C__
   else if constexpr (is_vec<X> && is_same<S, f16>) return float_to_half(x);
-  else if constexpr (is_vec<X> && is_same<S, f8e5m2>) return convert<uint8_t>(float_to_e5m2(x));
 #endif
   else return convert<raw<S>>(encode<S>(x));
+}
+
+// Rounds a float through float8_e4m3fn or float8_e5m2 and back, without their bits.
+template <class S, class X> PF_FN X round_to_float8(X x) {
+  using U = like<X, uint32_t>;
+  constexpr bool e4 = is_same<S, f8e4m3fn>, saturates = e4 && PF_FP8_SATURATE;
+  using format = small<e4 ? 4 : 5, e4 ? 3 : 2, e4 ? 7 : 15>;
+  const U b = float_bits(x), a = b & 0x7fffffffu;
+  // The constant first: NaN goes through. What is past the largest number rounds to the next one in the format's steps.
+  X r = format::rounded(float_bits(low(all<X>(saturates ? 448.0f : e4 ? 480.0f : 65536.0f), bits_as<X>(a))));
+  if constexpr (!saturates) r = where(gt(r, all<X>(e4 ? 448.0f : 57344.0f)), all<X>(e4 ? __builtin_nanf("") : __builtin_inff()), r);
+  return bits_as<X>((U)(float_bits(r) | (b & 0x80000000u)));
 }
 
 // Rounds a float through a smaller type and back.
@@ -255,8 +286,8 @@ template <class S, class X> PF_FN X round_to(X x) {
   if constexpr (is_same<S, compute<S>>) return x;
 #ifdef __F16C__
   else if constexpr (is_vec<X> && is_same<S, f16>) return half_to_float(float_to_half(x));
-  else if constexpr (is_vec<X> && is_same<S, f8e5m2>) return half_to_float(float_to_e5m2(x) << 8);
 #endif
+  else if constexpr (is_same<S, f8e4m3fn> || is_same<S, f8e5m2>) return round_to_float8<S>(x);
   else return decode<S>(encode<S>(x));
 }
 

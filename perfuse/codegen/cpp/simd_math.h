@@ -26,13 +26,13 @@ template <class X> constexpr bool in_float = is_same<elem<X>, float>;
 // x = n ln2 + r with |r| <= ln2/2. n comes from adding 1.5 * 2^23, which leaves the nearest whole number in the
 // low bits; ln2 is split in two so that n times the first part is exact.
 
-template <class F> struct exp_parts { F r; like<F, int32_t> n; };
+template <class F> struct exp_parts { F r, k; like<F, int32_t> n; };  // k is n
 
 template <class F> PF_FN exp_parts<F> exp_reduce(F x) {
   const F magic = all<F>(12582912.0f), t = fma(x, all<F>(1.44269504f), magic), k = t - magic;
   const F r = fma(k, all<F>(2.12194440e-4f), fma(k, all<F>(-0.693359375f), x));
   using I = like<F, int32_t>;
-  return {r, bits_as<I>(t) - bits_as<I>(magic)};
+  return {r, k, bits_as<I>(t) - bits_as<I>(magic)};
 }
 // (exp(r) - 1 - r) / r^2
 template <class F> PF_FN F exp_tail(F r) {
@@ -42,10 +42,10 @@ template <class F> PF_FN F expm1_small(F r) { return fma(r * r, exp_tail(r), r);
 template <class F> PF_FN F exp_small(F r) { return fma(r * r, exp_tail(r), r) + 1.0f; }
 // 2^n for -126 <= n <= 127
 template <class I> PF_FN like<I, float> power_of_two(I n) { return bits_as<like<I, float>>((I)((n + 127) << 23)); }
-// y 2^n for any n that a clamped exp can ask for: two steps, so that the result may be subnormal.
-template <class F, class I> PF_FN F scale(F y, I n) {
+// y 2^n for any n = k that a clamped exp can ask for: two steps, so that the result may be subnormal.
+template <class F, class I> PF_FN F scale(F y, F k, I n) {
 #ifdef __AVX512F__
-  if constexpr (is_vec<F>) return __builtin_ia32_scalefps512_mask(y, __builtin_convertvector(n, F), F{}, -1, 4);
+  if constexpr (is_vec<F>) return __builtin_ia32_scalefps512_mask(y, k, F{}, -1, 4);
 #endif
   const I half = n >> 1;
   return y * power_of_two(half) * power_of_two((I)(n - half));
@@ -56,7 +56,7 @@ template <class X> PF_FN X exp(X x) {
   else {
     x = low(all<X>(89.0f), high(all<X>(-104.0f), x));  // the constant first: NaN goes through
     const auto p = exp_reduce(x);
-    return scale(exp_small(p.r), p.n);
+    return scale(exp_small(p.r), p.k, p.n);
   }
 }
 // exp of what lies within [-87, 88] (elsewhere: anything), without the care for overflow and denormals.
@@ -72,9 +72,9 @@ template <class X> PF_FN X exp2(X x) {
   else {
     x = low(all<X>(129.0f), high(all<X>(-151.0f), x));
     using I = like<X, int32_t>;
-    const X magic = all<X>(12582912.0f), t = x + magic;
-    const X r = (x - (t - magic)) * 0.693147181f;
-    return scale(exp_small(r), (I)(bits_as<I>(t) - bits_as<I>(magic)));
+    const X magic = all<X>(12582912.0f), t = x + magic, k = t - magic;
+    const X r = (x - k) * 0.693147181f;
+    return scale(exp_small(r), k, (I)(bits_as<I>(t) - bits_as<I>(magic)));
   }
 }
 template <class X> PF_FN X expm1(X x) {

@@ -131,10 +131,14 @@ PF_FN char* scratch(int slot, int64_t bytes) {
   return memory[slot];
 }
 
+// f by value: what it captured is this call's own and lives in registers, where a shared one would be read again
+// after every store.
+template <class F> static __attribute__((noinline)) void run(F f, int thread, int threads) { f(thread, threads); }
+
 // Runs f(thread, threads) on up to `threads` threads and says how many there were.
 template <class F> static int parallel(int threads, F f) {
   if (threads <= 1) {
-    f(0, 1);
+    run(f, 0, 1);
     return 1;
   }
   int used = 1;
@@ -142,7 +146,7 @@ template <class F> static int parallel(int threads, F f) {
   {
     const int count = omp_get_num_threads();
     if (omp_get_thread_num() == 0) used = count;
-    f(omp_get_thread_num(), count);
+    run(f, omp_get_thread_num(), count);
   }
   return used;
 }

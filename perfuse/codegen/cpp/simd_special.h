@@ -191,7 +191,7 @@ template <class X> PF_FN X erfc(X x) {
     const X h = poly(q, 1.25300801f, -0.135621145f, -0.047562398f, 0.12964642f, -0.119270973f, 0.0682957694f,
                      -0.0237975288f, 0.00256737857f, 0.00200181152f, -0.000777586072f, -0.000268129079f);
     const auto p = exp_reduce((X)-s);
-    const X e = exp_small(p.r), y = scale(fma(e, -lost, e) * (h / fma(a, all<X>(2.0f), all<X>(1.0f))), p.n);
+    const X e = exp_small(p.r), y = scale(fma(e, -lost, e) * (h / fma(a, all<X>(2.0f), all<X>(1.0f))), p.k, p.n);
     return where(lt(abs(x), all<X>(0.5f)), 1.0f - erf_near(x), where(lt(x, X{}), 2.0f - y, y));
   }
 }

@@ -18,7 +18,8 @@ typedef __UINT32_TYPE__ uint32_t;
 typedef __UINT64_TYPE__ uint64_t;
 
 #define PF_FN static inline __attribute__((always_inline, unused))
-#define PF_INLINE inline __attribute__((always_inline))
+#define PF_INLINED __attribute__((always_inline))
+#define PF_INLINE inline PF_INLINED
 #pragma GCC diagnostic ignored "-Wpragmas"
 #pragma GCC diagnostic ignored "-Wunknown-warning-option"
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -68,6 +69,8 @@ template <> struct ints<4> { typedef int32_t s; typedef uint32_t u; };
 template <> struct ints<8> { typedef int64_t s; typedef uint64_t u; };
 template <class X> using signed_of = like<X, typename ints<sizeof(elem<X>)>::s>;
 template <class X> using unsigned_of = like<X, typename ints<sizeof(elem<X>)>::u>;
+template <class X, bool FLOAT> struct pick_wrapping { typedef unsigned_of<X> type; };
+template <class X> struct pick_wrapping<X, true> { typedef X type; };
 
 template <class To, class From> PF_FN To bits_as(From x) {
   static_assert(sizeof(To) == sizeof(From), "bits_as keeps the size");
@@ -270,13 +273,57 @@ template <class X> PF_FN X copysign(X a, X b) {
   return bits_as<X>((U)((bits_as<U>(a) & ~sign) | (bits_as<U>(b) & sign)));
 }
 
-// low/high: the one instruction of the machine, which gives b when either is NaN.
+// low/high: the one instruction of the machine, which gives b when either is NaN. g++ makes a comparison and a
+// selection of the plain form for floats, since it may not see that this is what the instruction does.
+template <class V> PF_FN V low_part(V a, V b) { return a < b ? a : b; }
+template <class V> PF_FN V high_part(V a, V b) { return a > b ? a : b; }
+#ifndef __clang__
+#define PF_EXTREME(T, BYTES, MIN, MAX, ...)                                                                            \
+  PF_FN vec_n<T, BYTES / sizeof(T)>::type low_part(vec_n<T, BYTES / sizeof(T)>::type a, vec_n<T, BYTES / sizeof(T)>::type b) { \
+    return MIN(a, b __VA_ARGS__);                                                                                      \
+  }                                                                                                                    \
+  PF_FN vec_n<T, BYTES / sizeof(T)>::type high_part(vec_n<T, BYTES / sizeof(T)>::type a, vec_n<T, BYTES / sizeof(T)>::type b) { \
+    return MAX(a, b __VA_ARGS__);                                                                                      \
+  }
+#if defined(__AVX512F__)
+PF_EXTREME(float, 64, __builtin_ia32_minps512_mask, __builtin_ia32_maxps512_mask, , a, -1, 4)
+PF_EXTREME(double, 64, __builtin_ia32_minpd512_mask, __builtin_ia32_maxpd512_mask, , a, -1, 4)
+#elif defined(__AVX__)
+PF_EXTREME(float, 32, __builtin_ia32_minps256, __builtin_ia32_maxps256)
+PF_EXTREME(double, 32, __builtin_ia32_minpd256, __builtin_ia32_maxpd256)
+#elif defined(__SSE2__)
+PF_EXTREME(float, 16, __builtin_ia32_minps, __builtin_ia32_maxps)
+PF_EXTREME(double, 16, __builtin_ia32_minpd, __builtin_ia32_maxpd)
+#endif
+#undef PF_EXTREME
+#endif
 template <class X> PF_FN X low(X a, X b) {
-  return by_parts([](auto s, auto t) { return s < t ? s : t; }, a, b);
+  return by_parts([](auto s, auto t) { return low_part(s, t); }, a, b);
 }
 template <class X> PF_FN X high(X a, X b) {
-  return by_parts([](auto s, auto t) { return s > t ? s : t; }, a, b);
+  return by_parts([](auto s, auto t) { return high_part(s, t); }, a, b);
 }
+#if defined(__AVX512F__) && !defined(__clang__)
+// a where a is NaN, else the machine's: two instructions by a mask, where comparison and selection take three.
+constexpr int ordered = 7;
+#define PF_KEEPING_NAN(NAME, PS, PD)                                                                                 \
+  PF_FN vec_n<float, 16>::type NAME##_part(vec_n<float, 16>::type a, vec_n<float, 16>::type b) {                     \
+    return PS(a, b, a, __builtin_ia32_cmpps512_mask(a, a, ordered, -1, 4), 4);                                       \
+  }                                                                                                                  \
+  PF_FN vec_n<double, 8>::type NAME##_part(vec_n<double, 8>::type a, vec_n<double, 8>::type b) {                     \
+    return PD(a, b, a, __builtin_ia32_cmppd512_mask(a, a, ordered, -1, 4), 4);                                       \
+  }                                                                                                                  \
+  template <class X> PF_FN X NAME(X a, X b) {                                                                        \
+    if constexpr (!is_float<elem<X>>) return low_or_high_##NAME(a, b);                                               \
+    else if constexpr (!is_vec<X>) return a != a ? a : low_or_high_##NAME(a, b);                                     \
+    else return by_parts([](auto s, auto t) { return NAME##_part(s, t); }, a, b);                                    \
+  }
+template <class X> PF_FN X low_or_high_min(X a, X b) { return low(a, b); }
+template <class X> PF_FN X low_or_high_max(X a, X b) { return high(a, b); }
+PF_KEEPING_NAN(min, __builtin_ia32_minps512_mask, __builtin_ia32_minpd512_mask)
+PF_KEEPING_NAN(max, __builtin_ia32_maxps512_mask, __builtin_ia32_maxpd512_mask)
+#undef PF_KEEPING_NAN
+#else
 template <class X> PF_FN X min(X a, X b) {
   if constexpr (is_float<elem<X>>) return where(isnan(a), a, low(a, b));
   else return low(a, b);
@@ -285,6 +332,7 @@ template <class X> PF_FN X max(X a, X b) {
   if constexpr (is_float<elem<X>>) return where(isnan(a), a, high(a, b));
   else return high(a, b);
 }
+#endif
 template <class X> PF_FN X fmin(X a, X b) { return where(isnan(b), a, low(a, b)); }
 template <class X> PF_FN X fmax(X a, X b) { return where(isnan(b), a, high(a, b)); }
 PF_FN mask min(mask a, mask b) { return a & b; }
@@ -301,19 +349,30 @@ template <class X> PF_FN X sign(X a) {
 
 // ---- across the lanes --------------------------------------------------------------------------
 
+// The first half of the lanes with the second, until one is left: on ever shorter vectors, never through memory.
+template <class T, int N, class F> PF_FN T fold_n(typename vec_n<T, N>::type v, F f) {
+  if constexpr (N == 2) return f(v[0], v[1]);
+  else {
+    struct halves { typename vec_n<T, N / 2>::type part[2]; };
+    const auto h = bits_as<halves>(v);
+    return fold_n<T, N / 2>(f(h.part[0], h.part[1]), f);
+  }
+}
 template <class X, class F> PF_FN elem<X> fold(X v, F f) {
   // gcc 12 reads {1, 1, 1, 1, 0, ...} back as all ones: a vector it knows is hidden from it.
   if (__builtin_constant_p(v[0])) asm("" : "+m"(v));
-  elem<X> t[lanes];
-  __builtin_memcpy(t, &v, sizeof v);
-  for (int width = lanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) t[i] = f(t[i], t[i + width]);
-  return t[0];
+  return fold_n<elem<X>, lanes>(v, f);
 }
-template <class X> PF_FN elem<X> hsum(X v) { return fold(v, [](auto a, auto b) { return add(a, b); }); }
-template <class X> PF_FN elem<X> hprod(X v) { return fold(v, [](auto a, auto b) { return mul(a, b); }); }
-template <class X> PF_FN elem<X> hmin(X v) { return fold(v, [](auto a, auto b) { return min(a, b); }); }
-template <class X> PF_FN elem<X> hmax(X v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+// A sum or product of integers wraps: it is taken in the unsigned type.
+template <class X> using wrapping = typename pick_wrapping<X, is_float<elem<X>>>::type;
+template <class X> PF_FN elem<X> hsum(X v) { return (elem<X>)fold((wrapping<X>)v, [](auto a, auto b) { return a + b; }); }
+template <class X> PF_FN elem<X> hprod(X v) { return (elem<X>)fold((wrapping<X>)v, [](auto a, auto b) { return a * b; }); }
+template <class X> PF_FN elem<X> hmin(X v) {
+  return fold(v, [](auto a, auto b) { const auto less = a < b ? a : b; return a != a ? a : less; });
+}
+template <class X> PF_FN elem<X> hmax(X v) {
+  return fold(v, [](auto a, auto b) { const auto more = a > b ? a : b; return a != a ? a : more; });
+}
 // One bit a lane.
 PF_FN uint32_t mask_bits(mask m) {
 #if defined(__AVX512DQ__) && PF_LANES == 16

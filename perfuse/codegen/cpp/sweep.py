@@ -21,6 +21,8 @@ from perfuse.schedule.plan import Member, static_product
 _KEEP_COST = 5
 _MOST_SCRATCH_ELEMENTS = 1 << 16
 _TYPICAL_CACHE_BYTES = 32 << 20
+# Outputs smaller than this part of the last-level cache stay in it.
+_LEAST_SHARE = 8
 
 
 @dataclass(slots=True)
@@ -68,13 +70,19 @@ class Sweeps:
         )
 
     def _is_streamed(self, name: str) -> bool:
-        """Large outputs go past the caches, unless this kernel reads them back."""
+        """Outputs that would be out of the caches before anybody reads them go past them."""
         limit = self.frame.settings.cpu.stream_store_bytes
-        if limit is None:
-            limit = self.frame.target.l3_bytes or _TYPICAL_CACHE_BYTES
         size = num_bytes(self.frame.buffers[name])
-        is_large = limit > 0 and size is not None and size >= limit
-        return is_large and not self.frame.is_read_inside(name)
+        if limit == 0 or size is None or self.frame.is_read_inside(name):
+            return False
+        if limit is not None:
+            return size >= limit
+        cache = self.frame.target.l3_bytes or _TYPICAL_CACHE_BYTES
+        if name in self.frame.read_again:
+            return size >= cache
+        # Nobody waits for it, so it would only drive out what this kernel reads: on one thread
+        # `add` of 3 x 16 MiB took 1.33 ms for 2.26, `layer_norm` of 2 x 16 MiB 1.39 for 1.78.
+        return size >= cache // _LEAST_SHARE and self.kernel.num_bytes >= cache
 
     def declare(self, w: Writer) -> None:
         """A thread's scratch rows and tiles."""

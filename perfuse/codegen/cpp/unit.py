@@ -49,6 +49,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
     steps: list[Segment | Extern] = []
     segments: list[str] = []
     pending: list[tuple[str, str, bool]] = []
+    read_again = frozenset(name for step in plan.steps for name in step.reads())
 
     def flush() -> None:
         if pending:
@@ -65,7 +66,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
             flush()
             steps.append(step)
             continue
-        text = generate(step, plan.program.buffers, context)
+        text = generate(step, plan.program.buffers, context, read_again)
         key = f"({text.parameters}) {{\n{text.body}}}\n"
         name = functions.setdefault(key, f"kernel{len(functions)}")
         call = _call(name, text, plan, pointers, sizes)

@@ -6,6 +6,9 @@ A golden source that changed for a good reason is written anew: python -m tests.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,12 @@ from torch import Tensor
 from perfuse.build.compiler import HEADERS
 from perfuse.codegen.cpp import spelling
 from perfuse.codegen.cpp.unit import generate_sources
+from perfuse.config import Settings
+from perfuse.context import Context
+from perfuse.counters import Counters
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import SCALAR_OPS
+from tests.unit.codegen.goldens import CONTEXT as GOLDEN_CONTEXT
 from tests.unit.codegen.goldens import GOLDEN, golden_path, kernels_text, sources_of
 from tests.unit.lower.samples import f32
 from tests.unit.planning import CONTEXT, plans_of
@@ -103,3 +110,31 @@ def test_equal_layers_share_one_function() -> None:
 def test_nothing_to_compute_is_no_source() -> None:
     (plan,) = plans_of(lambda x: torch.mm(x, x), f32(8, 8))
     assert generate_sources(plan, CONTEXT).units == ()
+
+
+def streams(fn: Callable[..., Any], *inputs: Tensor, limit: int | None = None) -> bool:
+    """Whether a kernel of `fn` writes past the caches, on a machine with a last cache of 64 KiB."""
+    target = replace(GOLDEN_CONTEXT.target, l3_bytes=64 << 10)
+    settings = Settings(cpu=replace(GOLDEN_CONTEXT.settings.cpu, stream_store_bytes=limit))
+    context = Context(target, settings, Counters())
+    (plan,) = plans_of(fn, *inputs, context=context)
+    return "pf::streamv" in generate_sources(plan, context).units[0][1]
+
+
+# x, y and the sum are 24 KiB each; x and its square 16 KiB.
+STREAMED = {
+    "moves more than the cache": (lambda x, y: x + y, (f32(96, 64), f32(96, 64)), None, True),
+    "fits": (lambda x: x * x, (f32(64, 64),), None, False),
+    "is read by the next step": (lambda x, y: torch.mm(x + y, x), (f32(96, 96),) * 2, None, False),
+    "as large as the cache": (lambda x: torch.mm(x + 1, x), (f32(128, 128),), None, True),
+    "small beside what is read": (lambda x: x.sum(1), (f32(1024, 64),), None, False),
+    "at the limit that was set": (lambda x: x * x, (f32(64, 64),), 16 << 10, True),
+    "below the limit that was set": (lambda x, y: x + y, (f32(96, 64),) * 2, 1 << 20, False),
+    "never": (lambda x, y: x + y, (f32(96, 64), f32(96, 64)), 0, False),
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_streams_what_the_cache_would_lose(name: str) -> None:
+    fn, inputs, limit, wanted = STREAMED[name]
+    assert streams(fn, *inputs, limit=limit) is wanted

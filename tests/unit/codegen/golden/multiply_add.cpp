@@ -2,7 +2,7 @@ static void kernel0(const float* __restrict a0, float* __restrict a1, int thread
   const int64_t items = int64_t(1);
   if (int64_t(8) < 32768) threads = 1;
   if (items < threads) threads = items > 0 ? (int)items : 1;
-  const auto body = [&](int thread, int threads) {
+  const auto body = [=](int thread, int threads) PF_INLINED {
     const int64_t begin = items * thread / threads;
     const int64_t end = items * (thread + 1) / threads;
     for (int64_t item = begin; item < end; ++item) {

@@ -2,7 +2,7 @@ static void kernel0(const float* __restrict a0, float* __restrict a1, int thread
   const int64_t items = int64_t(1) * ((int64_t(16) + 63) / 64) * ((int64_t(24) + 31) / 32);
   if (int64_t(24) * int64_t(16) < 32768) threads = 1;
   if (items < threads) threads = items > 0 ? (int)items : 1;
-  const auto body = [&](int thread, int threads) {
+  const auto body = [=](int thread, int threads) PF_INLINED {
     const int64_t begin = items * thread / threads;
     const int64_t end = items * (thread + 1) / threads;
     alignas(64) float tile0[2048];
