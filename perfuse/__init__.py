@@ -31,13 +31,17 @@ if TYPE_CHECKING:
     from perfuse.api import compile as compile
     from perfuse.api import explain as explain
     from perfuse.api import load as load
+    from perfuse.api import memory_efficient_fusion as memory_efficient_fusion
+    from perfuse.graph.cse import fx_graph_cse as fx_graph_cse
 
 LAZY = {
     "aot_compile": ("perfuse.capture.ahead", "aot_compile"),
     "aot_load": ("perfuse.runtime.artefact", "load"),
     "compile": ("perfuse.api", "compile"),
     "explain": ("perfuse.report.explain", "explain"),
+    "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),
     "load": ("perfuse.runtime.artefact", "load"),
+    "memory_efficient_fusion": ("perfuse.api", "memory_efficient_fusion"),
 }
 
 __version__ = VERSION

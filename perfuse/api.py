@@ -1,4 +1,4 @@
-"""The public functions: compile, explain, aot_compile and load."""
+"""The public functions: compile, memory_efficient_fusion, explain, aot_compile and load."""
 
 from __future__ import annotations
 
@@ -45,3 +45,18 @@ def compile(
         fullgraph=fullgraph,
         options=chosen or None,
     )
+
+
+def memory_efficient_fusion(
+    fn: Function,
+    *,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """`fn`, a function or a module, with its forward and backward compiled together.
+
+    As `compile`, but always as one graph: between two graphs every value that passes is kept for
+    the backward, within one only what is dearer to compute again than to keep.
+    """
+    return compile(fn, dynamic=dynamic, fullgraph=True, mode=mode, options=options)

@@ -39,6 +39,23 @@ def is_effect(target: Any) -> bool:
     return getattr(target, "__name__", "") == "with_effects"
 
 
+def is_pointwise_function(target: Any) -> bool:
+    """Whether a call is of torch's own `torch.cos` and the like: element by element, no effects."""
+    name = getattr(target, "__name__", "")
+    if getattr(torch, name, None) is not target and getattr(torch._C._nn, name, None) is not target:
+        return False
+    packet = getattr(torch.ops.aten, name, None)
+    ops = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    plain = [op for op in ops if not op._schema.is_mutable and _takes_tensor(op)]
+    is_random = any(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
+    return bool(plain) and not is_random and all(torch.Tag.pointwise in op.tags for op in plain)
+
+
+def _takes_tensor(op: OpOverload) -> bool:
+    """Not one of the overloads for Python numbers, which are TorchScript's."""
+    return any(str(argument.type) == "Tensor" for argument in op._schema.arguments)
+
+
 def is_view_op(target: Any) -> bool:
     """Whether a call returns a window on its first argument's memory."""
     return isinstance(target, OpOverload) and bool(target.is_view)

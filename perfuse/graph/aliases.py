@@ -46,7 +46,7 @@ def aliased_inputs(node: Node) -> list[Node]:
     if node.op in ("placeholder", "get_attr", "output"):
         return []
     if not isinstance(node.target, OpOverload):
-        # getitem and size arithmetic share at most their first argument; others, anything.
+        # getitem, arithmetic and `torch.cos` share at most their first argument; others, anything.
         return node.all_input_nodes[:1] if is_known(node) else list(node.all_input_nodes)
     return _marked(node, lambda info: True) if _returns_alias(node.target) else []
 

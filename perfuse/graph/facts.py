@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from perfuse.torch_compat import OpOverload, sym_expression
+from perfuse.torch_compat import OpOverload, is_pointwise_function, sym_expression
 
 # The mark, in `meta`, of a placeholder whose memory nobody needs after this graph.
 GIVEN_UP = "perfuse_given_up"
@@ -81,8 +81,8 @@ class OpFacts:
 def op_facts(target: Any) -> OpFacts:
     """The facts of a call's target, looked up once: passes ask for them at every node."""
     if not isinstance(target, OpOverload):
-        is_size_arithmetic = target in _PURE_PYTHON
-        return OpFacts("", is_size_arithmetic, False, not is_size_arithmetic)
+        is_pure = target in _PURE_PYTHON or is_pointwise_function(target)
+        return OpFacts("", is_pure, False, not is_pure)
     is_random = torch.Tag.nondeterministic_seeded in target.tags
     if target.namespace not in _KNOWN_NAMESPACES:
         return OpFacts("", False, is_random, True)
@@ -105,14 +105,19 @@ def is_known(node: Node) -> bool:
     """A call whose effects we can name: an ATen or prims op, or size arithmetic."""
     if node.op != "call_function":
         return node.op in ("placeholder", "get_attr", "output")
-    return op_facts(node.target).is_known
+    return op_facts(node.target).is_known and not _writes_to_out(node)
 
 
 def has_effects(node: Node) -> bool:
     """It does more than make its result, or might: such a node stays, once, and in its place."""
     if node.op == "call_function":
-        return op_facts(node.target).has_effects
+        return op_facts(node.target).has_effects or _writes_to_out(node)
     return node.op in ("call_method", "call_module")
+
+
+def _writes_to_out(node: Node) -> bool:
+    """`torch.cos(x, out=y)`: an op says so in its schema, a function does not."""
+    return not isinstance(node.target, OpOverload) and node.kwargs.get("out") is not None
 
 
 def is_pure(node: Node) -> bool:

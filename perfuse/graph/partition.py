@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.config import Settings
+from perfuse.graph.cse import eliminate_common_subexpressions
 from perfuse.graph.facts import GIVEN_UP, has_effects, is_sym, output_leaves, output_node, tensor_of
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
@@ -81,6 +82,7 @@ def partition_joint(
 ) -> tuple[GraphModule, GraphModule]:
     """The joint graph's forward and backward: AOTAutograd's `partition_fn`."""
     settings = settings or Settings()
+    joint = _each_value_once(joint)
     graph = joint.graph
     inputs = Inputs.of(graph)
     results = output_leaves(graph)
@@ -96,6 +98,13 @@ def partition_joint(
         module_of(joint, _forward(graph, roles, inputs, saved, num_fwd_outputs)),
         module_of(joint, _backward(graph, roles, inputs, saved, num_fwd_outputs)),
     )
+
+
+def _each_value_once(joint: GraphModule) -> GraphModule:
+    """What both halves compute is one value, so that it can be kept instead."""
+    is_checkpointed = any("recompute" in node.meta for node in joint.graph.nodes)
+    # A value of two checkpointed regions would have to be kept for the second one.
+    return joint if is_checkpointed else eliminate_common_subexpressions(joint)
 
 
 def policy_of(settings: Settings) -> SavePolicy:
