@@ -98,7 +98,19 @@ def packet_name(node: Node) -> str:
 
 def is_random(node: Node) -> bool:
     """Two equal calls give two values."""
-    return node.op == "call_function" and op_facts(node.target).is_random
+    if node.op != "call_function" or not op_facts(node.target).is_random:
+        return False
+    return not _is_without_dropout(node)
+
+
+def _is_without_dropout(node: Node) -> bool:
+    """Attention draws random numbers for its dropout alone."""
+    assert isinstance(node.target, OpOverload)
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, 0.0)
+            return isinstance(given, (int, float)) and given == 0
+    return False
 
 
 def is_known(node: Node) -> bool:

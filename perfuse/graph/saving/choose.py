@@ -128,8 +128,8 @@ class _Problem:
     def recompute_price(self, node: Node) -> float:
         if not self.can_recompute(node):
             return INFINITE
-        if self.is_wanted(node):
-            return 0.0
+        if self.is_wanted(node) or node not in self._roles.forward:
+            return 0.0  # asked for, or computed once whichever half does it
         return recompute_price(node) + self._more_reads.get(node, 0) * num_bytes(node) / SLACK
 
     def _find_more_reads(self) -> dict[Node, int]:
