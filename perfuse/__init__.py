@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perfuse import testing as testing
     from perfuse.api import aot_compile as aot_compile
     from perfuse.api import aot_load as aot_load
+    from perfuse.api import codegen_for as codegen_for
     from perfuse.api import compile as compile
     from perfuse.api import explain as explain
     from perfuse.api import load as load
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 LAZY = {
     "aot_compile": ("perfuse.capture.ahead", "aot_compile"),
     "aot_load": ("perfuse.runtime.artefact", "load"),
+    "codegen_for": ("perfuse.capture.elsewhere", "codegen_for"),
     "compile": ("perfuse.api", "compile"),
     "explain": ("perfuse.report.explain", "explain"),
     "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),

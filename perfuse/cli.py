@@ -60,16 +60,39 @@ def explain(
     """Compile a function and show what it became."""
     report = importlib.import_module("perfuse.report.explain")
     module, name = _module_of(function)
-    made = getattr(module, arguments, None)
-    if not callable(made):
-        _fail(f"{function.rpartition(':')[0]} has no function {arguments!r} to make arguments")
-    given = _called(made)
+    given = _example_args(module, function, arguments)
     explanation = report.explain(getattr(module, name), *given)
     print(explanation)
     if sources:
         print(*explanation.sources, sep="\n")
     if html is not None:
         console.print(f"written: {explanation.to_html(html)}")
+
+
+@app.command()
+def codegen(
+    function: Annotated[str, typer.Argument(help="module:function, or path/to/file.py:function")],
+    target: Annotated[str, typer.Option(help="cuda:80, cuda:90, hip:gfx942, cpu, ...")],
+    arguments: Annotated[
+        str, typer.Option("--args", help="A function there that returns example arguments.")
+    ] = "example_args",
+    out: Annotated[Path | None, typer.Option(help="Folder for sources and machine code.")] = None,
+) -> None:
+    """Generate and compile a function for a GPU that need not be there."""
+    elsewhere = importlib.import_module("perfuse.capture.elsewhere")
+    module, name = _module_of(function)
+    given = _example_args(module, function, arguments)
+    made = elsewhere.codegen_for(getattr(module, name), given, target=target)
+    print(made)
+    if out is not None:
+        console.print(f"written: {len(made.written_to(out))} files in {out}")
+
+
+def _example_args(module: Any, function: str, arguments: str) -> tuple[Any, ...]:
+    made = getattr(module, arguments, None)
+    if not callable(made):
+        _fail(f"{function.rpartition(':')[0]} has no function {arguments!r} to make arguments")
+    return _called(made)
 
 
 def _called(make: Callable[[], Any]) -> tuple[Any, ...]:

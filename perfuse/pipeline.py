@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from perfuse.codegen.triton.tiling import Tile
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.errors import PerfuseError
 from perfuse.graph.passes import run_passes
 from perfuse.ir.program import Program
 from perfuse.ir.verify import verify_program
@@ -36,7 +38,7 @@ from perfuse.schedule.verify import verify_plan
 from perfuse.torch_compat import disable_dispatch_modes
 
 R = TypeVar("R")
-Finished = tuple[CppSources | TritonSources, HostSource, Call, str | None]
+Finished = tuple[CppSources | TritonSources, HostSource, Callable[[], Call], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Compiled:
         return (*(text for _, text in self.sources.units), self.host.text)
 
 
-def compile_graph(module: GraphModule, context: Context) -> Compiled:
-    """From an ATen graph to something that runs."""
+def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> Compiled:
+    """From an ATen graph to something that runs; not loaded, it can only be looked at."""
     run, own = Stages(), dataclasses.replace(context, counters=Counters())
     module = run("passes", run_passes, module)  # algebra, common subexpressions, dead code
     program = run("lower", lower_graph, module, own)  # formulas, loops and calls
@@ -74,7 +76,8 @@ def compile_graph(module: GraphModule, context: Context) -> Compiled:
     if context.settings.verify:
         verify_plan(plan, has_arena=not on_gpu)
     finish = _for_gpu if on_gpu else _for_cpu
-    sources, host, call, key = finish(run, plan, own, context)  # text, built and loaded
+    sources, host, load, key = finish(run, plan, own, context)  # text, and what is built of it
+    call = run("load", load) if loads else _not_loaded
     counts = _counted(own.counters, context)
     return Compiled(module, program, plan, sources, host, call, key, counts, run.seconds)
 
@@ -86,8 +89,8 @@ def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finishe
     path = run("build", build_shared_library, sources.units, context) if sources.units else None
     library = None if path is None else str(path)
     threads = context.settings.cpu.threads
-    call = run("load", bind, host, library, plan.program.constants, threads)
-    return sources, host, call, None if path is None else path.parent.name
+    load = partial(bind, host, library, plan.program.constants, threads)
+    return sources, host, load, None if path is None else path.parent.name
 
 
 def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:
@@ -95,8 +98,12 @@ def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finishe
     sources = run("codegen", generate_triton, plan, own, tiles)  # Triton text
     host = run("host", generate_gpu_host, plan, sources, context.device)
     entry = run("build", build_bundle, sources, context)
-    call = run("load", load_gpu, host, entry, plan.program.constants, context)
-    return sources, host, call, entry.key
+    load = partial(load_gpu, host, entry, plan.program.constants, context)
+    return sources, host, load, entry.key
+
+
+def _not_loaded(args: list[Any]) -> tuple[Any, ...]:
+    raise PerfuseError("this was generated for a machine that may not be this one")
 
 
 def _measured_tiles(plan: Plan, context: Context) -> dict[str, Tile]:

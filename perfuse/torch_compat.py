@@ -1,10 +1,12 @@
 """The only file that touches private PyTorch APIs: PyTorch 2.11 to 2.15 is its problem alone."""
 
+import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch._decomp import get_decompositions
 from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental._backward_state import BackwardState
@@ -420,12 +423,67 @@ def tree_leaves(value: Any) -> list[Any]:
     return leaves
 
 
+def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
+    """Nested lists, tuples and dictionaries with every leaf changed."""
+    return torch.utils._pytree.tree_map(change, value)
+
+
 def on_compile(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
     """Call `start` before and `end` after Dynamo captures and compiles something."""
     from torch._dynamo.callback import callback_handler
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)
+
+
+@contextmanager
+def fake_gpu() -> Iterator[FakeTensorMode]:
+    """A block in which tensors are fake, and may be on a GPU that is not there."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with _device_guard(), mode:
+        yield mode
+
+
+@contextmanager
+def _device_guard() -> Iterator[None]:
+    """Lets PyTorch switch to a GPU that it cannot have: it switches to nothing instead.
+
+    Indexing asks for the device's guard even where tensors are fake. A PyTorch that was built for
+    GPUs puts an empty one in place itself; one built for CPUs has none, so the CPU's stands in.
+    """
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        yield
+        return
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 2).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before, guards[1] = guards[1], guards[0]
+    try:
+        yield
+    finally:
+        guards[1] = before
+
+
+def faked_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor like this one, on a device, under the active fake mode."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
+    made.requires_grad_(tensor.requires_grad)
+    return torch.nn.Parameter(made, tensor.requires_grad) if _is_parameter(tensor) else made
+
+
+def as_if_on(device: torch.device, value: Any) -> Any:
+    """A traced tensor, or several, as if traced on this device."""
+    if isinstance(value, list | tuple):
+        return type(value)(as_if_on(device, item) for item in value)
+    if not isinstance(value, FakeTensor):
+        return value
+    moved: Any = value.detach()
+    moved.fake_device = device
+    return moved
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
 
 
 def raw_stream_getter() -> Callable[[int], int]:

@@ -29,8 +29,8 @@ class CodeObject:
     num_threads: int
     shared_bytes: int
     scratch_bytes: int  # global memory for each block, which the launch has to provide
-    num_registers: int  # of a thread; 0 where it is not known
-    num_spills: int
+    num_registers: int  # of a thread
+    stack_bytes: int  # of a thread: what did not fit into registers
     code: bytes
 
 

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent
 def code_digest() -> str:
     """The hash of Perfuse's own code: who changes it must not be served what the old one made."""
     digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.h")]):
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.h"), *PACKAGE.rglob("*.cpp")]):
         data = path.read_bytes()
         digest.update(f"{path.relative_to(PACKAGE)} {len(data)}\n".encode() + data)
     return digest.hexdigest()

@@ -1,21 +1,41 @@
-"""Triton kernels -> a bundle in the store: each distinct kernel is compiled once, ever."""
+"""Triton kernels -> a bundle in the store: each distinct kernel is compiled once, ever.
+
+Kernels are compiled in threads: Triton lets go of Python's lock while it works. Its own cache is
+left out: its key hashes all of Triton, and ours has what we need.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from perfuse.build.bundle import INTERPRETED, Bundle, bundle_files
+from perfuse.build.bundle import INTERPRETED, Bundle, CodeObject, bundle_files, facts_of
 from perfuse.build.compiler import open_store
-from perfuse.build.store import Entry
-from perfuse.codegen.triton.sources import TritonSources
+from perfuse.build.kernel_text import text_of_kernel
+from perfuse.build.store import Entry, Store
+from perfuse.build.triton_compile import Job, compile_kernel, load_module
+from perfuse.codegen.triton.sources import TritonKernel, TritonSources
 from perfuse.context import Context
+from perfuse.gpu import Gpu
 from perfuse.version import VERSION
+
+FACTS, CODE, ASSEMBLY = "kernel.json", "code.bin", "assembly.txt"
 
 
 def build_bundle(sources: TritonSources, ctx: Context) -> Entry:
     """The store's entry of all kernels of a program."""
-    assert ctx.target.gpu is not None
-    bundle = Bundle(INTERPRETED, ctx.target.gpu.arch, (), sources.text, sources.kernels)
+    gpu = ctx.target.gpu
+    assert gpu is not None
+    if ctx.settings.gpu.interpret and ctx.device.type == "cpu":
+        bundle = Bundle(INTERPRETED, gpu.arch, (), sources.text, sources.kernels)
+    else:
+        bundle = Bundle(gpu.kind, gpu.arch, _objects(sources, gpu, ctx))
     return _stored(bundle, ctx)
 
 
@@ -27,3 +47,88 @@ def _stored(bundle: Bundle, ctx: Context) -> Entry:
     key = f"gpu-{digest.hexdigest()}"
     store = open_store(ctx)
     return store.get(key) or store.put(key, files)
+
+
+def _objects(sources: TritonSources, gpu: Gpu, ctx: Context) -> tuple[CodeObject, ...]:
+    """The machine code of every kernel, compiled where the store has none."""
+    store = open_store(ctx)
+    keys = [_key(sources.text, kernel, gpu) for kernel in sources.kernels]
+    found = {key: _read(store, key) for key in keys} if ctx.settings.cache.enabled else {}
+    missing = {
+        key: kernel
+        for key, kernel in zip(keys, sources.kernels, strict=True)
+        if found.get(key) is None
+    }
+    ctx.counters.inc("build.cache_hit", len(keys) - len(missing))
+    ctx.counters.inc("build.cache_miss", len(missing))
+    if missing:
+        found |= _compiled(sources.text, missing, gpu, ctx)
+    return tuple(made for key in keys if (made := found[key]) is not None)
+
+
+def _compiled(
+    text: str, missing: dict[str, TritonKernel], gpu: Gpu, ctx: Context
+) -> dict[str, CodeObject]:
+    module = load_module(text)
+    store = open_store(ctx)
+    jobs = {key: Job(module, k, gpu, text_of_kernel(text, k.name)) for key, k in missing.items()}
+
+    def build(item: tuple[str, Job]) -> tuple[str, CodeObject]:
+        key, job = item
+        made, assembly = compile_kernel(job)
+        facts = json.dumps(facts_of(made)).encode()
+        store.put(key, {FACTS: facts, CODE: made.code, ASSEMBLY: assembly.encode()})
+        return key, made
+
+    with ThreadPoolExecutor(_num_jobs(ctx, missing)) as pool:
+        built = dict(pool.map(build, jobs.items()))
+    ctx.counters.inc("build.kernels_compiled", len(built))
+    return built
+
+
+def _num_jobs(ctx: Context, missing: dict[str, TritonKernel]) -> int:
+    jobs = ctx.settings.build.jobs or len(os.sched_getaffinity(0))
+    return max(1, min(jobs, len(missing)))
+
+
+def _key(text: str, kernel: TritonKernel, gpu: Gpu) -> str:
+    """The hash of all that decides what Triton makes of a kernel."""
+    own = text_of_kernel(text, kernel.name)
+    promised = (kernel.signature, kernel.constants, sorted(kernel.divisible))
+    shape = (kernel.num_warps, kernel.num_stages)
+    said = repr((VERSION, triton_version(), gpu.kind, gpu.arch, gpu.warp, promised, shape, own))
+    return "kernel-" + hashlib.sha256(said.encode()).hexdigest()
+
+
+def _read(store: Store, key: str) -> CodeObject | None:
+    entry = store.get(key)
+    if entry is None:
+        return None
+    try:
+        facts = json.loads(entry.read_text(FACTS))
+        return CodeObject(**facts, code=entry.file(CODE).read_bytes())
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def assembly_of(sources: TritonSources, gpu: Gpu, ctx: Context) -> Sequence[str]:
+    """The assembly of every kernel that the store holds, "" where it has none."""
+    store = open_store(ctx)
+    entries = [store.get(_key(sources.text, kernel, gpu)) for kernel in sources.kernels]
+    return [entry.read_text(ASSEMBLY) if entry is not None else "" for entry in entries]
+
+
+@functools.cache
+def triton_version() -> str:
+    """Triton's version, told without importing it."""
+    for package in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return _imported_version()
+
+
+def _imported_version() -> str:
+    triton: Any = __import__("triton")
+    return str(triton.__version__)

@@ -14,7 +14,7 @@ from perfuse.codegen.host.tables import FillRow, GpuTables
 class GpuFrame:
     """Addresses, sizes and grids, what is launched from them, and memory that is kept."""
 
-    __slots__ = ("grids", "home", "kept", "pointers", "segments", "sizes", "tables")
+    __slots__ = ("grids", "home", "kept", "memory", "pointers", "segments", "sizes", "tables")
 
     def __init__(self, host: HostSource, home: list[GpuFrame]) -> None:
         assert host.gpu is not None
@@ -24,6 +24,7 @@ class GpuFrame:
         self.sizes = array("q", bytes(8 * host.num_sizes))
         self.grids = array("q", _grids(self.tables))
         self.segments: list[Any] = []
+        self.memory: Any = None  # what the segments point to
         self.kept = [_filled(r.pattern, r.count, self.tables.device) for r in self.tables.kept]
         for row, memory in zip(self.tables.kept, self.kept, strict=True):
             self.pointers[row.pointer] = memory.data_ptr()

@@ -25,11 +25,12 @@ class Launcher(Protocol):
     def prepare(self, frame: GpuFrame) -> None:
         """Give a new frame the segments that `launch` takes."""
 
-    def launch(self, segment: Any, stream: int) -> int:
-        """Launch a segment in the order of the stream; not zero where that failed."""
+    @property
+    def launch(self) -> Callable[[Any, int], int]:
+        """Launches a segment in the order of a stream; not zero where that failed."""
 
-    def failed(self, stream: int) -> None:
-        """Raise what the last failed launch of this thread says."""
+    def failed(self, code: int) -> None:
+        """Raise what a launch that was not zero means."""
 
 
 def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any]) -> Call:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import linecache
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import RLock
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from perfuse.build.triton_compile import load_module
 from perfuse.codegen.host.tables import FillRow, LaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.runtime.frame import GpuFrame
@@ -33,11 +33,11 @@ Run = Callable[[], None]
 class Interpreter:
     """Launches the kernels of one generated module."""
 
-    def __init__(self, text: str, kernels: tuple[TritonKernel, ...], name: str) -> None:
+    def __init__(self, text: str, kernels: tuple[TritonKernel, ...]) -> None:
         self.kernels = {kernel.name: kernel for kernel in kernels}
         with _TURN, _interpreting():
-            self.module = _executed(text, name)
-            self.module["libdevice"] = NumpyLibdevice()
+            self.module = load_module(text)
+            vars(self.module)["libdevice"] = NumpyLibdevice()
 
     def prepare(self, frame: GpuFrame) -> None:
         """Give the frame what `launch` runs."""
@@ -50,14 +50,14 @@ class Interpreter:
         torch.compiler.disable(_run_all)(segment)  # type: ignore[no-untyped-call]
         return 0
 
-    def failed(self, stream: int) -> None:
+    def failed(self, code: int) -> None:
         raise AssertionError("an interpreted launch fails by raising")
 
     def _run(self, frame: GpuFrame, number: int, row: LaunchRow | FillRow) -> Run:
         if isinstance(row, FillRow):
             return lambda: _fill(frame, number, row)
         kernel = self.kernels[row.kernel]
-        function = self.module[row.kernel]
+        function = getattr(self.module, row.kernel)
         return lambda: _interpret(function, _arguments(kernel, frame, row), frame.grid(number))
 
 
@@ -112,16 +112,6 @@ def _interpret(function: Any, arguments: Mapping[str, Any], grid: tuple[int, int
                     body(**arguments)
     finally:
         scope.restore()
-
-
-def _executed(text: str, name: str) -> dict[str, Any]:
-    """The names of a module that has no file: its lines are kept where `inspect` looks."""
-    path = f"<triton {name}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    module = ModuleType(name)
-    module.__file__ = path
-    exec(compile(text, path, "exec"), module.__dict__)
-    return module.__dict__
 
 
 @contextmanager

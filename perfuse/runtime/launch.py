@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from perfuse.build import build_shared_library, compiler
 from perfuse.build.bundle import INTERPRETED, Bundle, read_bundle
 from perfuse.build.store import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.context import Context
-from perfuse.errors import PerfuseError
+from perfuse.runtime.driver import Driver, Library, open_library
 from perfuse.runtime.gpu import Call, Launcher, bind_gpu
 from perfuse.runtime.interpreted import Interpreter
+from perfuse.runtime.python_launcher import PythonLibrary
+
+LAUNCHER = Path(compiler.__file__).parent / "launcher.cpp"
 
 
 def load_gpu(
@@ -26,6 +30,14 @@ def load_gpu(
 def launcher_of(bundle: Bundle, context: Context) -> Launcher:
     """What launches these kernels on the context's device."""
     if bundle.kind == INTERPRETED:
-        name = f"kernels_{hashlib.sha256(bundle.text.encode()).hexdigest()[:12]}"
-        return Interpreter(bundle.text, bundle.kernels, name)
-    raise PerfuseError(f"no launcher for {bundle.kind} yet")
+        return Interpreter(bundle.text, bundle.kernels)
+    return Driver(bundle, context.device, _library(bundle.kind, context))
+
+
+def _library(kind: str, context: Context) -> Library:
+    """The native launcher; one in Python where there is no compiler to build it with."""
+    if not context.target.compiler:
+        context.counters.inc("launcher.python")
+        return PythonLibrary(kind)
+    unit = ("launcher", LAUNCHER.read_text())
+    return open_library(build_shared_library([unit], context), kind)

@@ -227,7 +227,7 @@ class _GpuWriter(HostWriter):
         if self.pending:
             for line in self.sizes_now:
                 self.w.line(line)
-            self.w.line(f"if launch(F[{len(self.segments)}], stream): failed(stream)")
+            self.w.line(f"if code := launch(F[{len(self.segments)}], stream): failed(code)")
             self.segments.append((len(self.records) - self.pending, self.pending))
             self.pending = 0
             self.sizes_now.clear()

@@ -1,0 +1,230 @@
+"""`codegen_for`: what a function would be on a GPU that is not there, generated and compiled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from perfuse import config
+from perfuse.build.bundle import Bundle, CodeObject, read_bundle
+from perfuse.build.compiler import open_store
+from perfuse.build.triton import assembly_of
+from perfuse.codegen.triton.sources import TritonSources
+from perfuse.context import CPU, Context
+from perfuse.counters import counters
+from perfuse.graph.decompositions import decomposition_table
+from perfuse.graph.partition import partition_joint
+from perfuse.pipeline import Compiled, compile_graph
+from perfuse.target import Target, target_of
+from perfuse.torch_compat import (
+    aot_compile_graph,
+    as_if_on,
+    fake_gpu,
+    faked_on,
+    module_of,
+    reset_dynamo,
+    tree_leaves,
+    tree_map,
+)
+
+GPU = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedGraph:
+    """One graph's artefacts: its plan, its sources, and the machine code of its kernels."""
+
+    kind: str  # forward, backward or inference
+    plan: str
+    kernels: str  # the Triton module; for a CPU, the C++ source
+    host: str
+    objects: tuple[CodeObject, ...]
+    assembly: tuple[str, ...]  # of each object
+
+    def __str__(self) -> str:
+        rows = [
+            f"  {o.name}: {o.num_threads} threads, {o.num_registers} registers, "
+            f"{o.shared_bytes} bytes shared, {o.stack_bytes} bytes of stack, {len(o.code)} bytes"
+            for o in self.objects
+        ]
+        return "\n".join([f"{self.kind}:", self.plan, *rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a function became for a target."""
+
+    target: Target
+    graphs: tuple[GeneratedGraph, ...]
+
+    @property
+    def objects(self) -> tuple[CodeObject, ...]:
+        """The code objects of all graphs."""
+        return tuple(made for graph in self.graphs for made in graph.objects)
+
+    @property
+    def sources(self) -> list[str]:
+        """Every generated source: of each graph the kernels, then the host program."""
+        return [text for graph in self.graphs for text in (graph.kernels, graph.host)]
+
+    def written_to(self, folder: Path) -> list[Path]:
+        """Write sources, assembly and machine code into a folder; what was written."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files: dict[str, bytes] = {}
+        for number, graph in enumerate(self.graphs):
+            name = f"{number}_{graph.kind}"
+            files[f"{name}_kernels.{'cpp' if self.target.gpu is None else 'py'}"] = (
+                graph.kernels.encode()
+            )
+            files[f"{name}_host.py"] = graph.host.encode()
+            files[f"{name}_plan.txt"] = graph.plan.encode()
+            for made, text in zip(graph.objects, graph.assembly, strict=True):
+                files[f"{name}_{made.name}.o"] = made.code
+                files[f"{name}_{made.name}.s"] = text.encode()
+        for file, data in files.items():
+            (folder / file).write_bytes(data)
+        return [folder / file for file in files]
+
+    def __str__(self) -> str:
+        return "\n\n".join([str(self.target), *map(str, self.graphs)])
+
+
+def codegen_for(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str,
+    dynamic: bool | None = False,
+) -> Generated:
+    """Generate and compile `fn(*args, **kwargs)` for a target such as "cuda:90" or "hip:gfx942".
+
+    No such GPU is needed, and nothing runs: tensors, given on whatever device, stand for tensors
+    on that GPU, and so do the parameters of a module. Of a function whose results need gradients
+    the backward is generated too; it is traced on the CPU and moved, because PyTorch's autograd
+    does not trace for a GPU that is not there.
+    """
+    settings = config.snapshot()
+    chosen = target_of(target, settings)
+    device = CPU if chosen.gpu is None else GPU
+    collector = _Collector(Context(chosen, settings, counters, device))
+    given = [list(args), dict(kwargs or {})]
+    is_traced_there = torch.cuda.is_available() or not _needs_grad(fn, given)
+    reset_dynamo()
+    try:
+        with fake_gpu():
+            move = _Mover(device if is_traced_there else CPU)
+            module: Any = move.module(fn)
+            compiled: Any = torch.compile(module, backend=collector.backend, dynamic=dynamic)
+            positional, named = move.tree(given)
+            compiled(*positional, **named)
+    finally:
+        reset_dynamo()
+    return Generated(chosen, tuple(collector.graphs))
+
+
+def _needs_grad(fn: Any, given: Any) -> bool:
+    held = list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []
+    tensors = [v for v in (*held, *tree_leaves(given)) if isinstance(v, torch.Tensor)]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+class _Mover:
+    """Makes fake tensors on the device, one for each tensor that it meets."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.made: dict[int, torch.Tensor] = {}
+
+    def tensor(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self.made:
+            self.made[id(value)] = faked_on(self.device, value)
+        return self.made[id(value)]
+
+    def tree(self, value: Any) -> Any:
+        return tree_map(self.tensor, value)
+
+    def module(self, fn: Any) -> Any:
+        """A copy of a module with its parameters on the device; a function as it is."""
+        if not isinstance(fn, torch.nn.Module):
+            return fn
+        memory: dict[int, Any] = {}
+        for tensor in (*fn.parameters(), *fn.buffers()):
+            memory[id(tensor)] = self.tensor(tensor)
+        return copy.deepcopy(fn, memory)
+
+
+def _moved(module: GraphModule, device: torch.device) -> GraphModule:
+    """The graph as if it had been traced on the device; as it is where it was."""
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    tensors = [v for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
+    if device == CPU or any(tensor.device == device for tensor in tensors):
+        return module
+    graph = torch.fx.Graph()
+    copied: dict[Any, Any] = {}
+    for node in module.graph.nodes:
+        made = copied[node] = graph.node_copy(node, lambda n: copied[n])
+        made.kwargs = {k: device if v == CPU else v for k, v in made.kwargs.items()}
+        made.meta = {**node.meta, "val": as_if_on(device, node.meta.get("val"))}
+    return module_of(module, graph)
+
+
+class _Collector:
+    """Dynamo's backend: compiles every graph, and runs it on fake tensors instead."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.graphs: list[GeneratedGraph] = []
+
+    def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        random = self.context.settings.fallback_random
+        return aot_compile_graph(
+            module,
+            inputs,
+            compiler=self._forward,
+            decompositions=decomposition_table(fallback_random=random),
+            partition=self._partition,
+        )
+
+    def _partition(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        cut = partial(partition_joint, settings=self.context.settings)
+        forward, backward = cut(*args, **kwargs)
+        self._add("backward", backward)
+        return forward, backward
+
+    def _forward(self, kind: str, graph: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+        if kind != "backward":
+            self._add(kind, graph)
+
+        def call(args: list[Any]) -> tuple[Any, ...]:
+            values = list(args)
+            args.clear()
+            return tuple(graph(*values))
+
+        return call
+
+    def _add(self, kind: str, graph: GraphModule) -> None:
+        moved = _moved(graph, self.context.device)
+        made = compile_graph(moved, self.context, loads=False)
+        bundle, assembly = self._code(made)
+        kernels, host = "\n".join(made.texts()[:-1]), made.host.text
+        found = GeneratedGraph(kind, str(made.plan), kernels, host, bundle.objects, assembly)
+        self.graphs.append(found)
+
+    def _code(self, made: Compiled) -> tuple[Bundle, tuple[str, ...]]:
+        gpu = self.context.target.gpu
+        if gpu is None or not isinstance(made.sources, TritonSources) or made.library is None:
+            return Bundle("cpu", ""), ()
+        entry = open_store(self.context).get(made.library)
+        assert entry is not None, "the bundle was built a moment ago"
+        bundle = read_bundle(lambda name: entry.file(name).read_bytes())
+        return bundle, tuple(assembly_of(made.sources, gpu, self.context))

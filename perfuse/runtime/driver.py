@@ -1,0 +1,153 @@
+"""Launching compiled kernels through the GPU's driver, a segment with one call.
+
+A record says which function is launched and where the values of its arguments stand: in the tables
+of the frame, which the host program fills. The driver copies them when it launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from perfuse.build.bundle import Bundle, CodeObject
+from perfuse.codegen.host.tables import UNKNOWN, FillRow, LaunchRow
+from perfuse.errors import PerfuseError
+from perfuse.runtime.frame import GpuFrame
+
+RECORD_WORDS, SEGMENT_WORDS = 8, 3
+
+
+class Library(Protocol):
+    """launcher.cpp, or python_launcher.py in its place."""
+
+    def pf_load(
+        self, code: bytes, symbol: bytes, shared_bytes: int, device: int, function: Any, /
+    ) -> int:
+        """Find a function of a code object."""
+
+    def pf_launch(self, segment: int, stream: int, /) -> int:
+        """Launch a segment."""
+
+    def pf_error(self, code: int, /) -> bytes | None:
+        """What a code means."""
+
+
+@cache
+def open_library(path: Path, kind: str) -> Library:
+    """The launcher, with the driver of this kind of GPU open."""
+    library = ctypes.CDLL(str(path))
+    library.pf_load.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_void_p),
+    ]
+    library.pf_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.pf_launch.restype = ctypes.c_int
+    library.pf_error.restype = ctypes.c_char_p
+    if library.pf_open(int(kind == "hip")) != 0:
+        raise PerfuseError(f"the driver of {kind} GPUs is not installed, or too old")
+    opened: Any = library
+    found: Library = opened
+    return found
+
+
+class Driver:
+    """Launches the kernels of one bundle on one device."""
+
+    def __init__(self, bundle: Bundle, device: torch.device, library: Library) -> None:
+        self.library = library
+        self.device = device
+        self.objects = {made.name: made for made in bundle.objects}
+        self.functions = {made.name: self._load(made) for made in bundle.objects}
+        self.launch: Callable[[Any, int], int] = library.pf_launch
+
+    def _load(self, made: CodeObject) -> int:
+        found = ctypes.c_void_p()
+        shared, index = made.shared_bytes, self.device.index or 0
+        code = self.library.pf_load(
+            made.code, made.symbol.encode(), shared, index, ctypes.byref(found)
+        )
+        if code or found.value is None:
+            raise PerfuseError(f"cannot load the kernel {made.name}: {self._said(code)}")
+        return found.value
+
+    def failed(self, code: int) -> None:
+        """Raise what the driver says of a failed launch."""
+        raise RuntimeError(f"perfuse: launching a kernel failed: {self._said(code)}")
+
+    def _said(self, code: int) -> str:
+        text = self.library.pf_error(code)
+        return f"{text.decode() if text else 'unknown error'} (code {code})"
+
+    def prepare(self, frame: GpuFrame) -> None:
+        """Lay out the records of a frame, which point into its tables."""
+        tables = frame.tables
+        arguments = _Arguments(frame)
+        words = array("Q")
+        for number, row in enumerate(tables.records):
+            words.extend(self._record(frame, arguments, number, row))
+        at, size = words.buffer_info()[0], 8 * RECORD_WORDS
+        index = self.device.index or 0
+        segments = array("Q")
+        for first, count in tables.segments:
+            segments.extend((count, at + first * size, index))
+        start, size = segments.buffer_info()[0], 8 * SEGMENT_WORDS
+        frame.segments = [start + k * size for k in range(len(tables.segments))]
+        frame.memory = (words, segments, arguments)
+
+    def _record(
+        self, frame: GpuFrame, arguments: _Arguments, number: int, row: LaunchRow | FillRow
+    ) -> tuple[int, ...]:
+        grid = frame.grids.buffer_info()[0] + 24 * number
+        if isinstance(row, FillRow):
+            pattern = bytes.fromhex(row.pattern)
+            memory = frame.pointers.buffer_info()[0] + 8 * row.pointer
+            return (0, 0, 0, grid, 0, memory, int.from_bytes(pattern, "little"), len(pattern))
+        made = self.objects[row.kernel]
+        passed = arguments.of(row, self._scratch(made, row))
+        return (
+            self.functions[row.kernel],
+            made.num_threads,
+            made.shared_bytes,
+            grid,
+            passed,
+            0,
+            0,
+            0,
+        )
+
+    def _scratch(self, made: CodeObject, row: LaunchRow) -> torch.Tensor | None:
+        """Global memory that the kernel itself asks for, by block."""
+        if not made.scratch_bytes:
+            return None
+        if UNKNOWN in row.grid:
+            raise PerfuseError(f"{made.name} needs memory for a number of blocks not known now")
+        blocks = row.grid[0] * row.grid[1] * row.grid[2]
+        return torch.empty(blocks * made.scratch_bytes, dtype=torch.uint8, device=self.device)
+
+
+class _Arguments:
+    """Lists of the addresses at which a launch's arguments stand, kept alive with their frame."""
+
+    def __init__(self, frame: GpuFrame) -> None:
+        self.pointers = frame.pointers.buffer_info()[0]
+        self.sizes = frame.sizes.buffer_info()[0]
+        self.kept: list[Any] = []
+
+    def of(self, row: LaunchRow, scratch: torch.Tensor | None) -> int:
+        """Pointers, sizes, and the two scratch pointers that Triton adds to every kernel."""
+        extra = array("Q", [0 if scratch is None else scratch.data_ptr(), 0])
+        at = extra.buffer_info()[0]
+        found = [self.pointers + 8 * place for place in row.pointers]
+        found += [self.sizes + 8 * place for place in row.sizes]
+        passed = array("Q", [*found, at, at + 8])
+        self.kept += [extra, passed, scratch]
+        return passed.buffer_info()[0]

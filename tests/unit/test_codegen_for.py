@@ -1,0 +1,89 @@
+"""Code for GPUs that are not there: generated, compiled, and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import perfuse
+from perfuse.counters import counters
+from perfuse.errors import ConfigError
+from perfuse.testing import fresh_cache
+
+ELF = b"\x7fELF"
+
+
+@pytest.fixture(autouse=True)
+def own_cache() -> Iterator[None]:
+    with fresh_cache():
+        yield
+
+
+def softmax(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    rows = torch.arange(x.shape[0], device=x.device)
+    return torch.softmax(x * w, -1)[:, None] + rows[:, None, None]
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx90a", "hip:gfx942"])
+def test_every_target(target: str) -> None:
+    made = perfuse.codegen_for(softmax, (torch.empty(8, 96), torch.empty(96)), target=target)
+    (graph,) = made.graphs
+    assert graph.kind == "inference"
+    assert "@triton.jit" in graph.kernels
+    assert "launch(F[0], stream)" in graph.host
+    assert len(graph.objects) >= 1
+    for code, assembly in zip(graph.objects, graph.assembly, strict=True):
+        assert code.code.startswith(ELF)
+        assert code.num_registers > 0
+        assert code.num_threads % (32 if target.startswith("cuda") else 64) == 0
+        wanted = f"sm_{target[5:]}" if target.startswith("cuda") else target[4:]
+        assert wanted in assembly
+    assert "registers" in str(made)
+
+
+def test_training_and_modules() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.LayerNorm(32), torch.nn.GELU())
+    made = perfuse.codegen_for(module, (torch.empty(16, 32),), target="cuda:90")
+    assert sorted(graph.kind for graph in made.graphs) == ["backward", "forward"]
+    assert all(graph.objects for graph in made.graphs)
+    assert next(module.parameters()).device.type == "cpu"
+
+
+def test_sizes_that_change() -> None:
+    made = perfuse.codegen_for(
+        lambda x: x.exp().sum(-1), (torch.empty(33, 65),), target="cuda:90", dynamic=True
+    )
+    (graph,) = made.graphs
+    assert "S[1] = s" in graph.host
+
+
+def test_meta_tensors_will_do() -> None:
+    x = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
+    made = perfuse.codegen_for(lambda x: x * 2, (x,), target="hip:gfx942")
+    assert len(made.objects) == 1
+
+
+def test_a_kernel_is_compiled_once() -> None:
+    args = (torch.empty(8, 96), torch.empty(96))
+    perfuse.codegen_for(softmax, args, target="cuda:90")
+    before = counters.snapshot()
+    perfuse.codegen_for(softmax, args, target="cuda:90")
+    perfuse.codegen_for(softmax, args, target="cuda:80")
+    after = counters.snapshot()
+    built = after["build.kernels_compiled"] - before["build.kernels_compiled"]
+    assert built == after["build.cache_hit"] - before.get("build.cache_hit", 0) > 0
+
+
+def test_written_to_a_folder(tmp_path: Path) -> None:
+    made = perfuse.codegen_for(lambda x: x + 1, (torch.empty(64),), target="cuda:90")
+    names = {path.name for path in made.written_to(tmp_path)}
+    assert {"0_inference_kernels.py", "0_inference_host.py", "0_inference_plan.txt"} < names
+    assert any(name.endswith(".o") for name in names)
+
+
+def test_an_unknown_target_is_told() -> None:
+    with pytest.raises(ConfigError, match="no GPU is known"):
+        perfuse.codegen_for(lambda x: x, (torch.empty(4),), target="cuda:12")
