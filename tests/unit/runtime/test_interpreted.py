@@ -141,7 +141,7 @@ def total(x, out, done, n: tl.constexpr, BLOCK: tl.constexpr):
 """
 
 
-def counting(plan: Plan, context: Any) -> TritonSources:
+def counting(plan: Plan, context: Any, tiles: Any = None) -> TritonSources:
     """Twice the sum, taken by the last block to finish: needs a fill, and a counter that stays."""
     (step,) = plan.kernels
     (out,) = step.stored
@@ -162,7 +162,7 @@ def test_fills_and_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def promising(plan: Plan, context: Any) -> TritonSources:
+    def promising(plan: Plan, context: Any, tiles: Any = None) -> TritonSources:
         made = plain_triton.generate_triton(plan, context)
         (kernel,) = made.kernels
         promised = frozenset(name for name, _ in kernel.signature)
