@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-cpu bench-gpu clean compiler
+.PHONY: venv demo check test bench-cpu bench-gpu bench-memory clean compiler
 
 venv: $(STAMP)
 
@@ -37,6 +37,9 @@ test: check compiler
 
 bench-cpu: venv compiler
 	$(BIN)/python benchmarks/cpu.py
+
+bench-memory: venv compiler
+	$(BIN)/python benchmarks/memory.py
 
 bench-gpu: venv
 	$(BIN)/python benchmarks/gpu.py

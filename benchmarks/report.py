@@ -123,7 +123,7 @@ def compile_cells(row: Row) -> list[str]:
 def save(folder: Path, document: Row, tables: Sequence[Table]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    for name in ("kernels", "models", "compile_time", "overhead"):
+    for name in ("kernels", "models", "compile_time", "overhead", "memory", "partition"):
         if document.get(name):
             write_csv(folder / f"{name}.csv", document[name])
     with (folder / "tables.txt").open("w") as file:
