@@ -313,9 +313,9 @@ def reset_dynamo() -> None:
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """The elements of a CPU tensor, row by row."""
+    """The elements of a tensor, row by row."""
     with disable_dispatch_modes():
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return bytes(flat.numpy())
 
 
@@ -375,14 +375,22 @@ def num_guards(values: Iterable[Any]) -> int:
 
 
 def tensor_of_bytes(
-    memory: bytearray, dtype: torch.dtype, shape: Sequence[int], offset: int
+    memory: bytearray, dtype: torch.dtype, layout: Sequence[Sequence[int]], offset: int, device: str
 ) -> torch.Tensor:
-    """A tensor over `memory`, real even while a fake mode is active around the call."""
+    """A tensor of this shape and these strides, real even while a fake mode is active around it.
+
+    On the CPU it lies in `memory` itself, if its strides allow.
+    """
+    shape, strides = tuple(layout[0]), tuple(layout[1])
     with disable_dispatch_modes():
         count = math.prod(shape)
         if count == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
-        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+            return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+        found = flat.view(shape).to(device)
+        if found.stride() == strides:
+            return found
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(found)
 
 
 def disabled_autocast() -> AbstractContextManager[Any]:

@@ -15,7 +15,9 @@ from torch.fx import GraphModule
 from perfuse import config
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.compiler import open_store
+from perfuse.capture.device import device_of
 from perfuse.capture.simple import facts_of
+from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.errors import ArtefactError
 from perfuse.graph.canonical import is_storable
@@ -33,7 +35,8 @@ from perfuse.torch_compat import aot_compile_graph, reset_dynamo, tree_leaves
 class Capture:
     """The one graph of a function: what went in, what it compiled to, what came out."""
 
-    context: Context
+    settings: Settings
+    context: Context | None = None  # known once the graph's device is
     graphs: list[Compiled] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
@@ -43,23 +46,22 @@ class Capture:
         """Dynamo's backend: compiles as always, and keeps what passes by."""
         if self.graphs:
             raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
+        context = self.context = Context.on(device_of(module, inputs), self.settings)
         modules: dict[str, GraphModule] = {}
 
         def compile_one(kind: str, graph: GraphModule) -> Any:
             modules[kind] = graph
-            self.graphs.append(compile_graph(graph, self.context))
+            self.graphs.append(compile_graph(graph, context))
             return self.graphs[-1].call
 
         aot_compile_graph(
             module,
             inputs,
             compiler=compile_one,
-            decompositions=decomposition_table(
-                fallback_random=self.context.settings.fallback_random
-            ),
-            partition=partial(partition_joint, settings=self.context.settings),
+            decompositions=decomposition_table(fallback_random=self.settings.fallback_random),
+            partition=partial(partition_joint, settings=self.settings),
         )
-        self.facts = facts_of(modules, len(inputs), self.context)
+        self.facts = facts_of(modules, len(inputs), context)
         if self.facts is None:
             raise ArtefactError("the function returns views of its arguments", hint=NO_VIEWS)
         run = wrap(self.graphs[0].call, None, self.facts)
@@ -91,19 +93,20 @@ def aot_compile(
         raise ArtefactError(
             "an artefact has fixed sizes", hint="compile one for each size, or use torch.compile."
         )
-    context = Context.default(config.snapshot())
-    capture = Capture(context)
+    capture = Capture(config.snapshot())
     reset_dynamo()
     with torch.no_grad():
         compiled = torch.compile(fn, backend=capture.backend, fullgraph=True, dynamic=False)
         result = compiled(*args, **(kwargs or {}))
     reset_dynamo()
-    if not capture.graphs:
+    context = capture.context
+    if not capture.graphs or context is None:
         raise ArtefactError("the function computes nothing with tensors")
     name = getattr(fn, "__name__", type(fn).__name__)
     made = Path(path) if path is not None else Path(f"{name}.perfuse")
     files = _files(capture, [list(args), dict(kwargs or {})], result, name)
-    write_artefact(made, files, context.target.isa)
+    files |= _program_files(capture.graphs[0], context)
+    write_artefact(made, files, context.target.isa, _gpu_arch(context))
     return made
 
 
@@ -124,11 +127,13 @@ def _files(capture: Capture, arguments: Any, result: Any, name: str) -> dict[str
         "held": rows,
         "results": describe(result, _Places([*capture.results, *given])),
     }
-    return {
-        ARTEFACT: json.dumps(document).encode(),
-        PARAMETERS: parameters,
-        **_program_files(capture.graphs[0], capture.context),
-    }
+    return {ARTEFACT: json.dumps(document).encode(), PARAMETERS: parameters}
+
+
+def _gpu_arch(context: Context) -> str:
+    """The GPU that an artefact is for; none where the code can be interpreted."""
+    gpu = context.target.gpu
+    return "" if gpu is None or context.device.type == "cpu" else gpu.arch
 
 
 def _place(value: Any, numbers: dict[int, int], held: dict[str, torch.Tensor]) -> list[Any]:
@@ -147,6 +152,7 @@ def _row(tensor: torch.Tensor, is_written: bool) -> dict[str, Any]:
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
         "strides": list(tensor.stride()),
+        "device": str(tensor.device),
         "is_written": is_written,
     }
 
@@ -173,5 +179,6 @@ def _program_files(compiled: Compiled, context: Context) -> dict[str, bytes]:
     if compiled.library is not None:
         entry = open_store(context).get(compiled.library)
         assert entry is not None, "the library was built a moment ago"
-        files[LIBRARY] = entry.file(BUILT).read_bytes()
+        renamed = {BUILT: LIBRARY} if compiled.host.gpu is None else {n: n for n in entry.files}
+        files |= {name: entry.file(held).read_bytes() for held, name in renamed.items()}
     return files

@@ -56,7 +56,8 @@ def _inputs_text(module: GraphModule, inputs: Sequence[Any]) -> str:
 def _check_plain(node: Node, value: Any) -> None:
     if type(value) not in PLAIN_TENSORS:
         raise NotCanonical(f"input_{type(value).__name__}")
-    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_inference():
+    is_ours = value.layout is torch.strided and value.device.type in ("cpu", "cuda")
+    if not is_ours or value.is_inference():
         raise NotCanonical("input_layout")
     traced = node.meta.get("example_value")
     if isinstance(traced, torch.Tensor):

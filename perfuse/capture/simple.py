@@ -68,7 +68,13 @@ def _tangents(backward: GraphModule, found: SimpleMetadata) -> tuple[Tangent, ..
     nodes = [n for n in backward.graph.find_nodes(op="placeholder") if "tangents" in n.name]
     values = [node.meta["val"] for node in nodes]
     return tuple(
-        Tangent(output, str(v.dtype).removeprefix("torch."), tuple(v.shape), tuple(v.stride()))
+        Tangent(
+            output,
+            str(v.dtype).removeprefix("torch."),
+            tuple(v.shape),
+            tuple(v.stride()),
+            str(v.device),
+        )
         for output, v in zip(found.tangent_outputs, values, strict=False)
     )
 

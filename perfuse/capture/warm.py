@@ -78,7 +78,7 @@ def store_capture(
 
 def _facts_of(document: dict[str, Any]) -> Facts:
     tangents = tuple(
-        Tangent(t["output"], t["dtype"], tuple(t["shape"]), tuple(t["strides"]))
+        Tangent(t["output"], t["dtype"], tuple(t["shape"]), tuple(t["strides"]), t["device"])
         for t in document["tangents"]
     )
     lists = {name: tuple(document[name]) for name in ("written", "without_grad")}

@@ -126,7 +126,7 @@ def is_storable(value: Any) -> bool:
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout is torch.strided
-        and value.device.type == "cpu"
+        and value.device.type in ("cpu", "cuda")
         and not value.is_conj()
         and not value.is_neg()
         and value.numel() * value.element_size() <= MAX_CONSTANT_BYTES

@@ -4,6 +4,7 @@
     artefact.json      arguments, results, and which tensor goes where
     program.json       the host program        constants.bin   tensors it holds
     parameters.bin     what the model holds    library.so      the kernels
+    bundle.json        for a GPU, what a launch must know of each kernel; the code is in code*.bin
 
 Loading an artefact runs the code in it, as loading any library does: load those you trust. The
 checksums tell damage, not malice.
@@ -23,10 +24,16 @@ from typing import Any
 
 import torch
 
+from perfuse import config
+from perfuse.build.bundle import read_bundle
+from perfuse.context import Context
 from perfuse.errors import ArtefactError, CacheDamaged
+from perfuse.gpu import gpu_of_device
 from perfuse.runtime.executable import Call, bind
+from perfuse.runtime.gpu import bind_gpu
+from perfuse.runtime.launch import launcher_of
 from perfuse.runtime.layout import with_strides
-from perfuse.runtime.saved import read_program, unpack_tensors
+from perfuse.runtime.saved import SavedProgram, read_program, unpack_tensors
 from perfuse.runtime.tree import collect, rebuild
 from perfuse.target import machine_isas
 from perfuse.version import VERSION
@@ -36,13 +43,14 @@ MANIFEST, ARTEFACT = "manifest.json", "artefact.json"
 PARAMETERS, LIBRARY = "parameters.bin", "library.so"
 
 
-def write_artefact(path: Path, files: Mapping[str, bytes], isa: str) -> None:
+def write_artefact(path: Path, files: Mapping[str, bytes], isa: str, gpu: str = "") -> None:
     """Write the files with their manifest: beside, then renamed, so that it is whole or not."""
     rows = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in files.items()
     }
-    manifest = {"format": FORMAT, "perfuse": VERSION, "torch": _torch_series(), "isa": isa}
+    versions = {"format": FORMAT, "perfuse": VERSION, "torch": _torch_series()}
+    manifest = {**versions, "isa": isa, "gpu": gpu}
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
@@ -69,15 +77,17 @@ class TensorRow:
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    device: str
     is_written: bool
 
     def checked(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
         """The tensor, laid out as the program wants it; ArtefactError where it is another."""
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if (dtype, tuple(tensor.shape)) != (self.dtype, self.shape) or tensor.device.type != "cpu":
+        given = (dtype, tuple(tensor.shape), str(tensor.device))
+        if given != (self.dtype, self.shape, self.device):
             raise ArtefactError(
-                f"{where} is {dtype}{list(tensor.shape)} on {tensor.device}, "
-                f"but the artefact was compiled for {self.dtype}{list(self.shape)} on cpu",
+                f"{where} is {dtype}{list(tensor.shape)} on {tensor.device}, but the artefact "
+                f"was compiled for {self.dtype}{list(self.shape)} on {self.device}",
                 hint="give it such a tensor, or compile another artefact for this one.",
             )
         laid = with_strides(tensor, self.strides)
@@ -99,7 +109,9 @@ class Loaded:
         self._results = document["results"]
         self._places: list[list[Any]] = document["inputs"]
         self._rows = [
-            TensorRow(r["dtype"], tuple(r["shape"]), tuple(r["strides"]), r["is_written"])
+            TensorRow(
+                r["dtype"], tuple(r["shape"]), tuple(r["strides"]), r["device"], r["is_written"]
+            )
             for r in document["tensors"]
         ]
         self.name: str = document["name"]
@@ -130,11 +142,18 @@ def load(path: str | Path) -> Loaded:
         document = json.loads(files[ARTEFACT])
         saved = read_program(lambda name: files[name])
         held = unpack_tensors(document["held"], files[PARAMETERS])
-        library = str((folder / LIBRARY).absolute()) if LIBRARY in files else None
-        call = bind(saved.host, library, saved.constants)
-        return Loaded(call, document, held)
+        return Loaded(_bound(saved, folder, files), document, held)
     except (KeyError, ValueError, TypeError, AttributeError, CacheDamaged) as error:
         raise ArtefactError(f"not an artefact of Perfuse: {error}", at=str(folder)) from error
+
+
+def _bound(saved: SavedProgram, folder: Path, files: Mapping[str, bytes]) -> Call:
+    if saved.host.gpu is None:
+        library = str((folder / LIBRARY).absolute()) if LIBRARY in files else None
+        return bind(saved.host, library, saved.constants)
+    context = Context.on(torch.device(saved.host.gpu.device), config.snapshot())
+    bundle = read_bundle(lambda name: files[name])
+    return bind_gpu(saved.host, launcher_of(bundle, context), saved.constants)
 
 
 def _verified(folder: Path) -> dict[str, bytes]:
@@ -175,4 +194,13 @@ def _check_fits(manifest: dict[str, Any], folder: Path) -> None:
             f"(it has {', '.join(machine_isas())})",
             at=str(folder),
             hint="compile it again here, or there with cpu.simd set to what both CPUs have.",
+        )
+    wanted = manifest.get("gpu", "")
+    here_gpus = {gpu_of_device(k).arch for k in range(torch.cuda.device_count())}
+    if wanted and wanted not in here_gpus:
+        found = ", ".join(sorted(here_gpus)) or "no GPU"
+        raise ArtefactError(
+            f"compiled for the GPU {wanted}; this machine has {found}",
+            at=str(folder),
+            hint="compile it again here.",
         )

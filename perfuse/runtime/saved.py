@@ -88,6 +88,7 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, An
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "shape": list(tensor.shape),
                 "strides": list(tensor.stride()),
+                "device": str(tensor.device),
                 "offset": len(data),
             }
         )
@@ -105,7 +106,5 @@ def _unpacked(row: dict[str, Any], memory: bytearray) -> torch.Tensor:
     dtype = getattr(torch, row["dtype"])
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{row['dtype']} is no dtype")
-    tensor = tensor_of_bytes(memory, dtype, row["shape"], row["offset"])
-    if tensor.stride() == tuple(row["strides"]):
-        return tensor
-    return torch.empty_strided(row["shape"], row["strides"], dtype=dtype).copy_(tensor)
+    layout = (row["shape"], row["strides"])
+    return tensor_of_bytes(memory, dtype, layout, row["offset"], row["device"])

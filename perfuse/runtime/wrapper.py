@@ -26,12 +26,14 @@ class Tangent:
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    device: str
 
     def made_from(self, gradient: torch.Tensor | None) -> torch.Tensor:
         """The gradient as the backward wants it; zeros where none came."""
         if gradient is None:
             dtype = getattr(torch, self.dtype)
-            return torch.empty_strided(self.shape, self.strides, dtype=dtype).zero_()
+            made = torch.empty_strided(self.shape, self.strides, dtype=dtype, device=self.device)
+            return made.zero_()
         return with_strides(gradient, self.strides)
 
 

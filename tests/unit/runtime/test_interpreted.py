@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,25 @@ def test_memory_that_dies_in_a_segment_is_used_again() -> None:
     got, (_, host) = run_and_get_code(compiled(fn), x)
     torch.testing.assert_close(got, fn(x))
     assert any(line.strip().startswith("P[") and "= P[" in line for line in host.splitlines())
+
+
+def test_an_artefact_holds_its_kernels(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU())
+    x = torch.randn(3, 7)
+    path = perfuse.aot_compile(module, (x,), tmp_path / "made")
+    with perfuse.config.patch({"gpu.interpret": False}):
+        torch.testing.assert_close(perfuse.load(path)(x), module(x))
+    assert (path / "bundle.json").exists()
+
+
+def test_a_gradient_that_does_not_come_is_zeros() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.exp(x), x * 3
+
+    x = torch.randn(6, requires_grad=True)
+    _, second = compiled(fn)(x)
+    (got,) = torch.autograd.grad(second.sum(), x)
+    torch.testing.assert_close(got, torch.full((6,), 3.0))
 
 
 COUNTING = """
