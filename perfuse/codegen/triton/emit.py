@@ -190,8 +190,9 @@ class Emitter:
             text = self._rounded(e, args[0].text)
         else:
             texts = [a.text for a in args]
-            if e.op == "where" and e.args[1].op == "const" and e.args[2].op == "const":
-                texts[1] = typed(e.args[1].attr, e.args[1].dtype)
+            given = e.args[1:] if e.op == "where" else e.args
+            if all(a.op == "const" for a in given):  # no partner gives them their type
+                texts[-len(given) :] = [typed(a.attr, a.dtype) for a in given]
             kind = e.args[-1].dtype if e.args else e.dtype
             text = spelling(e.op, kind).format(*texts)
         return self.named(Value(text, e.dtype, lanes))
