@@ -124,6 +124,7 @@ def _interpreting() -> Iterator[None]:
         for module in map(importlib.import_module, _LIBRARY):
             stack.enter_context(_replaced(module))
         stack.enter_context(_whole_numbers())
+        stack.enter_context(_truth())
         yield
 
 
@@ -142,6 +143,26 @@ def _whole_numbers() -> Iterator[None]:
         yield
     finally:
         interpreter._patch_lang_tensor = original
+
+
+@contextmanager
+def _truth() -> Iterator[None]:
+    """The interpreter holds what comparing doubles gives as doubles, which know no `and`."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    builder = interpreter.InterpreterBuilder
+    original = builder.binary_op
+
+    def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+        made = op(left.data, right.data)
+        if made.dtype == np.bool_:
+            return interpreter.TensorHandle(made, left.dtype.scalar)
+        return original(self, left, right, op)
+
+    builder.binary_op = binary_op
+    try:
+        yield
+    finally:
+        builder.binary_op = original
 
 
 @contextmanager

@@ -1,0 +1,101 @@
+"""Scalar code as Triton spells it, against eager, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from perfuse import config
+from perfuse.codegen.triton.helpers import helper_text
+from perfuse.codegen.triton.spelling import spelling
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import SCALAR_OPS
+from perfuse.testing import fresh_cache
+
+SMALL_FLOATS = [
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+]  # fmt: skip
+_INTS_ONLY = {"bit_not", "bit_and", "bit_or", "bit_xor", "shl", "shr"}
+
+
+def interpreted(fn: object, *inputs: Tensor) -> Tensor:
+    with fresh_cache(), config.patch({"gpu.interpret": True}):
+        torch._dynamo.reset()
+        found: Tensor = torch.compile(fn, backend="perfuse")(*inputs)  # type: ignore[call-overload]
+    return found
+
+
+def floats() -> Tensor:
+    """Ties and their neighbours around every number of every small type, and the specials."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    exact = torch.cat([codes.view(t).float() for t in SMALL_FLOATS])
+    exact = exact[exact.isfinite()].unique()
+    ties = (exact[1:] + exact[:-1]) / 2
+    near = torch.cat([ties, exact])
+    up, down = (torch.nextafter(near, torch.full_like(near, s * torch.inf)) for s in (1, -1))
+    specials = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 464.0, 480.0]
+    )
+    return torch.cat([near, up, down, specials, torch.randn(500) * 100])
+
+
+@pytest.mark.parametrize("dtype", SMALL_FLOATS, ids=str)
+def test_floats_of_eight_bits_are_rounded_as_eager_does(dtype: torch.dtype) -> None:
+    x = floats()
+    ours = interpreted(lambda x: x.to(dtype), x)
+    wrong = ours.view(torch.uint8) != x.to(dtype).view(torch.uint8)
+    wrong &= ~(ours.float().isnan() & x.to(dtype).float().isnan())
+    assert not wrong.any(), x[wrong][:5]
+
+
+@pytest.mark.parametrize("dtype", SMALL_FLOATS, ids=str)
+def test_floats_of_eight_bits_are_read_exactly(dtype: torch.dtype) -> None:
+    x = torch.arange(256, dtype=torch.uint8).view(dtype)
+    ours = interpreted(lambda x: x.float(), x)
+    torch.testing.assert_close(ours, x.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", [o for o in SCALAR_OPS if o not in ("cast", "round_to")])
+def test_every_scalar_op_has_a_spelling_and_its_helpers(op: str) -> None:
+    kinds = [DType.I64] if op in _INTS_ONLY else [DType.F32, DType.F64]
+    for kind in kinds:
+        text = spelling(op, kind).format(*"abcd")
+        for word in text.replace("(", " ").split():
+            if word.startswith("pf_"):
+                assert f"def {word}(" in helper_text(text, saturate=True)
+
+
+def test_random_numbers_are_those_of_the_cpu() -> None:
+    def drawn(x: Tensor) -> Tensor:
+        return torch.rand_like(x)
+
+    x = torch.empty(100)
+    torch.manual_seed(3)
+    ours = interpreted(drawn, x)
+    torch.manual_seed(3)
+    theirs = torch.compile(drawn, backend="perfuse")(x)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_powers_of_integers() -> None:
+    base = torch.tensor([0, 1, -1, 2, -2, 3, 7, -1, -1, 1, 2, 0])
+    power = torch.tensor([0, 70, 71, 62, 63, 39, 22, 70, 0, 0, 64, 5])
+    ours = interpreted(torch.pow, base, power)
+    torch.testing.assert_close(ours, torch.pow(base, power))
+
+
+def test_division_of_floats_by_floor() -> None:
+    a = torch.tensor([7.0, -7.0, 7.0, -7.0, 0.3, 1.0, -0.0, 5.0, torch.inf, 1e20])
+    b = torch.tensor([2.0, 2.0, -2.0, -2.0, 0.1, 0.1, 2.0, torch.inf, 2.0, 3.0])
+    for fn in (torch.floor_divide, torch.remainder, torch.fmod):
+        torch.testing.assert_close(interpreted(fn, a, b), fn(a, b), equal_nan=True)
+
+
+def test_what_comparing_doubles_gives_can_be_combined() -> None:
+    x = torch.randn(40, dtype=torch.float64)
+
+    def fn(x: Tensor) -> Tensor:
+        return ((x > 0) & (x < 1)) | x.isnan()
+
+    assert torch.equal(interpreted(fn, x), fn(x))
