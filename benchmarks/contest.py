@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import perfuse  # noqa: F401  (a checkout that is not installed makes itself known)
 from benchmarks.cases import Case, Problem
 from tests.harness.compare import DIRECTIONS, complaints, norm_complaints
 

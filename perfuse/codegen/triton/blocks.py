@@ -48,18 +48,13 @@ def _flat_block(frame: Frame, total: Dim) -> Block:
 def _flat_body(frame: Frame, carry: Carry, total: Dim) -> None:
     block = _flat_block(frame, total)
     scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
+    made: dict[str, Value] = {}
     for m in frame.kernel.members:
-        emitter = frame.emitter(scope, block, m, {})
+        emitter = frame.emitter(scope, block, m, made)
         if m.role == "all":
             frame.step(emitter, m, frame.lanes_text(emitter, m, block.mask(ROWS), "[C]", ""))
         elif m.loop.out in frame.kernel.stored:
-            value, formula = frame.value_of(emitter, m)
-            emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS), formula)
-
-
-def _wide(value: Value, lanes: int) -> Value:
-    """A value that is stored for every lane, though it may not vary along them."""
-    return Value(value.text, value.dtype, value.lanes | lanes)
+            made[m.loop.out] = frame.stored(emitter, m, ROWS)
 
 
 def scatter_text(frame: Frame) -> KernelText:
@@ -70,10 +65,10 @@ def scatter_text(frame: Frame) -> KernelText:
     scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
     (m,) = frame.kernel.members
     emitter = frame.emitter(scope, block, m, {})
-    value, formula = frame.value_of(emitter, m)
     if m.loop.kind != "scatter_add":
-        emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS), formula)
+        frame.stored(emitter, m, ROWS)
     else:
+        value, _ = frame.value_of(emitter, m)
         address, _ = emitter.place(m.loop.out, m.loop.index, ROWS)
         mask = block.mask(ROWS)
         inside = "" if mask is None else f", {mask}"
@@ -104,11 +99,11 @@ def turned_text(frame: Frame) -> KernelText:
     zeros = frame.block({}).zeros
     block = Block({tall.atom: ROWS, wide.atom: COLUMNS}, masks, zeros)
     scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+    made: dict[str, Value] = {}
     for m in frame.kernel.members:
         if m.loop.out in frame.kernel.stored:
-            emitter = frame.emitter(scope, block, m, {})
-            value, formula = frame.value_of(emitter, m)
-            emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS | COLUMNS), formula)
+            emitter = frame.emitter(scope, block, m, made)
+            made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
     return frame.text((ix.mul(ix.mul(across, down), frame.size(others)), 1, 1))
 
 
@@ -134,14 +129,14 @@ def columns_text(frame: Frame) -> KernelText:
         frame.place_axes(w, frame.rows, "row")
         block = frame.block(masks)
         scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+        made: dict[str, Value] = {}
         for m in frame.kernel.members:
-            emitter = frame.emitter(scope, block, m, {})
+            emitter = frame.emitter(scope, block, m, made)
             if m.role in ("outer", "all"):
                 mask = block.mask(ROWS if m.role == "outer" else ROWS | COLUMNS)
                 frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
             elif m.loop.out in frame.kernel.stored:
-                value, formula = frame.value_of(emitter, m)
-                emitter.store(m.loop.out, m.loop.index, _wide(value, ROWS | COLUMNS), formula)
+                made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
     columns = frame.block({k: v for k, v in masks.items() if k == COLUMNS})
     carry.finish_columns(w, columns, "tl.program_id(1)", "column", width)
     everyone = ix.mul(across, tile.splits)

@@ -89,6 +89,13 @@ class Frame:
                 formula = formula.args[0]  # the store rounds anyway
         return emitter.converted(emitter.value(formula), kind.compute), formula
 
+    def stored(self, emitter: Emitter, member: Member, lanes: int) -> Value:
+        """Store a member's value for every lane, though it may not vary along them."""
+        value, formula = self.value_of(emitter, member)
+        wide = Value(value.text, value.dtype, value.lanes | lanes)
+        emitter.store(member.loop.out, member.loop.index, wide, formula)
+        return value
+
     def find(self, load: Expr, reader: Member, results: dict[str, Value]) -> Value | Expr | None:
         """Where a load finds what this kernel makes; None: in memory."""
         name, index = load.attr
@@ -100,6 +107,8 @@ class Frame:
                 return ex.apply("where", load.args[0], whole, load.args[1])
             if name in results:
                 return results[name]
+            if any(r.attr[0] == name for r in maker.loop.reads()):
+                return None  # changed in place in an earlier sweep: what is there is the new value
             if maker.role == "full" and maker.loop.kind == "map":
                 return ex.round_to(maker.loop.value, self.buffers[name].dtype)
         return None

@@ -144,7 +144,7 @@ class Rows:
         frame = self.frame
         emitter = frame.emitter(row.scope, block, m, row.results)
         if m.role == "full":
-            self._store_full(emitter, m)
+            row.results[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
         elif m.role == "inner":
             lanes = frame.lanes_text(emitter, m, block.mask(COLUMNS), "[R, C]", self._position())
             self.store_result(row, m, frame.finished(emitter, m, reduce.joined(m, lanes, 1), ROWS))
@@ -154,11 +154,6 @@ class Rows:
 
     def _position(self) -> str:
         return "(column + tl.zeros([R, C], tl.int64))"
-
-    def _store_full(self, emitter: Emitter, m: Member) -> None:
-        value, formula = self.frame.value_of(emitter, m)
-        wide = Value(value.text, value.dtype, ROWS | COLUMNS)
-        emitter.store(m.loop.out, m.loop.index, wide, formula)
 
     # -- sweeps ----------------------------------------------------------------------------
 
@@ -178,8 +173,13 @@ class Rows:
             self.place_columns(loop, "start", masks, limit)
             scope = Scope(loop, frame.atoms(frame.columns), row.scope)
             block = frame.block(masks)
+            made = dict(row.results)  # what this step of the sweep makes is gone after it
             for m in members:
-                self._swept(frame.emitter(scope, block, m, row.results), block, m)
+                emitter = frame.emitter(scope, block, m, made)
+                if m.role == "full":
+                    made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
+                else:
+                    self._swept(emitter, block, m)
         w.take(loop)
         for m in folding:
             self.join(row, m)
@@ -210,9 +210,6 @@ class Rows:
 
     def _swept(self, emitter: Emitter, block: Block, m: Member) -> None:
         frame = self.frame
-        if m.role == "full":
-            self._store_full(emitter, m)
-            return
         needed = {"inner": COLUMNS, "outer": ROWS, "all": ROWS | COLUMNS}[m.role]
         lanes = frame.lanes_text(emitter, m, block.mask(needed), "[R, C]", self._position())
         if m.role == "outer":
