@@ -111,6 +111,9 @@ class GpuSettings:
     interpret: bool = key(
         False, "Compile CPU tensors as if they were a GPU's, and run them in Triton's interpreter."
     )
+    max_cuda_graphs: int = plain(
+        16, "Sets of sizes for which a program's launches are recorded as a CUDA graph."
+    )
 
 
 @dataclass(frozen=True, slots=True)

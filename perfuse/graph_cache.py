@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from perfuse.build.compiler import LIBRARY, open_store
 from perfuse.build.identity import identity
 from perfuse.build.store import Entry
+from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
 from perfuse.errors import CacheDamaged
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
@@ -33,6 +34,7 @@ class Executable:
 
     call: Call
     key: str | None
+    gpu: GpuTables | None = None  # what it launches, where it runs on a GPU
 
 
 def load_or_compile(
@@ -54,7 +56,8 @@ def load_or_compile(
     if key is not None and num_guards(_values(module)) != num_before:
         _skipped(context, "guards")  # a loaded program would lack them
         key = None
-    return Executable(compiled.call, store_graph(key, compiled, context) if key else None)
+    kept = store_graph(key, compiled, context) if key else None
+    return Executable(compiled.call, kept, compiled.host.gpu)
 
 
 def graph_key(module: GraphModule, context: Context) -> str | None:
@@ -88,7 +91,7 @@ def load_graph(key: str, context: Context) -> Executable | None:
         return None
     for name, n in saved.counts.items():
         context.counters.inc(name, n)
-    return Executable(call, key)
+    return Executable(call, key, saved.host.gpu)
 
 
 def _bound(saved: SavedProgram, built: Entry | None, context: Context) -> Call:

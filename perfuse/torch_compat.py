@@ -494,6 +494,12 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter)
 
 
+def storage_users(storage: Any) -> int:
+    """How many tensors and handles hold this memory."""
+    private: Any = torch._C
+    return int(private._storage_Use_Count(storage._cdata))
+
+
 def raw_stream_getter() -> Callable[[int], int]:
     """A function: the number of a GPU -> the handle of the stream that work is now put on."""
     private: Any = torch._C

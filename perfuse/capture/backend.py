@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from perfuse.capture.failure import compile_or_eager, warn_eager
 from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, observers
+from perfuse.capture.replay import replayed
 from perfuse.capture.simple import facts_of
 from perfuse.context import Context
 from perfuse.counters import counters
@@ -96,11 +98,14 @@ class Halves:
         self.watching = watching
         self.graphs: dict[str, GraphModule] = {}
         self.executables: dict[str, Executable] = {}
+        # How many of the results are the user's: the rest is saved, or gradients.
+        self.num_results = {"inference": sys.maxsize, "forward": 0, "backward": 0}
 
     def partition(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         """Cut the joint graph. The backward is compiled when it first runs, if ever."""
         forward, backward = partition_joint(*args, settings=self.context.settings, **kwargs)
         self.graphs["backward"] = backward
+        self.num_results["forward"] = kwargs["num_fwd_outputs"]
         return forward, backward
 
     def compile(self, kind: str, graph: GraphModule) -> Call:
@@ -109,6 +114,7 @@ class Halves:
         made = compile_or_eager(
             graph, self.context, kind, lambda: load_or_compile(graph, self.context, observe)
         )
+        made = replayed(made, kind, self.num_results[kind], self.context)
         self.graphs[kind], self.executables[kind] = graph, made
         return made.call
 

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from perfuse.build.compiler import open_store
 from perfuse.capture.dynamo_key import capture_key
+from perfuse.capture.replay import replayed
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
@@ -52,6 +53,10 @@ def load_capture(key: str, context: Context) -> Callable[..., Any] | None:
     if ahead is None or (back is None and backward is not None):
         return None
     context.counters.inc("capture.cache_hit")
+    ahead = replayed(
+        ahead, "forward" if facts.is_training else "inference", facts.num_outputs, context
+    )
+    back = None if back is None else replayed(back, "backward", 0, context)
     return wrap(ahead.call, None if back is None else partial(getattr, back, "call"), facts)
 
 

@@ -109,11 +109,11 @@ def _new_seeds(device: torch.device, count: int) -> torch.Tensor:
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in memory that starts at a multiple of what kernels are promised."""
-    memory = _memory_of(tensor).clone()
+    memory = memory_of(tensor).clone()
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
-def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """All memory between a tensor's first and last element, flat."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     span = 0 if tensor.numel() == 0 else 1 + sum((n - 1) * step for n, step in steps)
@@ -128,7 +128,7 @@ def _realigned(call: Call, args: list[Any], tables: GpuTables) -> tuple[Any, ...
     args.clear()
     results = call(list(moved))
     for k in astray & set(tables.written):
-        _memory_of(given[k]).copy_(_memory_of(moved[k]))
+        memory_of(given[k]).copy_(memory_of(moved[k]))
     homes = {moved[k].untyped_storage().data_ptr(): given[k] for k in astray}
     return tuple(_at_home(result, homes) for result in results)
 

@@ -17,7 +17,7 @@ from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, La
 from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Buffer, Extern, Opaque
+from perfuse.ir.program import Buffer, Extern, Opaque, View
 from perfuse.schedule.memory import num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import element_bytes
@@ -130,6 +130,7 @@ class _GpuWriter(HostWriter):
             tuple(self.segments),
             tuple(self.kept),
             tuple(numbers),
+            _reason_unfit(self.plan),
         )
 
     def _unpack(self) -> None:
@@ -294,3 +295,40 @@ class _GpuWriter(HostWriter):
 
 def _written(step: Kernel | Extern) -> set[str]:
     return set(step.mutates) if isinstance(step, Extern) else set(step.stored)
+
+
+# Calls that wait for the GPU, or whose work depends on what is in it.
+_WAITING = (
+    "nonzero", "_local_scalar_dense", "item", "masked_select", "unique", "repeat_interleave",
+    "bincount", "histc", "equal", "is_nonzero", "_assert_async", "linalg_", "multinomial",
+)  # fmt: skip
+
+
+def _reason_unfit(plan: Plan) -> str:
+    """Why a program cannot be recorded once and replayed, in a word; nothing where it can."""
+    program = plan.program
+    outputs: list[Any] = list(program.outputs)
+    windows = [o.buffer for o in outputs if isinstance(o, View)]
+    if any(program.buffers[name].role == "input" for name in windows):
+        return "result_is_an_input"
+    if any(isinstance(o, Opaque) and o.name in program.inputs for o in outputs):
+        return "result_is_an_input"
+    for step in plan.steps:
+        if not isinstance(step, Extern):
+            continue
+        name = step.op.split(".")[1] if "." in step.op else step.op
+        if step.op.startswith("py:") or name.startswith(_WAITING):
+            return f"call_of_{name.removeprefix('py:')}"
+        made = [o for o in step.outs if o]
+        if any(o not in program.buffers and o.startswith("u") for o in made):
+            return "size_depends_on_data"
+        if _moves_to_host(step):
+            return "copy_between_devices"
+    return ""
+
+
+def _moves_to_host(step: Extern) -> bool:
+    devices = [v for k, v in step.kwargs if k == "device" and isinstance(v, torch.device)]
+    return any(device.type == "cpu" for device in devices) or (
+        step.op.startswith("aten._to_copy") and bool(devices)
+    )

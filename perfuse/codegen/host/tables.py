@@ -45,6 +45,7 @@ class GpuTables:
     segments: tuple[tuple[int, int], ...]  # first record, and how many
     kept: tuple[KeptRow, ...]
     written: tuple[int, ...]  # inputs that the program writes to
+    unfit: str = ""  # why its launches cannot be recorded and replayed
 
 
 def tables_of(document: dict[str, Any]) -> GpuTables:
@@ -55,6 +56,7 @@ def tables_of(document: dict[str, Any]) -> GpuTables:
         tuple((int(first), int(count)) for first, count in document["segments"]),
         tuple(KeptRow(**row) for row in document["kept"]),
         tuple(document["written"]),
+        str(document["unfit"]),
     )
 
 

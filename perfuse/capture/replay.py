@@ -1,0 +1,34 @@
+"""Which halves of a capture are replayed through CUDA graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from perfuse.context import Context
+from perfuse.graph_cache import Executable
+from perfuse.runtime.cuda_graph import GpuRecorder, Replayed
+
+# A backward reads what its forward saved: that stays in place once the forward is recorded.
+WARM_UP_CALLS = {"forward": 1, "inference": 1, "backward": 2}
+
+
+def replayed(made: Executable, kind: str, num_results: int, context: Context) -> Executable:
+    """The executable as it is; under the setting `cudagraphs`, one that records and replays.
+
+    The first `num_results` results are the user's.
+    """
+    if not context.settings.cudagraphs:
+        return made
+    if made.gpu is None or context.device.type != "cuda":
+        context.counters.inc("cudagraph.refused.not_on_a_gpu")
+        return made
+    call = Replayed(
+        made.call,
+        made.gpu,
+        GpuRecorder(context.device),
+        context.counters,
+        num_cloned=num_results,
+        num_warm_up=WARM_UP_CALLS[kind],
+        limit=context.settings.gpu.max_cuda_graphs,
+    )
+    return dataclasses.replace(made, call=call)
