@@ -22,6 +22,7 @@ from perfuse.build.folders import reason_unusable
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.context import Context
 from perfuse.errors import PerfuseError
+from perfuse.gpu import gpu_of_device
 from perfuse.version import VERSION
 
 app = typer.Typer(help="Perfuse: a tensor compiler for PyTorch.", no_args_is_help=True)
@@ -191,10 +192,16 @@ def _kernel() -> str:
     return "compiled, loaded and right"
 
 
+def _gpus() -> str:
+    found = [str(gpu_of_device(k)) for k in range(torch.cuda.device_count())]
+    return "; ".join(found) or "none (code for one can be generated: perfuse codegen)"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "PyTorch": lambda: torch.__version__,
     "C++ compiler": _compiler,
     "target": lambda: str(Context.default().target),
+    "GPUs": _gpus,
     "cache": _cache,
     "OpenMP runtime": _openmp,
     "a small kernel": _kernel,
