@@ -1,6 +1,8 @@
 """No garbage collection while Dynamo captures: it makes many objects and little garbage.
 
-On the warm start of a 12-layer model, collecting was a seventh of the whole first call.
+On the warm start of a 12-layer model, collecting was a seventh of the whole first call. What was
+made meanwhile is then moved to the oldest generation, unvisited: that is where collections during
+the capture would have left it, and the first one afterwards need not walk through all of it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ def _pause(_: Any) -> None:
 def _resume(_: Any) -> None:
     if _paused:
         _paused.clear()
+        _promote()
         gc.enable()
+
+
+def _promote() -> None:
+    """All that is young becomes old."""
+    # What somebody has frozen must stay so, and `unfreeze` knows no difference.
+    if gc.get_freeze_count() == 0:
+        gc.freeze()
+        gc.unfreeze()
 
 
 @cache

@@ -1,0 +1,73 @@
+"""Collecting garbage pauses for a capture, and afterwards what it made is old."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from perfuse import config
+from perfuse.capture import garbage
+
+
+@pytest.fixture(autouse=True)
+def collecting() -> Iterator[None]:
+    """As Python starts, whatever a test does."""
+    gc.enable()
+    yield
+    garbage._resume(None)
+    gc.unfreeze()
+    gc.enable()
+
+
+def generation_of(thing: object) -> int:
+    return next(i for i in range(3) if any(x is thing for x in gc.get_objects(i)))
+
+
+def test_what_a_capture_makes_is_old_when_collecting_goes_on() -> None:
+    garbage._pause(None)
+    assert not gc.isenabled()
+    made: list[object] = [[]]
+    assert generation_of(made) == 0
+    garbage._resume(None)
+    assert gc.isenabled()
+    assert generation_of(made) == 2
+    assert gc.get_freeze_count() == 0
+
+
+def test_old_garbage_is_still_collected() -> None:
+    class Ring:
+        itself: Ring
+
+    garbage._pause(None)
+    ring = Ring()
+    ring.itself = ring
+    del ring
+    garbage._resume(None)
+    gc.collect()
+    assert not [x for x in gc.get_objects() if type(x) is Ring]
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    gc.freeze()
+    num_frozen = gc.get_freeze_count()
+    garbage._pause(None)
+    garbage._resume(None)
+    assert gc.get_freeze_count() == num_frozen > 0
+    assert gc.isenabled()
+
+
+def test_who_has_switched_it_off_finds_it_off() -> None:
+    gc.disable()
+    made: list[object] = [[]]
+    garbage._pause(None)
+    garbage._resume(None)
+    assert not gc.isenabled()
+    assert generation_of(made) == 0
+
+
+def test_the_setting_leaves_it_running() -> None:
+    with config.patch(pause_gc=False):
+        garbage._pause(None)
+        assert gc.isenabled()
