@@ -12,30 +12,32 @@ from torch import Tensor
 from perfuse.graph.decompose_softmax import opmath
 
 _SQRT_HALF = math.sqrt(0.5)
-_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
-_GELU_CUBIC = 0.044715
+# Twice the argument of the tanh in gelu's approximation is x (a + b x^2).
+_GELU_LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
 # Past this, tanh(softplus(x)) is 1 in float32 and float64 alike, and e^x squared is still finite.
 _MISH_LIMIT = 20.0
 
 
-def _tanh_gelu_inner(x: Tensor) -> Tensor:
-    return _SQRT_2_OVER_PI * (x + _GELU_CUBIC * (x * x * x))
+def _tanh_gelu_gate(x: Tensor) -> Tensor:
+    """(1 + tanh(u)) / 2 is sigmoid(2u): no cancellation below zero, and less to compute."""
+    return torch.sigmoid(x * (_GELU_LINEAR + _GELU_CUBIC * (x * x)))
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     acc = opmath(x)
     if approximate == "tanh":
-        result = 0.5 * acc * (1.0 + torch.tanh(_tanh_gelu_inner(acc)))
+        result = acc * _tanh_gelu_gate(acc)
     else:
         result = 0.5 * acc * (1.0 + torch.erf(acc * _SQRT_HALF))
     return result.to(x.dtype)
 
 
 def _tanh_gelu_slope(x: Tensor) -> Tensor:
-    t = torch.tanh(_tanh_gelu_inner(x))
-    inner_slope = _SQRT_2_OVER_PI * (1.0 + 3.0 * _GELU_CUBIC * (x * x))
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner_slope
+    gate = _tanh_gelu_gate(x)
+    inner_slope = _GELU_LINEAR + 3.0 * _GELU_CUBIC * (x * x)
+    return gate + x * gate * (1.0 - gate) * inner_slope
 
 
 def _erf_gelu_slope(x: Tensor) -> Tensor:

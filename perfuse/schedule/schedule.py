@@ -13,6 +13,7 @@ from perfuse.schedule.lifetimes import lifetimes
 from perfuse.schedule.narrow import narrow_reductions
 from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
+from perfuse.schedule.rounded import store_as_rounded
 
 # Calls that do nothing but make a tensor of one number.
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
@@ -20,7 +21,7 @@ _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
 def schedule(program: Program, context: Context) -> Plan:
     """Fuse, order, and place: what comes out is ready to be spelled."""
-    program = narrow_reductions(_without_dead_loops(program))
+    program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))
     fuser = Fuser(program)
     fuser.run()
     plan = _plan(program, fuser, program_order(fuser))

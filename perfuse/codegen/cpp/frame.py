@@ -48,11 +48,11 @@ class Frame:
         """Whether a member reads the buffer, and so may want its value from a register."""
         return any(r.attr[0] == name for m in self.kernel.members for r in m.loop.reads())
 
-    def value_of(self, emitter: Emitter, member: Member) -> Value:
-        """A member's value in the compute type of its buffer."""
+    def value_of(self, emitter: Emitter, member: Member, *, is_for_store: bool = False) -> Value:
+        """A member's value in the compute type of its buffer; a store need not have it rounded."""
         formula, kind = member.loop.value, self.buffers[member.loop.out].dtype
         if formula.op == "round_to" and formula.attr is kind:
-            if not self.is_read_inside(member.loop.out):
+            if is_for_store or not self.is_read_inside(member.loop.out):
                 formula = formula.args[0]  # the store rounds anyway
         return emitter.converted(emitter.value(formula), kind.compute)
 

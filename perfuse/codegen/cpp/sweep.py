@@ -302,7 +302,7 @@ class Sweeps:
         name = m.loop.out
         if name not in self.kernel.stored and name not in self.kept:
             return  # computed where it is used
-        value = self.frame.value_of(emitter, m)
+        value = self.frame.value_of(emitter, m, is_for_store=name not in self.kept)
         if name in self.kernel.stored:
             emitter.store(name, m.loop.index, value, stream=name in self.streamed)
         if name in self.kept:
