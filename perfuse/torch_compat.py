@@ -37,6 +37,11 @@ def op_name(target: Any) -> str:
     return f"py:{name}"
 
 
+def bare_op(op: Any) -> Any:
+    """What an operator of torch.ops calls: the same without a Python frame in between."""
+    return op._op if isinstance(op, OpOverload) else op
+
+
 def is_effect(target: Any) -> bool:
     """Whether a call wraps another that must happen in order: `with_effects(token, op, ...)`."""
     return getattr(target, "__name__", "") == "with_effects"

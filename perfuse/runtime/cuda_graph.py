@@ -73,16 +73,22 @@ class GpuRecorder:
     def record(self, call: Call, args: list[Any], written: Sequence[int]) -> Recording:
         if self.side is None:
             self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self.side.wait_stream(torch.cuda.current_stream(self.device))
+        current = torch.cuda.current_stream(self.device)
+        self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
             # Frames, libraries and their workspaces of this stream come to be here, not in the
             # capture. What the program writes to must not be written twice.
             call([aligned(a) if k in written else a for k, a in enumerate(args)])
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.side, capture_error_mode="thread_local"):
-            outputs = call(list(args))
-        torch.cuda.current_stream(self.device).wait_stream(self.side)
+        try:
+            with torch.cuda.graph(graph, stream=self.side, capture_error_mode="thread_local"):
+                outputs = call(list(args))
+        except Exception:
+            torch.cuda.set_stream(current)  # a failed capture leaves its own stream behind
+            self.side = None
+            raise
+        current.wait_stream(self.side)
         return Recording(graph.replay, outputs)
 
 
@@ -117,7 +123,8 @@ class Recorded:
             for o, is_cloned in zip(recording.outputs, self.cloned, strict=True)
             if isinstance(o, torch.Tensor) and not is_cloned
         ]
-        self.lent = [(storage := o.untyped_storage(), storage_users(storage)) for o in lent]
+        storages = [o.untyped_storage() for o in lent]  # all of them first: these hold it too
+        self.lent = [(storage, storage_users(storage)) for storage in storages]
 
     def is_in_use(self) -> bool:
         """Whether somebody still holds a result that the next replay would overwrite."""
@@ -161,6 +168,7 @@ class Replayed:
     ) -> None:
         self.call = call
         self.written = tables.written
+        self.is_dynamic = tables.is_dynamic
         self.device = torch.device(tables.device)
         self.recorder = recorder
         self.counters = counters
@@ -197,7 +205,7 @@ class Replayed:
     def _locked(self, args: list[Any]) -> tuple[Any, ...]:
         if self.recorder.is_capturing():
             return self._plain(args, "captured_by_user")
-        key = _key(args)
+        key = _key(args) if self.is_dynamic else ()
         sizes = self.known.get(key)
         addresses = [a.data_ptr() for a in args if isinstance(a, torch.Tensor)]
         if sizes is None:

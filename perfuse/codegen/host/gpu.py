@@ -131,7 +131,14 @@ class _GpuWriter(HostWriter):
             tuple(self.kept),
             tuple(numbers),
             _reason_unfit(self.plan),
+            self._is_dynamic(),
         )
+
+    def _is_dynamic(self) -> bool:
+        buffers = [self.program.buffers.get(name) for name in self.program.inputs]
+        dims = [d for b in buffers if b is not None for d in (*b.shape, *b.strides)]
+        opaque = any(b is None for b in buffers)  # a size, or a tensor we know little of
+        return opaque or any(not isinstance(d, int) for d in dims)
 
     def _unpack(self) -> None:
         names = list(self.program.inputs)

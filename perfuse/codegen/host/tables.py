@@ -46,6 +46,7 @@ class GpuTables:
     kept: tuple[KeptRow, ...]
     written: tuple[int, ...]  # inputs that the program writes to
     unfit: str = ""  # why its launches cannot be recorded and replayed
+    is_dynamic: bool = False  # its inputs come in many sizes
 
 
 def tables_of(document: dict[str, Any]) -> GpuTables:
@@ -57,6 +58,7 @@ def tables_of(document: dict[str, Any]) -> GpuTables:
         tuple(KeptRow(**row) for row in document["kept"]),
         tuple(document["written"]),
         str(document["unfit"]),
+        bool(document["is_dynamic"]),
     )
 
 

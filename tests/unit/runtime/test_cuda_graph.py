@@ -65,8 +65,8 @@ def replayed(fn: Callable[..., Any], written: tuple[int, ...] = (), **options: A
 
     gpu, counters = PlayedGpu(), Counters()
     chosen = {"num_cloned": 9, "num_warm_up": 1, "limit": 2, **options}
-    unfit = str(chosen.pop("unfit", ""))
-    tables = GpuTables("cpu", (), (), (), written, unfit)
+    unfit, is_dynamic = str(chosen.pop("unfit", "")), bool(chosen.pop("is_dynamic", False))
+    tables = GpuTables("cpu", (), (), (), written, unfit, is_dynamic)
     run = Replayed(call, tables, gpu, counters, **chosen)
     return lambda *args: run(list(args)), gpu, counters
 
@@ -131,8 +131,24 @@ def test_lent_results_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpu.num_replays == before + 1
 
 
+def test_results_that_share_memory_are_lent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        both = x + 1
+        return both[:2], both[2:]
+
+    monkeypatch.setattr(cuda_graph, "CLONED_BYTES", 0)
+    run, gpu, counters = replayed(halves)
+    x = torch.arange(4.0)
+    for _ in range(4):
+        low, high = run(x)
+        torch.testing.assert_close(torch.cat([low, high]), x + 1)
+        del low, high
+    assert gpu.num_replays == 3
+    assert counters.snapshot() == {"cudagraph.recorded": 1}
+
+
 def test_sizes_have_graphs_of_their_own_up_to_a_limit() -> None:
-    run, gpu, counters = replayed(lambda n, x: (x * n,))
+    run, gpu, counters = replayed(lambda n, x: (x * n,), is_dynamic=True)
     for _ in range(3):
         for size in (2, 3, 4):
             x = torch.randn(size)
