@@ -69,7 +69,7 @@ def run_seeds(
             results[task["seed"]] = result
             progress.advance(bar)
             if result["status"] not in ("pass", "skip"):
-                report(console, task["seed"], result)
+                (report_briefly if arguments.quiet else report)(console, task["seed"], result)
 
         run_tasks(
             "tests.random_programs.worker",
@@ -87,6 +87,19 @@ def report(console: Console, seed: int, result: Result) -> None:
     console.print(result["message"], markup=False)
     # A crash leaves no shrunk program behind; the seed gives the whole one.
     console.print(Syntax(result.get("source") or from_seed(seed).standalone(), "python"))
+
+
+def report_briefly(console: Console, seed: int, result: Result) -> None:
+    """Two lines: the message, and the statements of the program."""
+    source = result.get("source") or from_seed(seed).standalone()
+    body = source.partition("def program(")[2].partition("\n\n")[0]
+    console.print(
+        f"{result['status']} seed {seed}: {result['message'][:400]}\n"
+        f"    {'; '.join(line.strip() for line in body.splitlines()[1:])[:700]}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 if __name__ == "__main__":

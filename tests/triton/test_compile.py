@@ -1,0 +1,97 @@
+"""Triton kernels without a GPU: compiled for GPUs that are not there, and the code looked at.
+
+Every program for an NVIDIA target, and for each of the others those that between them hold every
+kind of kernel. What Triton's interpreter lets pass (a wrong type, an op a target lacks, memory that
+a block does not have) fails here.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from perfuse.capture.elsewhere import Generated
+
+import perfuse
+from tests.behaviour.row import Behaviour
+from tests.gpu.programs import LARGE, SMALL, bf16, quantise_rows, saturated
+
+ELF = b"\x7fELF"
+MAX_REGISTERS = {"cuda": 255, "hip": 512}
+WIDEST = "cuda:90"
+OTHERS = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx942")
+FNUZ = tuple(
+    Behaviour(f"quantise_{name}", partial(function, dtype=dtype), lambda: [bf16(17, 130)])
+    for name, dtype, function in (
+        ("rows_e4m3fnuz", torch.float8_e4m3fnuz, quantise_rows),
+        ("e5m2fnuz", torch.float8_e5m2fnuz, saturated),
+    )
+)
+# One program of each kind of kernel.
+KINDS = (
+    "gelu_bias_bf16_fb",
+    "integers",
+    "sum_columns",
+    "softmax_bf16_fb",
+    "layer_norm_bf16_fb",
+    "cross_entropy_fb",
+    "cumsum",
+    "argmax",
+    "transpose_add",
+    "cat_fb",
+    "pad_fb",
+    "embedding_fb",
+    "index_put",
+    "dropout_fb",
+    "norm_amax_quantise_e4m3_float16",
+    "dequantise_e5m2",
+    "dynamic_norm_fb",
+)
+PROGRAMS = {program.name: program for program in (*SMALL, *LARGE, *FNUZ)}
+ROWS = [
+    *((WIDEST, program.name) for program in (*SMALL, *LARGE)),
+    *((target, name) for target in OTHERS for name in KINDS),
+    *(("hip:gfx942", program.name) for program in FNUZ),
+]
+# They are one call of a library, or nothing at all.
+WITHOUT_KERNELS = {"zero_elements", "sort"}
+
+
+def generated(name: str, target: str) -> Generated:
+    program = PROGRAMS[name]
+    return perfuse.codegen_for(
+        program.function, program.inputs(), target=target, dynamic=program.dynamic
+    )
+
+
+@pytest.mark.parametrize(("target", "name"), ROWS)
+def test_compiles(target: str, name: str) -> None:
+    made = generated(name, target)
+    kind, _, arch = target.partition(":")
+    assert made.graphs
+    assert made.objects or name in WITHOUT_KERNELS
+    if name.endswith("_fb"):
+        assert {graph.kind for graph in made.graphs} == {"forward", "backward"}
+    for graph in made.graphs:
+        for code, text in zip(graph.objects, graph.assembly, strict=True):
+            assert code.code.startswith(ELF)
+            assert 0 < code.num_registers <= MAX_REGISTERS[kind]
+            assert re.search(rf"\.target sm_{arch}" if kind == "cuda" else rf"\b{arch}\b", text)
+            assert code.symbol in text
+
+
+@pytest.mark.parametrize("name", ("softmax", "layer_norm", "add_f32"))
+def test_a_small_kernel_keeps_its_values_in_registers(name: str) -> None:
+    for code in generated(name, WIDEST).objects:
+        assert code.stack_bytes == 0
+
+
+def test_wide_accesses() -> None:
+    """Aligned rows of half precision move sixteen bytes at a time."""
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    made = perfuse.codegen_for(lambda x: x * 2 + 1, (x,), target=WIDEST)
+    (text,) = (text for graph in made.graphs for text in graph.assembly)
+    assert re.search(r"ld\.global\S*\.v(4\.[bu]32|2\.[bu]64)", text)
+    assert re.search(r"st\.global\S*\.v(4\.[bu]32|2\.[bu]64)", text)
