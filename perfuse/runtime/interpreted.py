@@ -147,15 +147,17 @@ def _whole_numbers() -> Iterator[None]:
 
 @contextmanager
 def _truth() -> Iterator[None]:
-    """The interpreter holds what comparing doubles gives as doubles, which know no `and`."""
+    """The interpreter gives what a comparison finds the dtype of what was compared: doubles and
+    broadcast scalars know no `and`."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
     builder = interpreter.InterpreterBuilder
     original = builder.binary_op
 
     def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
         made = op(left.data, right.data)
         if made.dtype == np.bool_:
-            return interpreter.TensorHandle(made, left.dtype.scalar)
+            return interpreter.TensorHandle(made, language.int1)
         return original(self, left, right, op)
 
     builder.binary_op = binary_op

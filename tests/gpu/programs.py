@@ -145,6 +145,8 @@ POINTWISE = (
     P("bits_i32", bits, lambda: [ints(70, dtype=torch.int32), ints(70, dtype=torch.int32)]),
     P("bytes", lambda x: (x + 250, x > 3, x.float() / 2), lambda: [ints(99, dtype=torch.uint8)]),
     P("comparisons", lambda x, y: (x < y) & (x != 0) | ~(y >= 1), lambda: [randn(77), randn(77)]),
+    P("truth_of_a_scalar", lambda x, y: (x > 0) & (y < 1), lambda: [randn(77), torch.tensor(0.5)]),
+    P("constants", lambda x: torch.full_like(x, 0.5).atan().expm1() + x, lambda: [randn(77)]),
     P("rounding", lambda x: (x.floor(), x.ceil(), x.round(), x.trunc()), lambda: [randn(99) * 9]),
     P(
         "nan_and_inf",

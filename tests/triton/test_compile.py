@@ -12,9 +12,9 @@ from functools import partial
 
 import pytest
 import torch
-from perfuse.capture.elsewhere import Generated
 
 import perfuse
+from perfuse.capture.elsewhere import Generated
 from tests.behaviour.row import Behaviour
 from tests.gpu.programs import LARGE, SMALL, bf16, quantise_rows, saturated
 

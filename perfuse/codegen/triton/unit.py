@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from perfuse.codegen.triton.blocks import columns_text, flat_text, scatter_text, turned_text
@@ -84,6 +85,15 @@ def kernel_texts(
     kernel: Kernel, buffers: dict[str, Buffer], tile: Tile, dialect: Dialect
 ) -> list[KernelText]:
     """The functions that run one kernel, in order, cut as a tile says."""
+    texts = _texts(kernel, buffers, tile, dialect)
+    if any(t.checks_indices for t in texts) and not dialect.pipelines_assertions:
+        return _texts(kernel, buffers, replace(tile, num_stages=1), dialect)
+    return texts
+
+
+def _texts(
+    kernel: Kernel, buffers: dict[str, Buffer], tile: Tile, dialect: Dialect
+) -> list[KernelText]:
     frame = Frame(kernel, buffers, tile, dialect)
     if tile.kind == "split":
         return split_texts(frame)
@@ -107,4 +117,5 @@ def dialect_of(context: Context) -> Dialect:
     gpu = context.target.gpu
     if gpu is not None and gpu.capability >= 89:
         return Dialect(frozenset({DType.F8E4M3FN, DType.F8E5M2}))
-    return Dialect()
+    # Triton's pipeliner for AMD ends the process at an assertion in a loop that it pipelines.
+    return Dialect(pipelines_assertions=context.target.kind != "hip")
