@@ -138,6 +138,7 @@ POINTWISE = (
     P("special", lambda x: (x.erf(), x.expm1(), x.log1p(), x.atan()), lambda: [randn(257).abs()]),
     P("powers", lambda x: (x**3, x**0.5, x**-1.5, 2.0**x), lambda: [randn(257).abs() + 0.1]),
     P("float64", lambda x: x.double().sin().exp(), lambda: [randn(33)]),
+    P("float64_roots", lambda x: (x.sqrt(), x.rsqrt()), lambda: [randn(33).double().abs() + 1]),
     P("scalar_tensor", lambda x, s: x * s + s, lambda: [randn(33), torch.tensor(1.5)]),
     P("zero_elements", lambda x: (x + 1).sum(), lambda: [randn(0, 4)]),
     P("where_bool", lambda m, x: torch.where(m, x, -x) * m, lambda: [bools(9, 33), randn(9, 33)]),

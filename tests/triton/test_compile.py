@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 import perfuse
 from perfuse.capture.elsewhere import Generated
@@ -80,6 +81,27 @@ def test_compiles(target: str, name: str) -> None:
             assert 0 < code.num_registers <= MAX_REGISTERS[kind]
             assert re.search(rf"\.target sm_{arch}" if kind == "cuda" else rf"\b{arch}\b", text)
             assert code.symbol in text
+
+
+UNARY = """floor ceil trunc round sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sigmoid
+tanh sin cos tan sinh cosh asin acos atan asinh acosh atanh erf erfc erfinv lgamma digamma sign neg
+abs isnan isinf isfinite signbit""".split()
+BINARY = """div floor_divide remainder fmod pow atan2 hypot nextafter copysign
+maximum minimum fmax fmin""".split()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+@pytest.mark.parametrize("target", ("cuda:90", "hip:gfx942"))
+def test_every_function_of_floats_compiles(target: str, dtype: torch.dtype) -> None:
+    """Triton's library differs from target to target and from dtype to dtype."""
+
+    def every(x: Tensor, y: Tensor) -> list[Tensor]:
+        unary = [getattr(torch, name)(x) for name in UNARY]
+        return [*unary, *(getattr(torch, name)(x, y) for name in BINARY)]
+
+    x = torch.empty(4096, dtype=dtype, device="meta")
+    made = perfuse.codegen_for(every, (x, x), target=target)
+    assert made.objects
 
 
 @pytest.mark.parametrize("name", ("softmax", "layer_norm", "add_f32"))

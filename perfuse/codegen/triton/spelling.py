@@ -65,6 +65,8 @@ _FLOATS = {
     "isnan": "({0} != {0})", "isinf": "(tl.abs({0}) == float('inf'))",
     "isfinite": "(tl.abs({0}) < float('inf'))", "signbit": "(libdevice.signbit({0}) != 0)",
 }  # fmt: skip
+# Of doubles alone: what the ones above have for float32 only.
+_DOUBLES = {"sqrt": "tl.sqrt({0})"}
 _INTS = {
     "floor": "{0}", "ceil": "{0}", "trunc": "{0}", "round": "{0}", "bit_not": "~({0})",
     "min": "tl.minimum({0}, {1})", "max": "tl.maximum({0}, {1})", "fmin": "tl.minimum({0}, {1})",
@@ -88,6 +90,8 @@ def spelling(op: str, dtype: DType) -> str:
     """The template of a scalar op whose (last) argument has this compute dtype."""
     if dtype is DType.BOOL and op in _BOOLS:
         return _BOOLS[op]
+    if dtype is DType.F64 and op in _DOUBLES:
+        return _DOUBLES[op]
     table = _FLOATS if dtype.is_float else _INTS
     return table.get(op) or _EITHER[op]
 
