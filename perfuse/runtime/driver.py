@@ -67,6 +67,7 @@ class Driver:
         self.device = device
         self.objects = {made.name: made for made in bundle.objects}
         self.functions = {made.name: self._load(made) for made in bundle.objects}
+        self.keeps_memory = any(made.scratch_bytes for made in bundle.objects)
         self.launch: Callable[[Any, int], int] = library.pf_launch
 
     def _load(self, made: CodeObject) -> int:

@@ -42,6 +42,11 @@ def _grids(tables: GpuTables) -> list[int]:
     return found
 
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def _filled(pattern: str, count: int, device: str) -> torch.Tensor:
-    element = torch.frombuffer(bytearray.fromhex(pattern), dtype=torch.uint8)
-    return element.repeat(count).to(device)
+    """Filled on the device: a copy from the host could not be recorded in a CUDA graph."""
+    element = bytes.fromhex(pattern)
+    number = int.from_bytes(element, "little", signed=True)
+    return torch.full((count,), number, dtype=_INTEGERS[len(element)], device=device)

@@ -22,6 +22,10 @@ ALIGNMENT = 16
 class Launcher(Protocol):
     """What runs kernels: a driver, or an interpreter."""
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether its frames hold memory of the device."""
+
     def prepare(self, frame: GpuFrame) -> None:
         """Give a new frame the segments that `launch` takes."""
 
@@ -65,10 +69,21 @@ def _space(device: torch.device) -> dict[str, Any]:
 
 
 def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
-    """Frames by stream: memory that a frame keeps is only used in the order of its stream."""
+    """Frames by stream: memory that a frame keeps is only used in the order of its stream.
+
+    While a CUDA graph is recorded, a frame that keeps memory is made for this recording alone: its
+    memory is the graph's, and is filled by each replay.
+    """
     homes: dict[int, list[GpuFrame]] = {}
+    assert host.gpu is not None
+    on_gpu = torch.device(host.gpu.device).type != "cpu"
+    keeps_memory = on_gpu and (bool(host.gpu.kept) or launcher.keeps_memory)
 
     def take_frame(stream: int) -> GpuFrame:
+        if keeps_memory and torch.cuda.is_current_stream_capturing():
+            frame = GpuFrame(host, [])
+            launcher.prepare(frame)
+            return frame
         home = homes.get(stream)
         if home is None:
             home = homes.setdefault(stream, [])

@@ -33,6 +33,8 @@ Run = Callable[[], None]
 class Interpreter:
     """Launches the kernels of one generated module."""
 
+    keeps_memory = False
+
     def __init__(self, text: str, kernels: tuple[TritonKernel, ...]) -> None:
         self.kernels = {kernel.name: kernel for kernel in kernels}
         with _TURN, _interpreting():
