@@ -25,10 +25,15 @@ def compiled(
 ) -> Callable[..., Any]:
     """`fn` through `torch.compile`; the peer's random ops draw the same numbers as eager."""
     backend = backend or default_backend()
-    if backend == "perfuse":
-        importlib.import_module("perfuse")  # also where the package is not installed
+    make_known(backend)
     options: Any = {"fallback_random": True} if backend == "inductor" else None
     return torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options)
+
+
+def make_known(backend: str | Callable[..., Any]) -> None:
+    """A checkout that is not installed tells PyTorch of itself when it is imported."""
+    if backend == "perfuse":
+        importlib.import_module("perfuse")
 
 
 def eager_random(backend: str | None = None) -> AbstractContextManager[Any]:
@@ -51,6 +56,7 @@ class Counting:
 
     def __init__(self, inner: str | None = None) -> None:
         self.inner = inner or default_backend()
+        make_known(self.inner)
         self.num_graphs = 0
 
     def __call__(self, graph: Any, example_inputs: Any) -> Any:
