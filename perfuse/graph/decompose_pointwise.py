@@ -117,3 +117,12 @@ def soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction
     if reduction == 1:
         slope = slope / x.numel()
     return (opmath(grad) * slope).to(x.dtype)
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Drawn in float32 whatever the input: a bfloat16 has too few numbers to meet a chance."""
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = torch.rand_like(x, dtype=torch.float32) >= p
+    scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    return x * kept * scale, kept

@@ -105,6 +105,7 @@ OWN: dict[str, Decomposition] = {
     "aten.silu_backward.default": pointwise.silu_backward,
     "aten.mish.default": pointwise.mish,
     "aten.mish_backward.default": pointwise.mish_backward,
+    "aten.native_dropout.default": pointwise.native_dropout,
     "aten.softplus.default": pointwise.softplus,
     "aten.softplus_backward.default": pointwise.softplus_backward,
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,

@@ -26,6 +26,8 @@ class Builder:
     def __init__(self, settings: Any, device: torch.device) -> None:
         self.settings = settings
         self.device = device  # of the tensors that loops compute on
+        # Decisions that suit a GPU are taken for its interpreter too.
+        self.is_gpu = device.type != "cpu" or settings.gpu.interpret
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
         self.constants: dict[str, Any] = {}

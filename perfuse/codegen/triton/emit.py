@@ -139,8 +139,16 @@ class Block:
         return " & ".join(parts) or None
 
 
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What to compute in place of a load, and how the loads inside it are answered."""
+
+    value: Expr
+    resolve: Resolver
+
+
 # Answers for loads of what the kernel itself makes; None: read memory.
-Resolver = Callable[[Expr], "Value | Expr | None"]
+Resolver = Callable[[Expr], "Value | Formula | None"]
 
 
 class Emitter:
@@ -284,8 +292,9 @@ class Emitter:
         answer = self.resolve(e)
         if isinstance(answer, Value):
             return answer
-        if isinstance(answer, Expr):
-            return self.converted(self.value(answer), e.dtype)
+        if isinstance(answer, Formula):
+            inner = Emitter(self.names, self.scope, self.block, answer.resolve)
+            return self.converted(inner.value(answer.value), e.dtype)
         return self.read(e)
 
     def place(self, buffer: str, index: Dim, lanes: int) -> tuple[str, int]:

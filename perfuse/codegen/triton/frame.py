@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfuse.codegen.triton import reduce
-from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Names, Scope, Value
+from perfuse.codegen.triton.emit import (
+    COLUMNS,
+    ROWS,
+    Block,
+    Dialect,
+    Emitter,
+    Formula,
+    Names,
+    Resolver,
+    Scope,
+    Value,
+)
 from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.spelling import POINTER_TYPE, start
 from perfuse.codegen.triton.tiling import Tile, columns_of, rows_of
@@ -91,12 +102,13 @@ class Frame:
 
     def stored(self, emitter: Emitter, member: Member, lanes: int) -> Value:
         """Store a member's value for every lane, though it may not vary along them."""
+        self._read_first(emitter, member)
         value, formula = self.value_of(emitter, member)
         wide = Value(value.text, value.dtype, value.lanes | lanes)
         emitter.store(member.loop.out, member.loop.index, wide, formula)
         return value
 
-    def find(self, load: Expr, reader: Member, results: dict[str, Value]) -> Value | Expr | None:
+    def find(self, load: Expr, reader: Member, results: dict[str, Value]) -> Value | Formula | None:
         """Where a load finds what this kernel makes; None: in memory."""
         name, index = load.attr
         for maker in self.makers.get(name, ()):
@@ -104,14 +116,28 @@ class Frame:
                 continue
             if load.args:  # made at every place, so it may be taken and then masked
                 whole = ex.load(name, index, self.buffers[name].dtype)
-                return ex.apply("where", load.args[0], whole, load.args[1])
+                chosen = ex.apply("where", load.args[0], whole, load.args[1])
+                return Formula(chosen, lambda e: self.find(e, reader, results))
             if name in results:
                 return results[name]
             if any(r.attr[0] == name for r in maker.loop.reads()):
                 return None  # changed in place in an earlier sweep: what is there is the new value
             if maker.role == "full" and maker.loop.kind == "map":
-                return ex.round_to(maker.loop.value, self.buffers[name].dtype)
+                rounded = ex.round_to(maker.loop.value, self.buffers[name].dtype)
+                # As the maker sees it: what is overwritten after it still has its old value.
+                return Formula(rounded, self._reading(maker, results))
         return None
+
+    def _reading(self, reader: Member, results: dict[str, Value]) -> Resolver:
+        return lambda e: self.find(e, reader, results)
+
+    def _read_first(self, emitter: Emitter, member: Member) -> None:
+        """Read what earlier members want of a buffer before this one overwrites it."""
+        for other in self.kernel.members:
+            if other.number < member.number:
+                for read in other.loop.reads():
+                    if read.attr[0] == member.loop.out and other.role == member.role:
+                        emitter.value(read)
 
     # -- sizes and places ------------------------------------------------------------------
 
@@ -160,7 +186,7 @@ class Frame:
     def emitter(
         self, scope: Scope, block: Block, reader: Member, results: dict[str, Value]
     ) -> Emitter:
-        return Emitter(self.names, scope, block, lambda e: self.find(e, reader, results))
+        return Emitter(self.names, scope, block, self._reading(reader, results))
 
     # -- accumulators ----------------------------------------------------------------------
 

@@ -356,6 +356,8 @@ def cat(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         return parts[0]
     shape = list(parts[0].shape)
     shape[dim] = sum_dims([p.shape[dim] for p in parts])
+    if builder.is_gpu and _can_choose(parts):
+        return _chosen_parts(parts, shape, dim)
     buffer = builder.new_buffer(dtype, shape)
     start: Dim = 0
     for part in parts:
@@ -364,6 +366,36 @@ def cat(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         builder.store(part, buffer, buffer.index(tuple(at)))
         start = ix.add(start, part.shape[dim])
     return builder.tensor_of(buffer)
+
+
+# Each element looks at every part: few and cheap ones cost less than a trip through memory.
+_MOST_CHOSEN, _CHOSEN_COST = 4, 24
+
+
+def _can_choose(parts: Sequence[Tensor]) -> bool:
+    is_cheap = sum(p.value.cost + p.value.num_loads for p in parts) <= _CHOSEN_COST
+    return len(parts) <= _MOST_CHOSEN and is_cheap and all(0 not in p.shape for p in parts)
+
+
+def _chosen_parts(parts: Sequence[Tensor], shape: Sequence[Dim], dim: int) -> Tensor:
+    """A cat as a formula: the part that an element lies in, by its position."""
+    at = list(positions(shape))
+    end = shape[dim]
+    value: Expr | None = None
+    for part in reversed(parts):
+        start = ix.add(end, ix.mul(part.shape[dim], -1))
+        source = list(at)
+        source[dim] = ix.add(at[dim], ix.mul(start, -1))
+        own = reindex_unchecked(part, shape, source).value
+        position = ex.index_value(at[dim])
+        mask = ex.apply("ge", position, ex.index_value(start)) if start != 0 else None
+        below = ex.apply("lt", position, ex.index_value(end))
+        held = below if mask is None else ex.apply("land", mask, below)
+        own = ex.guard_loads(own, held)
+        value = own if value is None else ex.apply("where", below, own, value)
+        end = start
+    assert value is not None
+    return Tensor(tuple(shape), parts[0].dtype, value)
 
 
 def sum_dims(sizes: Sequence[Dim]) -> Dim:
