@@ -15,7 +15,7 @@ GIVEN_UP = "perfuse_given_up"
 
 # Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
 # talk to a network, so it is never merged nor dropped.
-_KNOWN_NAMESPACES = frozenset({"aten", "prims"})
+_KNOWN_NAMESPACES = frozenset({"aten", "prims", "perfuse"})
 
 # ATen ops whose schema does not show their effect.
 _EFFECTFUL_PACKETS = frozenset(

@@ -18,6 +18,7 @@ from perfuse.graph.facts import GIVEN_UP, has_effects, is_sym, output_leaves, ou
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
+from perfuse.graph.seed_random import seed_random_values
 from perfuse.torch_compat import (
     free_symbols_of,
     is_backward_state,
@@ -83,6 +84,8 @@ def partition_joint(
     """The joint graph's forward and backward: AOTAutograd's `partition_fn`."""
     settings = settings or Settings()
     joint = _each_value_once(joint)
+    if not settings.fallback_random:
+        joint = seed_random_values(joint, _nodes(output_leaves(joint.graph)[:num_fwd_outputs]))
     graph = joint.graph
     inputs = Inputs.of(graph)
     results = output_leaves(graph)

@@ -78,10 +78,14 @@ class Builder:
 
     def seed(self) -> Expr:
         """The seed of one random op: an element of a buffer that the host fills for each call."""
+        return ex.load("seeds", self.first_of_seeds(1), DType.I64)
+
+    def first_of_seeds(self, count: int) -> Dim:
+        """Where `count` new seeds start in that buffer."""
         known = self.buffers.get("seeds")
-        count = known.num_elements if known is not None else 0
-        self.new_buffer(DType.I64, (ix.add(count, 1),), role="seeds", name="seeds")
-        return ex.load("seeds", count, DType.I64)
+        start: Dim = known.num_elements if known is not None else 0
+        self.new_buffer(DType.I64, (ix.add(start, count),), role="seeds", name="seeds")
+        return start
 
     # -- nodes -----------------------------------------------------------------------------
 

@@ -71,6 +71,10 @@ def work_of(node: Node) -> Work:
         return Work.FREE
     if is_cheap(node):
         return Work.LOOP
+    if packet_name(node) == "uniform_at":
+        # A GPU has arithmetic to spare; for a CPU a mask of bytes is read faster than drawn again.
+        tensor = tensor_of(node)
+        return Work.LOOP if tensor is not None and tensor.device.type != "cpu" else Work.PASS
     return Work.PASS if packet_name(node) in _PASS_PACKETS else Work.PRODUCT
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from perfuse.graph import random_ops
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
@@ -16,22 +17,28 @@ from perfuse.lower.builder import Builder
 from perfuse.lower.families.creation import requested_dtype
 from perfuse.lower.families.pointwise import element
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, positions
+from perfuse.lower.tensor import Tensor, positions, reindex
+
+assert random_ops  # importing it defines the ops of our own that are lowered here
 
 # Bits of a significand: a uniform number keeps to them, so that rounding never reaches 1.
 _NUM_BITS = {DType.BF16: 8, DType.F16: 11}
 
 
 def _begin(builder: Builder, shape: Sequence[Dim], generator: Any) -> tuple[Expr, Expr]:
-    """(seed, flat position of the element): the arguments of every random scalar op."""
+    """(a new seed, flat position of the element): the arguments of every random scalar op."""
     if builder.settings.fallback_random:
         raise CannotLower("random numbers as eager draws them (fallback_random)")
     if generator is not None:
         raise CannotLower("random numbers of a given generator")
+    return builder.seed(), _flat_position(shape)
+
+
+def _flat_position(shape: Sequence[Dim]) -> Expr:
     flat: Dim = 0
     for step, stride in zip(positions(shape), contiguous_strides(tuple(shape)), strict=True):
         flat = step * stride + flat
-    return builder.seed(), ex.index_value(flat)
+    return ex.index_value(flat)
 
 
 def _float_dtype(dtype: Any, like: Tensor | None = None) -> DType:
@@ -45,7 +52,12 @@ def _float_dtype(dtype: Any, like: Tensor | None = None) -> DType:
 
 def _uniform(builder: Builder, shape: Sequence[Dim], dtype: DType, generator: Any = None) -> Expr:
     """Uniform in [0, 1), in the compute type."""
-    value = ex.apply("rand_f32", *_begin(builder, shape, generator), dtype=DType.F32)
+    seed, position = _begin(builder, shape, generator)
+    return _uniform_of(seed, position, dtype)
+
+
+def _uniform_of(seed: Expr, position: Expr, dtype: DType) -> Expr:
+    value = ex.apply("rand_f32", seed, position, dtype=DType.F32)
     if dtype in _NUM_BITS:
         scale = float(1 << _NUM_BITS[dtype])
         steps = ex.apply("floor", ex.apply("mul", value, ex.const(scale, DType.F32)))
@@ -60,6 +72,22 @@ def _normal(builder: Builder, shape: Sequence[Dim], dtype: DType, generator: Any
 
 def _made(shape: Sequence[Dim], dtype: DType, value: Expr) -> Tensor:
     return Tensor(tuple(shape), dtype, ex.round_to(ex.cast(value, dtype), dtype))
+
+
+@lowers("perfuse.seeds.default")
+def seeds(builder: Builder, count: int, *, device: Any) -> Tensor:
+    start = builder.first_of_seeds(count)
+    (at,) = positions((count,))
+    return Tensor((count,), DType.I64, ex.load("seeds", at + start, DType.I64))
+
+
+@lowers("perfuse.uniform_at.default")
+def uniform_at(
+    builder: Builder, seeds: Tensor, index: int, size: Sequence[Dim], dtype: Any
+) -> Tensor:
+    chosen = _float_dtype(dtype)
+    seed = reindex(seeds, (), (index,)).value
+    return _made(size, chosen, _uniform_of(seed, _flat_position(size), chosen))
 
 
 @lowers("aten.rand.default")
