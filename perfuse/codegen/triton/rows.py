@@ -187,7 +187,7 @@ class Rows:
     def _sweep_online(self, w: Writer, row: Row, pair: online.Pair) -> None:
         """Two stages in one pass: their results are both known after it."""
         frame, stages = self.frame, self.tile.num_stages
-        online.declare(frame, w, pair)
+        pair.declare(frame, w)
         loop = w.child()
         limit = frame.dim(self.width)
         with loop.indented(f"for start in tl.range(0, {limit}, C, num_stages={stages}):"):
@@ -195,13 +195,15 @@ class Rows:
             self.place_columns(loop, "start", masks)
             scope = Scope(loop, frame.atoms(frame.columns), row.scope)
             block = frame.block(masks)
-            online.step(frame, frame.emitter(scope, block, pair.largest, row.results), block, pair)
+            pair.step(frame, frame.emitter(scope, block, pair.first, row.results), block)
         w.take(loop)
-        self.join(row, pair.largest)
-        largest = row.results[pair.largest.loop.out].text
-        emitter = self._row_emitter(row, pair.total)
-        text = online.joined(frame, pair, largest)
-        self.store_result(row, pair.total, frame.finished(emitter, pair.total, text, ROWS))
+        self._finish_one(row, pair.first, pair.first_text(frame))
+        first = row.results[pair.first.loop.out].text
+        self._finish_one(row, pair.second, pair.second_text(frame, first))
+
+    def _finish_one(self, row: Row, m: Member, text: str) -> None:
+        value = self.frame.finished(self._row_emitter(row, m), m, text, ROWS)
+        self.store_result(row, m, value)
 
     def join(self, row: Row, m: Member) -> None:
         emitter = self._row_emitter(row, m)

@@ -40,7 +40,7 @@ def run(plan: Plan, tile: Tile, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def only_kernel(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Kernel, Plan]:
-    plan = plans_of(fn, *inputs)[0]
+    plan = plans_of(fn, *inputs, context=CONTEXT)[0]
     (kernel,) = plan.kernels
     return kernel, plan_of_one(kernel, plan.program)
 
@@ -59,6 +59,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "flat_all": (scaled_with_amax, (f32(23, 7),)),
     "turned": (lambda x: x.t().contiguous() + 1, (f32(37, 41),)),
     "rows": (lambda x: torch.softmax(x, -1), (f32(9, 21),)),
+    "rows_var": (lambda x: x.var(-1), (f32(9, 21) + 5,)),
     "rows_outer": (normalised_and_summed, (f32(9, 21), f32(9, 21))),
     "rows_down": (lambda x: x.amax(1), (f32(3, 9, 17),)),
     "columns": (lambda x: x.sum(0), (f32(39, 21),)),
@@ -73,6 +74,7 @@ FORCED: dict[str, list[Tile]] = {
         Tile("split", 1, 8, 1, 1, True, None, 2),
         Tile("split", 4, 4, 1, 1, True, None, 3),
     ],
+    "rows_var": [Tile("rows", 1, 8, 1, is_swept=True), Tile("rows", 2, 4, 1, is_swept=True)],
     "rows_outer": [
         Tile("rows", 2, 32, 1, programs=2),
         Tile("rows", 2, 32, 1, programs=1),
