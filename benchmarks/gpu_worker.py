@@ -43,7 +43,8 @@ class Stopwatch:
 
     def __init__(self, device: str, steps: Steps, *, is_ahead: bool) -> None:
         self.device = device
-        self.flush = torch.empty(FLUSH_BYTES if device == "cuda" else 8, dtype=torch.uint8)
+        num_bytes = FLUSH_BYTES if device == "cuda" else 8
+        self.flush = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self.ahead_s = {n: 2 * host_seconds(s, device) + 1e-4 for n, s in steps.items()}
         self.is_ahead = is_ahead
 
@@ -78,7 +79,9 @@ def host_seconds(step: Step, device: str, num_calls: int = 3) -> float:
 
 def measure(case: Case, task: Task) -> Result:
     device, budget_s = task["device"], task["budget_s"]
-    problem = case.build()
+    # Only made there: a default device that stays in force costs every call of a function.
+    with torch.device(device):
+        problem = case.build()
     steps = {backend: step_of(problem, backend) for backend in task["backends"]}
     results, first_s, failures = first_calls(problem, steps, lambda: synchronize(device))
     failures |= wrong_results(case, problem, results)
@@ -98,7 +101,8 @@ def measure(case: Case, task: Task) -> Result:
     if case.kind == "overhead":
         return {**result, "host_us": host_times(steps, device, budget_s)}
     if case.is_memory_bound:
-        steps["copy"] = copy_step(moved)
+        with torch.device(device):
+            steps["copy"] = copy_step(moved)
     return {**result, **device_times(steps, device, budget_s)}
 
 
@@ -141,7 +145,7 @@ def memory_of(problem: Problem, step: Step) -> dict[str, float]:
 
 def warm_up(backends: list[str], device: str) -> None:
     """What a process pays once (imports, compiler pools, contexts) is no case's compile time."""
-    x = torch.randn(64, 64, requires_grad=True)
+    x = torch.randn(64, 64, device=device, requires_grad=True)
     for backend in backends:
         if backend == "eager":
             continue
@@ -156,15 +160,14 @@ def warm_up(backends: list[str], device: str) -> None:
 def handle(task: Task, is_warm: set[str]) -> Result:
     device = task["device"]
     torch._dynamo.reset()
-    with torch.device(device):
-        if not is_warm:
-            warm_up(task["backends"], device)
-            is_warm.add(device)
-        try:
-            result = measure(gpu_cases(task["shrink"])[task["case"]], task)
-        except Exception as error:
-            message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-            result = {"status": "error", "message": message}
+    if not is_warm:
+        warm_up(task["backends"], device)
+        is_warm.add(device)
+    try:
+        result = measure(gpu_cases(task["shrink"])[task["case"]], task)
+    except Exception as error:
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        result = {"status": "error", "message": message}
     gc.collect()
     if device == "cuda" and is_healthy(device):
         torch.cuda.empty_cache()
