@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import RLock
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,15 +104,32 @@ def _interpret(function: Any, arguments: Mapping[str, Any], grid: tuple[int, int
     interpreter = importlib.import_module("triton.runtime.interpreter")
     body = function.rewrite()
     builder = interpreter.interpreter_builder
-    scope = interpreter._patch_lang(body)
-    try:
+    with _interpreted_language():
         builder.set_grid_dim(*grid)
         for x in range(grid[0]):
             for y in range(grid[1]):
                 for z in range(grid[2]):
                     builder.set_grid_idx(x, y, z)
                     body(**arguments)
+
+
+@contextmanager
+def _interpreted_language() -> Iterator[None]:
+    """A block in which the language's own functions compute, for kernels and all they call.
+
+    Left to itself the interpreter does this again at each call of a function in a kernel, and does
+    not undo it: what is compiled later in the process would find a language that computes.
+    """
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
+    original = interpreter._patch_lang
+    everything = SimpleNamespace(__globals__={"tl": language, "core": language.core})
+    scope = original(everything)
+    interpreter._patch_lang = lambda function: scope
+    try:
+        yield
     finally:
+        interpreter._patch_lang = original
         scope.restore()
 
 

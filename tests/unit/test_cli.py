@@ -50,6 +50,15 @@ def test_explain_a_script(tmp_path: Path) -> None:
     assert "1 kernels" in page.read_text()
 
 
+def test_codegen_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SCRIPT)
+    with perfuse.testing.fresh_cache():
+        found = run("codegen", f"{script}:function", "--target", "hip:gfx942", "--out", str(out))
+    assert "gfx942" in found and "registers" in found
+    assert "@triton.jit" in (out / "0_inference_kernels.py").read_text()
+
+
 def test_mistakes_are_told() -> None:
     result = CliRunner().invoke(app, ["explain", "function"])
     assert result.exit_code == 1 and "module:function" in result.output

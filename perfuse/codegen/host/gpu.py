@@ -30,6 +30,15 @@ def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) 
     return _GpuWriter(plan, sources, device).run()
 
 
+# Scratch of one kernel that shares a piece of memory starts at multiples of this.
+ALIGNMENT = 256
+
+
+def _num_bytes(scratch: Scratch) -> int:
+    assert isinstance(scratch.size, int)
+    return scratch.size * scratch.dtype.num_bytes
+
+
 def _scoped(kernel: Kernel, scratch: str) -> str:
     """The host's name of a kernel's scratch: unique in the program."""
     return f"{kernel.name}_{scratch}"
@@ -178,10 +187,15 @@ class _GpuWriter(HostWriter):
     def _kernel(self, kernel: Kernel, launches: tuple[Launch, ...], number: int) -> None:
         for name in sorted(touched(kernel)):
             self._allocate(name)
+        self._scratch(kernel, launches, number)
         names = _renamed(kernel, launches)
+        filled: set[str] = set()
         for launch in launches:
             for scratch in launch.scratch:
-                self._scratch(names[scratch.name], scratch, number)
+                is_new = scratch.name not in filled and not scratch.is_kept
+                if is_new and scratch.fill is not None:
+                    self._fill(names[scratch.name], scratch.dtype, scratch.fill, scratch.size)
+                filled.add(scratch.name)
             for buffer, value in launch.fills:
                 made = self.program.buffers[buffer]
                 self._fill(buffer, made.dtype, value, made.num_elements)
@@ -209,24 +223,47 @@ class _GpuWriter(HostWriter):
             if not isinstance(dim, int):
                 self.sizes_now.append(f"G[{first + k}] = {self._dim(dim)}")
 
-    def _scratch(self, name: str, scratch: Scratch, number: int) -> None:
-        if name in self.scratch_bytes:
-            return
-        size = scratch.size
-        if scratch.is_kept:
-            assert isinstance(size, int), "kept memory has a size known now"
-            pattern = element_bytes(scratch.fill or 0, to_torch(scratch.dtype)).hex()
-            self.kept.append(KeptRow(self.places[name], pattern, size))
-            self.scratch_bytes[name] = 0
-            return
-        known = size * scratch.dtype.num_bytes if isinstance(size, int) else None
-        self.scratch_bytes[name] = known
-        self.w.line(f"{name} = empty(({self._dim(size)},), (1,), {to_torch(scratch.dtype)})")
-        self.w.line(f"P[{self.places[name]}] = {name}.data_ptr()")
+    def _scratch(self, kernel: Kernel, launches: tuple[Launch, ...], number: int) -> None:
+        """Memory for what a kernel's launches need besides buffers; one piece where sizes allow."""
+        every = {s.name: s for launch in launches for s in launch.scratch}
+        for scratch in every.values():
+            if scratch.is_kept:
+                self._keep(_scoped(kernel, scratch.name), scratch)
+        fresh = [s for s in every.values() if not s.is_kept]
+        known = [s for s in fresh if isinstance(s.size, int)]
+        if len(known) > 1:
+            self._one_piece(kernel, known, number)
+        for scratch in fresh:
+            if scratch not in known or len(known) == 1:
+                name, size = _scoped(kernel, scratch.name), self._dim(scratch.size)
+                bytes_known = _num_bytes(scratch) if scratch in known else None
+                made = f"empty(({size},), (1,), {to_torch(scratch.dtype)})"
+                self._own(name, made, bytes_known, number)
+                self._set_pointer(name)
+
+    def _keep(self, name: str, scratch: Scratch) -> None:
+        assert isinstance(scratch.size, int), "kept memory has a size known now"
+        pattern = element_bytes(scratch.fill or 0, to_torch(scratch.dtype)).hex()
+        self.kept.append(KeptRow(self.places[name], pattern, scratch.size))
+
+    def _one_piece(self, kernel: Kernel, known: list[Scratch], number: int) -> None:
+        offsets, total = [], 0
+        for scratch in known:
+            offsets.append(total)
+            total += -(-_num_bytes(scratch) // ALIGNMENT) * ALIGNMENT
+        piece = _scoped(kernel, "scratch")
+        self._own(piece, f"empty(({total},), (1,), torch.uint8)", total, number)
+        self.w.line(f"p = {piece}.data_ptr()")
+        for scratch, offset in zip(known, offsets, strict=True):
+            place = self.places[_scoped(kernel, scratch.name)]
+            self.w.line(f"P[{place}] = p + {offset}" if offset else f"P[{place}] = p")
+
+    def _own(self, name: str, made: str, num_bytes: int | None, number: int) -> None:
+        """Memory that is needed by one step alone."""
+        self.w.line(f"{name} = {made}")
+        self.scratch_bytes[name] = num_bytes
         self.ready.add(name)
         self.last_use[name] = number
-        if scratch.fill is not None:
-            self._fill(name, scratch.dtype, scratch.fill, size)
 
     # -- memory ----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 
 import perfuse
 from perfuse.codegen.triton.sources import Launch, Scratch, TritonKernel, TritonSources
+from perfuse.codegen.triton.unit import generate_triton
 from perfuse.counters import counters
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Plan
@@ -145,6 +146,15 @@ def test_a_gradient_that_does_not_come_is_zeros() -> None:
     _, second = compiled(fn)(x)
     (got,) = torch.autograd.grad(second.sum(), x)
     torch.testing.assert_close(got, torch.full((6,), 3.0))
+
+
+def test_compiling_after_interpreting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GENERATOR, generate_triton)
+    x = torch.randn(6, 7)
+    torch.testing.assert_close(compiled(lambda x: x.sum(1))(x), x.sum(1))
+    with perfuse.config.patch({"gpu.interpret": False}):
+        made = perfuse.codegen_for(lambda x: x.exp().sum(1), (x,), target="cuda:90")
+    assert made.objects
 
 
 COUNTING = """
