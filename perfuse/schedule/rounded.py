@@ -20,8 +20,8 @@ def store_as_rounded(program: Program) -> Program:
         for name in accesses(node)[1]:
             writers.setdefault(name, []).append(node)
     buffers = dict(program.buffers)
-    for name, nodes in writers.items():
-        buffer = buffers[name]
+    for name in writers.keys() & buffers.keys():  # a call's results may have none (complex, state)
+        buffer, nodes = buffers[name], writers[name]
         kind = _rounded_kind(nodes)
         if kind is not None and buffer.role == "temp" and name not in seen_outside:
             if kind.compute is buffer.dtype:

@@ -46,6 +46,12 @@ def test_what_a_library_reads_keeps_its_type() -> None:
     assert _wide_stores(plan) == {DType.F32}
 
 
+def test_results_of_a_call_that_are_no_buffers_are_left_alone() -> None:
+    x = torch.randn(4, 8)
+    got = torch.compile(lambda t: torch.fft.fft(t + 1), backend="perfuse")(x)
+    torch.testing.assert_close(got, torch.fft.fft(x + 1))
+
+
 def test_the_values_are_rounded_once() -> None:
     x = torch.randn(64, 32).half()
     got, exact = torch.compile(_bounded, backend="perfuse")(x), _widened_norm(x.double()).double()
