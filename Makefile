@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-cpu bench-gpu bench-memory clean compiler
+.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler
 
 venv: $(STAMP)
 
@@ -40,6 +40,9 @@ bench-cpu: venv compiler
 
 bench-memory: venv compiler
 	$(BIN)/python benchmarks/memory.py
+
+bench-budget: venv compiler
+	$(BIN)/python benchmarks/budget.py
 
 bench-gpu: venv
 	$(BIN)/python benchmarks/gpu.py

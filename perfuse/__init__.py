@@ -13,11 +13,13 @@ from perfuse import config as config
 from perfuse.capture.register import register
 from perfuse.counters import counters as counters
 from perfuse.errors import ArtefactError as ArtefactError
+from perfuse.errors import BudgetWarning as BudgetWarning
 from perfuse.errors import CacheDamaged as CacheDamaged
 from perfuse.errors import CompileFailed as CompileFailed
 from perfuse.errors import CompilerFailed as CompilerFailed
 from perfuse.errors import CompilerMissing as CompilerMissing
 from perfuse.errors import ConfigError as ConfigError
+from perfuse.errors import OverBudget as OverBudget
 from perfuse.errors import PerfuseError as PerfuseError
 from perfuse.errors import SpecError as SpecError
 from perfuse.errors import UnknownOption as UnknownOption

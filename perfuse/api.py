@@ -54,10 +54,14 @@ def memory_efficient_fusion(
     dynamic: bool | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    memory_budget: str | int | float | None = None,
 ) -> Any:
     """`fn`, a function or a module, with its forward and backward compiled together.
 
     As `compile`, but always as one graph: between two graphs every value that passes is kept for
-    the backward, within one only what is dearer to compute again than to keep.
+    the backward, within one only what is dearer to compute again than to keep. `memory_budget` is
+    the most that a training step may allocate: "14GiB", bytes, or a fraction of what it takes now.
     """
-    return compile(fn, dynamic=dynamic, fullgraph=True, mode=mode, options=options)
+    given = {} if memory_budget is None else {"memory_budget": memory_budget}
+    chosen = {**(options or {}), **given} or None
+    return compile(fn, dynamic=dynamic, fullgraph=True, mode=mode, options=chosen)

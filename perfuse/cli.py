@@ -56,18 +56,26 @@ def explain(
         str, typer.Option("--args", help="A function there that returns example arguments.")
     ] = "example_args",
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw memory over time.")] = None,
+    memory_budget: Annotated[
+        str | None, typer.Option(help="As the setting: 14GiB, 300MB, 0.5.")
+    ] = None,
     sources: Annotated[bool, typer.Option(help="Also print the generated sources.")] = False,
 ) -> None:
     """Compile a function and show what it became."""
     report = importlib.import_module("perfuse.report.explain")
     module, name = _module_of(function)
     given = _example_args(module, function, arguments)
-    explanation = report.explain(getattr(module, name), *given)
+    overrides = {} if memory_budget is None else {"memory_budget": memory_budget}
+    with config.patch(overrides):
+        explanation = report.explain(getattr(module, name), *given)
     print(explanation)
     if sources:
         print(*explanation.sources, sep="\n")
     if html is not None:
         console.print(f"written: {explanation.to_html(html)}")
+    if png is not None:
+        console.print(f"written: {explanation.to_png(png)}")
 
 
 @app.command()

@@ -83,6 +83,22 @@ class CompileFailed(PerfuseError):
     default_hint = "set on_error='eager' to run this graph eagerly; please report the program."
 
 
+class OverBudget(PerfuseError):
+    """A training step takes more memory than its budget, whatever is recomputed."""
+
+    default_hint = (
+        "raise memory_budget, make the batch smaller, or set over_budget='warn' to take the least."
+    )
+
+    def __init__(self, message: str, *, least_bytes: int) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes  # how low it can go
+
+
+class BudgetWarning(UserWarning):
+    """A memory budget cannot be kept; the least there is was taken."""
+
+
 class CacheDamaged(PerfuseError):
     """A cache entry does not hold what its manifest says."""
 

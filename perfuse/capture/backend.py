@@ -9,18 +9,19 @@ from typing import Any
 from torch.fx import GraphModule
 
 from perfuse import config
+from perfuse.budget.choose import choose_cut
 from perfuse.capture import warm
 from perfuse.capture.device import device_of
 from perfuse.capture.failure import compile_or_eager, warn_eager
 from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.modes import settings_for
-from perfuse.capture.observe import Observer, observers
+from perfuse.capture.observe import Observer, cut_observers, observers
 from perfuse.capture.replay import replayed
 from perfuse.capture.simple import facts_of
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.graph.decompositions import decomposition_table
-from perfuse.graph.partition import partition_joint
+from perfuse.graph.partition import Joint
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
@@ -62,7 +63,8 @@ def compile_capture(
     """What runs this capture: loaded, or else traced and compiled."""
     watching = observers()
     key = warm.key_of(module, example_inputs, context)
-    found = warm.load_capture(key, context) if key is not None and not watching else None
+    is_watched = bool(watching or cut_observers())
+    found = warm.load_capture(key, context) if key is not None and not is_watched else None
     if found is not None:
         return found
     context.counters.inc("capture.traced")
@@ -84,7 +86,8 @@ def compile_capture(
 
     def backward() -> Call:
         call = halves.compile("backward", halves.graphs.pop("backward"))
-        warm.store_capture(key, forward, halves.executables["backward"], facts, context)
+        if halves.keeps_budget:  # a miss is to be told again by the next process
+            warm.store_capture(key, forward, halves.executables["backward"], facts, context)
         return call
 
     return wrap(forward.call, backward, facts)
@@ -96,17 +99,24 @@ class Halves:
     def __init__(self, context: Context, watching: Sequence[Observer]) -> None:
         self.context = context
         self.watching = watching
+        self.watching_cuts = cut_observers()
         self.graphs: dict[str, GraphModule] = {}
         self.executables: dict[str, Executable] = {}
         # How many of the results are the user's: the rest is saved, or gradients.
         self.num_results = {"inference": sys.maxsize, "forward": 0, "backward": 0}
+        self.keeps_budget = True
 
-    def partition(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    def partition(
+        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[GraphModule, GraphModule]:
         """Cut the joint graph. The backward is compiled when it first runs, if ever."""
-        forward, backward = partition_joint(*args, settings=self.context.settings, **kwargs)
-        self.graphs["backward"] = backward
-        self.num_results["forward"] = kwargs["num_fwd_outputs"]
-        return forward, backward
+        whole = Joint.of(joint, num_fwd_outputs, self.context.settings)
+        cut, self.keeps_budget = choose_cut(whole, self.context)
+        for observer in self.watching_cuts:
+            observer(cut, self.context)
+        self.graphs["backward"] = cut.backward
+        self.num_results["forward"] = num_fwd_outputs
+        return cut.forward, cut.backward
 
     def compile(self, kind: str, graph: GraphModule) -> Call:
         """Compile one of them: forward, backward, or inference."""

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from perfuse.context import Context
+from perfuse.graph.partition import Cut
 from perfuse.pipeline import Compiled
 
 Observer = Callable[[Compiled], None]
+CutObserver = Callable[[Cut, Context], None]
 
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("perfuse_observers", default=())
+_cut_observers: ContextVar[tuple[CutObserver, ...]] = ContextVar("perfuse_cuts", default=())
 
 
 @contextmanager
@@ -30,3 +34,18 @@ def observing(observer: Observer) -> Iterator[None]:
 def observers() -> tuple[Observer, ...]:
     """Those who look on here and now."""
     return _observers.get()
+
+
+@contextmanager
+def observing_cuts(observer: CutObserver) -> Iterator[None]:
+    """Call `observer` with every joint graph that is cut in this block, in this thread or task."""
+    token = _cut_observers.set((*_cut_observers.get(), observer))
+    try:
+        yield
+    finally:
+        _cut_observers.reset(token)
+
+
+def cut_observers() -> tuple[CutObserver, ...]:
+    """Those who look on at cuts here and now."""
+    return _cut_observers.get()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.graph.facts import GIVEN_UP
+from perfuse.graph.facts import GIVEN_UP, SECOND
 from perfuse.torch_compat import OpOverload, raw_bytes, sym_expression, symbol_facts
 
 MAX_CONSTANT_BYTES = 64 << 20
@@ -54,7 +54,8 @@ def spell_node(
         name = f"{node.op} {node.target}"
     else:
         raise NotCanonical(node.op)
-    return f"{name} {spell(node.args, numbers)} {spell(node.kwargs, numbers)}"
+    second = "second " if node.meta.get(SECOND) else ""
+    return f"{second}{name} {spell(node.args, numbers)} {spell(node.kwargs, numbers)}"
 
 
 def aten_target(target: Any) -> str:

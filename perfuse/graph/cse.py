@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases, mutated_inputs
-from perfuse.graph.facts import has_effects, is_known, is_pure
+from perfuse.graph.facts import SECOND, has_effects, is_known, is_pure
 from perfuse.torch_compat import module_of
 
 _OPAQUE = object()
@@ -88,7 +88,8 @@ class _Sweep:
         kwargs = self._freeze(node.kwargs)
         if args is _OPAQUE or kwargs is _OPAQUE:
             return None
-        return (node.op, node.target, args, kwargs, reads, self._num_unknown)
+        is_second = bool(node.meta.get(SECOND))
+        return (node.op, node.target, args, kwargs, reads, self._num_unknown, is_second)
 
     def _freeze(self, value: Any) -> Hashable:
         """`value` as a key in which only equal arguments are equal."""

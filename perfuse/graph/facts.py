@@ -13,6 +13,10 @@ from perfuse.torch_compat import OpOverload, is_pointwise_function, sym_expressi
 # The mark, in `meta`, of a placeholder whose memory nobody needs after this graph.
 GIVEN_UP = "perfuse_given_up"
 
+# The mark of a call that runs a second time in the backward, apart from equal ones around it:
+# merged with them, their results would have to wait in memory for both their readers.
+SECOND = "perfuse_second"
+
 # Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
 # talk to a network, so it is never merged nor dropped.
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "perfuse"})

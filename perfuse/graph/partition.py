@@ -6,6 +6,7 @@
     backward:  sizes, saved tensors, saved others, tangents, backward seeds, state -> gradients
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,15 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.config import Settings
 from perfuse.graph.cse import eliminate_common_subexpressions
-from perfuse.graph.facts import GIVEN_UP, has_effects, is_sym, output_leaves, output_node, tensor_of
+from perfuse.graph.facts import (
+    GIVEN_UP,
+    SECOND,
+    has_effects,
+    is_sym,
+    output_leaves,
+    output_node,
+    tensor_of,
+)
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
@@ -73,6 +82,72 @@ class Saved:
         return sum(bool(node.meta.get(UNCHECKED)) for node in self.tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A joint graph in two, and what that means for each value of the forward."""
+
+    forward: GraphModule
+    backward: GraphModule
+    num_results: int  # the first outputs of the forward, which are the caller's
+    saved: tuple[Node, ...]  # of the joint graph
+    recomputed: tuple[Node, ...]  # calls of the forward that the backward makes again
+
+    def links(self) -> list[tuple[int, int]]:
+        """For each saved value its place among the forward's outputs and the backward's inputs."""
+        placeholders = self.backward.graph.find_nodes(op="placeholder")
+        places = {node.name: i for i, node in enumerate(placeholders)}
+        outputs = list(enumerate(output_leaves(self.forward.graph)))[self.num_results :]
+        named = [(i, node.name) for i, node in outputs if isinstance(node, Node)]
+        return [(i, places[name]) for i, name in named if name in places]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A joint graph, with the roles of its nodes: what can be cut in two."""
+
+    module: GraphModule
+    inputs: Inputs
+    roles: Roles
+    num_results: int
+
+    @staticmethod
+    def of(module: GraphModule, num_results: int, settings: Settings) -> "Joint":
+        module = _each_value_once(module)
+        if not settings.fallback_random:
+            results = _nodes(output_leaves(module.graph)[:num_results])
+            module = seed_random_values(module, results)
+        graph, leaves = module.graph, output_leaves(module.graph)
+        inputs = Inputs.of(graph)
+        roles = Roles.of(
+            graph,
+            tangents={*inputs.tangents, *inputs.backward_seeds, *inputs.states},
+            results=_nodes(leaves[:num_results]),
+            gradients=_nodes(leaves[num_results:]),
+            overwritten=_overwritten(graph, inputs),
+        )
+        return Joint(module, inputs, roles, num_results)
+
+    def cut(self, chosen: list[Node], wanted: Iterable[Node] = ()) -> Cut:
+        """The two halves, with the chosen values crossing between them.
+
+        `wanted` are those that the backward is written for: what of them is not chosen is made
+        again before it is read.
+        """
+        graph, roles = self.module.graph, self.roles
+        saved = _grouped(chosen, self.inputs)
+        forward = _forward(graph, roles, self.inputs, saved, self.num_results)
+        remade = frozenset(wanted) - {*chosen}
+        backward, copied = _backward(self, saved, remade)
+        again = (n for n in graph.nodes if n in copied and n in roles.forward)
+        return Cut(
+            module_of(self.module, forward),
+            module_of(self.module, backward),
+            self.num_results,
+            tuple(saved.tensors),
+            tuple(n for n in again if n.op == "call_function" and n not in chosen),
+        )
+
+
 def partition_joint(
     joint: GraphModule,
     joint_inputs: Any,
@@ -83,24 +158,13 @@ def partition_joint(
 ) -> tuple[GraphModule, GraphModule]:
     """The joint graph's forward and backward: AOTAutograd's `partition_fn`."""
     settings = settings or Settings()
-    joint = _each_value_once(joint)
-    if not settings.fallback_random:
-        joint = seed_random_values(joint, _nodes(output_leaves(joint.graph)[:num_fwd_outputs]))
-    graph = joint.graph
-    inputs = Inputs.of(graph)
-    results = output_leaves(graph)
-    roles = Roles.of(
-        graph,
-        tangents={*inputs.tangents, *inputs.backward_seeds, *inputs.states},
-        results=_nodes(results[:num_fwd_outputs]),
-        gradients=_nodes(results[num_fwd_outputs:]),
-        overwritten=_overwritten(graph, inputs),
-    )
-    saved = _grouped(choose_saved(graph, roles, policy_of(settings)), inputs)
-    return (
-        module_of(joint, _forward(graph, roles, inputs, saved, num_fwd_outputs)),
-        module_of(joint, _backward(graph, roles, inputs, saved, num_fwd_outputs)),
-    )
+    cut = plain_cut(Joint.of(joint, num_fwd_outputs, settings), settings)
+    return cut.forward, cut.backward
+
+
+def plain_cut(joint: Joint, settings: Settings) -> Cut:
+    """The cut without a budget."""
+    return joint.cut(choose_saved(joint.module.graph, joint.roles, policy_of(settings)))
 
 
 def _each_value_once(joint: GraphModule) -> GraphModule:
@@ -159,45 +223,78 @@ def _with_bindings(sizes: list[Node], tensors: list[Node], inputs: Inputs) -> li
 
 
 class _Extract:
-    """Builds one half: placeholders first, then whatever its results need, in order of need."""
+    """Builds one half: placeholders first, then whatever its results need, in order of need.
 
-    def __init__(self, placeholders: list[Node]) -> None:
+    Values in `remade` would be saved if memory allowed. A *second forward* computes them, and it is
+    read for nothing else: what is cheap to derive from them is derived anew in the backward, so
+    that it does not wait in memory from the second forward on.
+    """
+
+    def __init__(self, placeholders: list[Node], remade: frozenset[Node] = frozenset()) -> None:
         self.graph = Graph()
-        self._copy: dict[Node, Node] = {}
+        self._remade = remade
+        self._given: dict[Node, Node] = {}
+        self._copy: dict[_Key, Node] = {}
         for node in placeholders:
             copied = self.graph.placeholder(node.name)
             copied.meta = dict(node.meta)
-            self._copy[node] = copied
+            self._given[node] = copied
 
     def give_up(self, placeholder: Node) -> None:
         """Mark an input as one that nobody needs afterwards."""
-        self._copy[placeholder].meta[GIVEN_UP] = True
+        self._given[placeholder].meta[GIVEN_UP] = True
 
     def need(self, node: Node) -> None:
         """Emit `node` and, before it, everything it needs that is not there yet."""
-        stack = [node]
+        stack = [(node, node in self._remade)]
         while stack:
             top = stack[-1]
-            missing = [n for n in top.all_input_nodes if n not in self._copy]
-            if top in self._copy or not missing:
+            missing = [] if self._is_there(top) else self._missing(top)
+            if missing:
+                stack.extend(reversed(missing))
+            else:
                 stack.pop()
                 self._emit(top)
-            else:
-                stack.extend(reversed(missing))
 
-    def _emit(self, node: Node) -> None:
-        if node not in self._copy:
-            assert node.op != "placeholder", f"{node} is not an input of this half of the graph"
-            self._copy[node] = self.graph.node_copy(node, lambda n: self._copy[n])
+    def _is_there(self, key: "_Key") -> bool:
+        return key[0] in self._given or key in self._copy
+
+    def _inputs(self, key: "_Key") -> list["_Key"]:
+        node, is_second = key
+        return [(n, is_second or n in self._remade) for n in node.all_input_nodes]
+
+    def _missing(self, key: "_Key") -> list["_Key"]:
+        return [source for source in self._inputs(key) if not self._is_there(source)]
+
+    def _emit(self, key: "_Key") -> None:
+        if self._is_there(key):
+            return
+        node, is_second = key
+        assert node.op != "placeholder", f"{node} is not an input of this half of the graph"
+        copies = {source[0]: self._of(source) for source in self._inputs(key)}
+        made = self.graph.node_copy(node, lambda n: copies[n])
+        if is_second and node.op == "call_function":
+            made.meta[SECOND] = True
+        self._copy[key] = made
+
+    def _of(self, key: "_Key") -> Node:
+        return self._given.get(key[0]) or self._copy[key]
+
+    def copied(self) -> set[Node]:
+        """The nodes computed here, once or twice."""
+        return {node for node, _ in self._copy}
 
     def finish(self, values: list[Any], descriptions: list[Any] | None) -> Graph:
         for node in _nodes(values):
             self.need(node)
-        copies = [self._copy[v] if isinstance(v, Node) else v for v in values]
+        copies = [self._of((v, v in self._remade)) if isinstance(v, Node) else v for v in values]
         out = self.graph.output(tuple(copies))
         if descriptions is not None:
             out.meta["desc"] = descriptions
         return self.graph
+
+
+_Key = tuple[Node, bool]  # a node, and whether it is meant in the second forward
 
 
 def _descriptions(graph: Graph) -> list[Any] | None:
@@ -225,11 +322,12 @@ def _forward(
     return extract.finish([*output_leaves(graph)[:num_fwd_outputs], *kept], descriptions)
 
 
-def _backward(
-    graph: Graph, roles: Roles, inputs: Inputs, saved: Saved, num_fwd_outputs: int
-) -> Graph:
+def _backward(joint: Joint, saved: Saved, remade: frozenset[Node]) -> tuple[Graph, set[Node]]:
+    """The backward's graph, and the nodes of the joint graph that are in it."""
+    graph, roles, inputs = joint.module.graph, joint.roles, joint.inputs
+    num_fwd_outputs = joint.num_results
     others = [*inputs.tangents, *inputs.backward_seeds, *inputs.states]
-    extract = _Extract([*saved.sizes, *saved.tensors, *saved.others, *others])
+    extract = _Extract([*saved.sizes, *saved.tensors, *saved.others, *others], remade)
     for node in [*saved.tensors, *inputs.tangents]:
         if node not in inputs.primals:
             extract.give_up(node)
@@ -243,4 +341,4 @@ def _backward(
     for node in result.nodes:
         if node.op in ("call_function", "get_attr"):
             node.meta["autograd_backward"] = True
-    return result
+    return result, extract.copied()

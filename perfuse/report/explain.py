@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from perfuse.capture.backend import perfuse_backend
-from perfuse.capture.observe import observing
+from perfuse.capture.observe import observing, observing_cuts
 from perfuse.counters import counters
 from perfuse.pipeline import Compiled
 from perfuse.report.explanation import Explanation, GraphReport
+from perfuse.report.memory import TrainingReport
 from perfuse.torch_compat import reset_dynamo, tree_leaves
 
 
@@ -25,14 +26,18 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     before = counters.snapshot()
     reset_dynamo()
     start = time.perf_counter()
-    with observing(seen.append):
+    cuts: list[TrainingReport] = []
+    with (
+        observing(seen.append),
+        observing_cuts(lambda cut, context: cuts.append(TrainingReport.of(cut, context))),
+    ):
         result = torch.compile(_plain(fn), backend=perfuse_backend)(*args, **kwargs)
         _run_backward(result)
     seconds = time.perf_counter() - start
     reset_dynamo()
     counted = {n: c - before.get(n, 0) for n, c in counters.snapshot().items()}
     reports = tuple(GraphReport.of(compiled, i) for i, compiled in enumerate(seen))
-    return Explanation(reports, {n: c for n, c in counted.items() if c}, seconds)
+    return Explanation(reports, {n: c for n, c in counted.items() if c}, seconds, tuple(cuts))
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

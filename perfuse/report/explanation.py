@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfuse.errors import PerfuseError
 from perfuse.ir.program import Extern
 from perfuse.pipeline import Compiled
+from perfuse.report.memory import TrainingReport, draw
 from perfuse.report.tables import html_page, rendered
 from perfuse.schedule.plan import Kernel
 
@@ -93,6 +95,7 @@ class Explanation:
     graphs: tuple[GraphReport, ...]
     counters: dict[str, int]
     seconds: float  # the whole first call, capture included
+    training: tuple[TrainingReport, ...] = ()  # each capture that has a backward
 
     @property
     def sources(self) -> list[str]:
@@ -105,6 +108,12 @@ class Explanation:
 
     def __str__(self) -> str:
         return rendered(self)
+
+    def to_png(self, path: str | Path) -> Path:
+        """Draw memory over time, for each capture that has a backward."""
+        if not self.training:
+            raise PerfuseError("nothing here has a backward, whose memory could be drawn")
+        return draw(self.training, path)
 
     def to_html(self, path: str | Path) -> Path:
         """Write the explanation as one HTML page."""

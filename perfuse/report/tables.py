@@ -22,6 +22,13 @@ tr:nth-child(even) { background: #f3f3f3; } td.n { text-align: right; }
 pre { background: #f7f7f7; padding: .7rem; overflow: auto; max-height: 30rem; font-size: 12px; }
 </style>
 <h1>{{ e.num_kernels }} kernels in {{ e.graphs | length }} graphs</h1>
+{% for t in e.training %}
+<h2>Memory of a training step</h2><p>{{ t.headline() }}<pre>{{ t.sparkline() }}</pre>
+{% for title, rows in [("Saved", t.saved), ("Recomputed", t.recomputed)] %}
+<h3>{{ title }}</h3><table><tr><th>value<th>made by<th>bytes<th>flops<th>source
+{% for r in rows %}<tr><td>{{ r.name }}<td>{{ r.what }}
+<td class=n>{{ "{:,}".format(r.num_bytes) }}<td class=n>{{ "{:,}".format(r.num_flops) }}
+<td>{{ r.origin }}{% endfor %}</table>{% endfor %}{% endfor %}
 {% for g in e.graphs %}
 <h2>{{ g.name }}</h2>
 <table><tr><th>kernel<th>bytes<th>flops<th>fused<th>source
@@ -55,12 +62,26 @@ def rendered(explanation: Any) -> str:
     console.print(
         f"{kernels} kernels in {graphs} graphs, {explanation.seconds:.2f} s", markup=False
     )
+    for training in explanation.training:
+        _print_training(console, training)
     for graph in explanation.graphs:
         _print_graph(console, graph)
     _print_rows(console, "counters", ("name", "count"), explanation.counters.items())
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
+
+
+def _print_training(console: Console, report: Any) -> None:
+    console.rule("memory of a training step")
+    console.print(report.headline(), markup=False, soft_wrap=True)
+    console.print(f"over time: {report.sparkline()}", markup=False, soft_wrap=True)
+    heads = ("value", "made by", "bytes", "flops", "source")
+    for title, rows in (("saved", report.saved), ("recomputed", report.recomputed)):
+        cells = [
+            (r.name, r.what, f"{r.num_bytes:,}", f"{r.num_flops:,}", _short(r.origin)) for r in rows
+        ]
+        _print_rows(console, title, heads, cells)
 
 
 def _print_graph(console: Console, graph: Any) -> None:

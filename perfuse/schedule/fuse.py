@@ -209,10 +209,16 @@ def _moved_to(b: Group, sizes: list[Dim], parts: list[list[int]]) -> tuple[Membe
 
 
 class Fuser:
-    """Merges groups greedily, most shared bytes first, keeping the graph of groups acyclic."""
+    """Merges groups greedily, most shared bytes first, keeping the graph of groups acyclic.
 
-    def __init__(self, program: Program) -> None:
+    Loops with more than `reach` calls between them stay apart: together, the results of the later
+    one would lie in memory from the time of the earlier one on.
+    """
+
+    def __init__(self, program: Program, reach: int | None = None) -> None:
         self.program = program
+        self._reach = reach
+        self._num_calls: list[int] = []  # node number -> calls before it
         self.groups: dict[int, Group] = {}
         self.home: list[int] = []  # node number -> its group
         self.above: dict[int, int] = {}  # group -> bit set of nodes that must run before it
@@ -223,8 +229,11 @@ class Fuser:
         self._readers: dict[str, list[int]] = {}
 
     def run(self) -> None:
+        calls = 0
         for number, node in enumerate(self.program.nodes):
             reads, writes = accesses(node)
+            calls += isinstance(node, Extern)
+            self._num_calls.append(calls)
             self._enter(number, node, reads, writes)
             if isinstance(node, Loop):
                 self._merge_with_neighbours(number, reads)
@@ -271,6 +280,8 @@ class Fuser:
         if first.is_fixed or second.is_fixed:
             return
         try:
+            if self._is_far(first, second):
+                raise Apart("they are far apart, and memory is dear")
             if self._has_path_between(a, b):
                 raise Apart("another kernel must run between them")
             merged = self._merged(a, b)
@@ -280,6 +291,12 @@ class Fuser:
                 self.refusals.append(Refusal(names[0], names[1], str(apart)))
             return
         self._replace(a, b, merged)
+
+    def _is_far(self, first: Group, second: Group) -> bool:
+        if self._reach is None:
+            return False
+        calls = [self._num_calls[number] for number in (*first.nodes, *second.nodes)]
+        return max(calls) - min(calls) > self._reach
 
     def _merged(self, a: int, b: int) -> Group:
         first, second = self.groups[a], self.groups[b]

@@ -56,7 +56,7 @@ def num_bytes(buffer: Buffer) -> int | None:
 def place(
     program: Program, steps: tuple[Step, ...], largest: int | None = None
 ) -> tuple[dict[str, int], int]:
-    """Arena offsets for temporaries of known size, up to `largest`, that stay in the program."""
+    """Arena offsets for temporaries of known size, less than `largest`, that stay inside."""
     leaving = output_buffers(program)
     first: dict[str, int] = {}
     last: dict[str, int] = {}

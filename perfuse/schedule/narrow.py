@@ -25,11 +25,10 @@ def narrow_reductions(program: Program) -> Program:
         if len(users) != 1 or node.out in leaving or program.buffers[node.out].role != "temp":
             continue
         user = program.nodes[users[0]]
-        if isinstance(user, Loop) and not _is_looked_at(program, number, users[0]):
-            merged = _merged(node, user, program)
-            if merged is not None:
-                nodes[number] = merged
-                gone.add(users[0])
+        merged = _merged(node, user, program) if isinstance(user, Loop) else None
+        if merged is not None and not _is_looked_at(program, number, users[0]):
+            nodes[number] = merged
+            gone.add(users[0])
     if not gone:
         return program
     return replace(program, nodes=tuple(n for i, n in enumerate(nodes) if i not in gone))

@@ -81,6 +81,7 @@ class Plan:
     refusals: tuple[Refusal, ...]
     places: dict[str, int]
     arena_bytes: int
+    arena_limit: int | None = None  # temporaries of at least this size are made one by one
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -15,6 +15,9 @@ from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 from perfuse.schedule.rounded import store_as_rounded
 
+# Calls between two loops that may still become one kernel where memory is dear: those of a block.
+NEAR = 4
+
 # Calls that do nothing but make a tensor of one number.
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
@@ -22,20 +25,24 @@ _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 def schedule(program: Program, context: Context) -> Plan:
     """Fuse, order, and place: what comes out is ready to be spelled."""
     program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))
-    fuser = Fuser(program)
-    fuser.run()
-    plan = _plan(program, fuser, program_order(fuser))
-    if context.target.gpu is not None:
-        # Temporaries come from PyTorch's allocator there, which other programs share.
-        plan = replace(plan, places={}, arena_bytes=0)
-    if context.settings.memory_budget is not None:
-        plan = _smallest(plan, fuser, context)
+    if context.settings.memory_budget is None:
+        fuser = _fused(program)
+        plan = _placed(_plan(program, fuser, program_order(fuser)), context)
+    else:
+        plan = _smallest(program, context)
     context.counters.inc("schedule.loops", sum(isinstance(n, Loop) for n in program.nodes))
     context.counters.inc("schedule.kernels", len(plan.kernels))
     return plan
 
 
+def _fused(program: Program, reach: int | None = None) -> Fuser:
+    fuser = Fuser(program, reach)
+    fuser.run()
+    return fuser
+
+
 def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
+    """Kernels and calls in order, nothing placed yet."""
     steps: list[Step] = []
     outside = _outside_uses(program, fuser)
     for home in order:
@@ -46,25 +53,34 @@ def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, Extern)
             steps.append(node)
-    places, arena_bytes = memory.place(program, tuple(steps))
-    return Plan(program, tuple(steps), tuple(fuser.refusals), places, arena_bytes)
+    return Plan(program, tuple(steps), tuple(fuser.refusals), {}, 0)
 
 
-def _smallest(plan: Plan, fuser: Fuser, context: Context) -> Plan:
-    """Of a few orders and placements of the same kernels, the one that holds least at a time."""
-    frugal = _plan(plan.program, fuser, frugal_order(fuser, plan.program))
+def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
+    """The plan with temporaries in an arena: all, or those smaller than `largest`."""
     if context.target.gpu is not None:
-        choices = [plan, replace(frugal, places={}, arena_bytes=0)]
-    else:
-        choices = [plan, _without_large(plan), frugal, _without_large(frugal)]
+        # Temporaries come from PyTorch's allocator there, which other programs share.
+        return plan
+    places, arena_bytes = memory.place(plan.program, plan.steps, largest)
+    return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
+
+
+def _smallest(program: Program, context: Context) -> Plan:
+    """Of a few fusions, orders and placements, the one that holds least at a time.
+
+    An arena lasts as long as the call: where large temporaries stay out of it, they last as long as
+    they are needed. The first of equals is taken, which is the plan without a budget.
+    """
+    choices = []
+    wide = _fused(program)
+    tries = [(wide, program_order(wide))]
+    if program.given_up:  # a backward, in which a second forward may run beside the rest
+        near = _fused(program, NEAR)
+        tries += [(near, program_order(near)), (near, frugal_order(near, program))]
+    for fuser, order in tries:
+        plan = _plan(program, fuser, order)
+        choices += [_placed(plan, context), _placed(plan, context, memory.SMALLEST_POOLED)]
     return min(choices, key=lambda choice: lifetimes(choice, context.device.type).peak())
-
-
-def _without_large(plan: Plan) -> Plan:
-    """An arena lasts as long as the call: large temporaries leave it, to last as long as needed."""
-    limit = memory.SMALLEST_POOLED
-    places, arena_bytes = memory.place(plan.program, plan.steps, largest=limit)
-    return replace(plan, places=places, arena_bytes=arena_bytes)
 
 
 def _without_dead_loops(program: Program) -> Program:

@@ -7,7 +7,7 @@ Inputs, parameters and the optimiser's state are there before it and after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfuse.schedule.lifetimes import Lifetime, Lifetimes
 
@@ -58,9 +58,19 @@ class Link:
 
 
 def step_timeline(
-    forward: Lifetimes, backward: Lifetimes, num_results: int, links: Sequence[Link]
+    forward: Lifetimes,
+    backward: Lifetimes,
+    num_results: int,
+    links: Sequence[Link],
+    keeps_arenas: bool = False,
 ) -> Timeline:
-    """The memory of a step, the first `num_results` outputs of the forward being the caller's."""
+    """The memory of a step, the first `num_results` outputs of the forward being the caller's.
+
+    Arenas that are kept between calls are there all the time.
+    """
+    if keeps_arenas:
+        both = forward.arena_bytes + backward.arena_bytes
+        forward, backward = replace(forward, arena_bytes=both), replace(backward, arena_bytes=both)
     made = {item.buffer: item for item in forward.items if item.kind == "result"}
     results = {name for name in forward.outputs[:num_results] if name in made}
     saved = _saved_until(forward, backward, links, made.keys() - results)

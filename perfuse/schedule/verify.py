@@ -107,7 +107,10 @@ def _check_places(plan: Plan) -> None:
         buffer = plan.program.buffers.get(name)
         if buffer is None or buffer.role != "temp" or name in leaving:
             continue
-        if static_product(buffer.shape) is None or num_bytes(buffer) is None:
+        size = num_bytes(buffer)
+        if static_product(buffer.shape) is None or size is None:
+            continue
+        if plan.arena_limit is not None and size >= plan.arena_limit:
             continue
         if name not in plan.places:
             raise SpecError(f"{_STAGE}: {name} has no place")

@@ -100,7 +100,7 @@ class _Problem:
     def _may_recompute(self, node: Node) -> bool:
         if node.op != "call_function" or is_sym(node) or not is_pure(node):
             return False
-        if node.name in self._must_save:
+        if node.name in self._must_save or user_policy(node) in ("MUST_SAVE", "PREFER_SAVE"):
             return False
         if self.is_wanted(node):
             return True
@@ -242,10 +242,15 @@ def _chain_ends(problem: _Problem, recomputed: set[Node]) -> frozenset[Node]:
     return frozenset(ends)
 
 
+def user_policy(node: Node) -> str:
+    """What a checkpoint of the user's says about this value, "" where there is none."""
+    policy: Any = node.meta.get("recompute")
+    return str(getattr(policy, "name", ""))
+
+
 def _is_checkpointed(node: Node) -> bool:
     """The user's checkpoint wants it recomputed, and it is no value a later region starts from."""
-    policy: Any = node.meta.get("recompute")
-    if getattr(policy, "name", "") not in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
+    if user_policy(node) not in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
         return False
     region = node.meta.get("ac_graph_id")
     readers = (n for n in node.users if n.op != "output" and not is_tagged_backward(n))

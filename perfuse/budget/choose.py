@@ -1,0 +1,135 @@
+"""The choice: the cheapest cut whose real plan fits, so that a smaller budget never takes more.
+
+Real plans are made for few of the cuts: the frontier is searched by halving. A cut is accepted
+when its peak fits and is no less than that of the accepted one dearer than it. So whenever two
+budgets part ways at some cut, the larger one ends at or above that cut's peak and the smaller one
+below it, even where estimates put cuts in a wrong order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfuse.budget.family import Candidate, frontier
+from perfuse.budget.simulate import simulate
+from perfuse.budget.values import Values
+from perfuse.context import Context
+from perfuse.errors import BudgetWarning, OverBudget
+from perfuse.graph.partition import Cut, Joint, plain_cut
+from perfuse.schedule.timeline import Timeline
+from perfuse.sizes import Budget, parse_budget, spell_bytes
+
+TRUST = 1.25  # how far estimates may be off where the smallest cut is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Which of a row of peaks was chosen, and whether it fits."""
+
+    number: int
+    fits: bool
+
+
+def pick(
+    peak_of: Callable[[int], int], estimates: Sequence[int], limit: Callable[[int], int]
+) -> Pick:
+    """The place of the choice in a frontier of rising prices; `limit` is told the first peak."""
+    first = peak_of(0)
+    most = limit(first)
+    if first <= most:
+        return Pick(0, True)
+    low, high, accepted = 1, len(estimates) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        peak = peak_of(middle)
+        if peak <= most and (accepted is None or peak >= peak_of(accepted)):
+            accepted, high = middle, middle - 1
+        else:
+            low = middle + 1
+    if accepted is not None:
+        return Pick(accepted, True)
+    return _pick_of_all(peak_of, estimates, most)
+
+
+def _pick_of_all(peak_of: Callable[[int], int], estimates: Sequence[int], most: int) -> Pick:
+    """Look at every cut that might be the smallest: the first that fits, else the smallest."""
+    most_likely = TRUST * min(estimates)
+    peaks = {i: peak_of(i) for i, e in enumerate(estimates) if i == 0 or e <= most_likely}
+    for number in sorted(peaks):
+        if peaks[number] <= most:
+            return Pick(number, True)
+    return Pick(min(peaks, key=lambda i: (peaks[i], i)), False)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A cut, with what its plan takes."""
+
+    name: str
+    cut: Cut
+    timeline: Timeline
+    budget: Budget | None = None
+    unconstrained: int | None = None  # the peak of the cut without a budget
+    limit: int | None = None  # the budget in bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.limit is None or self.timeline.peak <= self.limit
+
+
+def choose_cut(joint: Joint, context: Context) -> tuple[Cut, bool]:
+    """How to cut this graph under the settings, and whether that keeps the budget, if any."""
+    if context.settings.memory_budget is None:
+        return plain_cut(joint, context.settings), True
+    choice = choose_within(joint, context)
+    if not choice.fits:
+        _tell(choice, context)
+    return choice.cut, choice.fits
+
+
+def choose_within(joint: Joint, context: Context) -> Choice:
+    """The cheapest cut whose simulated peak fits the budget; the smallest if none does."""
+    assert context.settings.memory_budget is not None
+    budget = parse_budget(context.settings.memory_budget)
+    values = Values.of(joint)
+    candidates = frontier(joint, values, context.settings)
+    made: dict[int, Choice] = {}
+
+    def peak_of(number: int) -> int:
+        if number not in made:
+            made[number] = _choice(candidates[number], joint, values, context)
+        return made[number].timeline.peak
+
+    picked = pick(peak_of, [c.estimate.peak for c in candidates], budget.limit)
+    context.counters.inc("budget.candidates", len(candidates))
+    context.counters.inc("budget.simulated", len(made))
+    first = peak_of(0)
+    return dataclasses.replace(
+        made[picked.number], budget=budget, unconstrained=first, limit=budget.limit(first)
+    )
+
+
+def _choice(candidate: Candidate, joint: Joint, values: Values, context: Context) -> Choice:
+    saved, wanted = (
+        [values.nodes[v] for v in sorted(numbers)]
+        for numbers in (candidate.saved, candidate.wanted)
+    )
+    cut = joint.cut(saved, wanted)
+    return Choice(candidate.name, cut, simulate(cut, context))
+
+
+def _tell(choice: Choice, context: Context) -> None:
+    """The budget cannot be kept: say how low it can go."""
+    assert choice.unconstrained is not None
+    context.counters.inc("budget.missed")
+    text = (
+        f"memory_budget {choice.budget} cannot be kept: this training step takes at least "
+        f"{spell_bytes(choice.timeline.peak)} ({choice.timeline.peak:,} bytes, simulated), and "
+        f"{spell_bytes(choice.unconstrained)} without a budget"
+    )
+    if context.settings.over_budget == "raise":
+        raise OverBudget(text, least_bytes=choice.timeline.peak)
+    warnings.warn(f"{text}; the least is taken", BudgetWarning, stacklevel=2)

@@ -1,0 +1,35 @@
+"""What a cut really takes: both halves planned as they will be compiled, their memory summed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch.fx import GraphModule
+
+from perfuse.autotune.products import choose_products
+from perfuse.context import Context
+from perfuse.counters import Counters
+from perfuse.graph.partition import Cut
+from perfuse.graph.passes import run_passes
+from perfuse.lower.graph import lower_graph
+from perfuse.schedule.lifetimes import Lifetimes, lifetimes
+from perfuse.schedule.schedule import schedule
+from perfuse.schedule.timeline import Link, Timeline, step_timeline
+
+
+def simulate(cut: Cut, context: Context) -> Timeline:
+    """The memory of a training step, from the plans of its halves."""
+    links = [Link(output, taken) for output, taken in cut.links()]
+    forward, backward = _lifetimes(cut.forward, context), _lifetimes(cut.backward, context)
+    # Frames, and with them arenas, are kept between calls unless there is a budget.
+    keeps_arenas = context.settings.memory_budget is None
+    return step_timeline(forward, backward, cut.num_results, links, keeps_arenas)
+
+
+def _lifetimes(half: GraphModule, context: Context) -> Lifetimes:
+    """The stages of the pipeline up to the plan."""
+    own = dataclasses.replace(context, counters=Counters())
+    program = lower_graph(run_passes(half), own)
+    if context.target.gpu is None:
+        program = choose_products(program, own)
+    return lifetimes(schedule(program, own), context.device.type)

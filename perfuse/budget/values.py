@@ -1,0 +1,138 @@
+"""A joint graph as numbers: what walking it many times needs to know of each node, asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from perfuse.graph.aliases import Aliases, is_view
+from perfuse.graph.facts import has_effects, is_sym, output_leaves
+from perfuse.graph.partition import Joint
+from perfuse.graph.saving.choose import user_policy
+from perfuse.graph.saving.costs import Work, num_bytes, num_flops, work_of
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The nodes of a joint graph by number, in its order."""
+
+    nodes: tuple[Node, ...]
+    number: dict[Node, int]
+    inputs: tuple[tuple[int, ...], ...]
+    num_bytes: tuple[int, ...]  # 0 for views, sizes, tuples, and what the caller holds
+    root: tuple[int, ...]  # the value whose memory this one looks at, or itself
+    num_flops: tuple[int, ...]
+    is_product: tuple[bool, ...]
+    is_stored: tuple[bool, ...]  # goes to memory wherever it is computed
+    can_recompute: tuple[bool, ...]  # its inputs can be kept instead of it
+    must_recompute: tuple[bool, ...]  # so says a checkpoint of the user's
+    forward: tuple[bool, ...]  # runs in the forward
+    backward: tuple[int, ...]  # what must run in the backward, in order
+    first_reads: tuple[int, ...]  # values from before the tangents that the backward reads
+    results: frozenset[int]
+    gradients: frozenset[int]
+
+    @staticmethod
+    def of(joint: Joint) -> Values:
+        graph, roles = joint.module.graph, joint.roles
+        nodes = tuple(n for n in graph.nodes if n.op != "output")
+        number = {node: i for i, node in enumerate(nodes)}
+        leaves = output_leaves(graph)
+        work = [work_of(n) if n.op == "call_function" else Work.FREE for n in nodes]
+        late = tuple(
+            number[n]
+            for n in nodes
+            if n in roles.backward and (n in roles.needed_backward or has_effects(n))
+        )
+        read = {n for node in roles.backward for n in node.all_input_nodes}
+        read.update(roles.gradients)
+        return Values(
+            nodes,
+            number,
+            tuple(tuple(number[i] for i in n.all_input_nodes) for n in nodes),
+            tuple(_own_bytes(n) for n in nodes),
+            _roots(nodes, number),
+            tuple(num_flops(n) if n.op == "call_function" else 0 for n in nodes),
+            tuple(work_of(_maker(n)) >= Work.PRODUCT for n in nodes),
+            tuple(_is_stored(n, w) for n, w in zip(nodes, work, strict=True)),
+            _recomputable(joint, nodes, work),
+            tuple(user_policy(n) == "MUST_RECOMPUTE" for n in nodes),
+            tuple(n in roles.forward and n.op == "call_function" for n in nodes),
+            late,
+            tuple(sorted(number[n] for n in read if n not in roles.backward)),
+            _numbers(leaves[: joint.num_results], number),
+            _numbers(leaves[joint.num_results :], number),
+        )
+
+    def held_bytes(self, numbers: Iterable[int]) -> int:
+        """What keeping these values takes, memory that several share counted once."""
+        return sum(self.num_bytes[v] for v in {self.root[v] for v in numbers})
+
+    def is_tuple(self, v: int) -> bool:
+        return _is_tuple(self.nodes[v])
+
+
+def _numbers(leaves: Iterable[object], number: dict[Node, int]) -> frozenset[int]:
+    return frozenset(number[n] for n in leaves if isinstance(n, Node))
+
+
+def _own_bytes(node: Node) -> int:
+    is_made = node.op == "call_function" and not is_sym(node) and not is_view(node)
+    return num_bytes(node) if is_made else 0
+
+
+def _roots(nodes: tuple[Node, ...], number: dict[Node, int]) -> tuple[int, ...]:
+    roots: list[int] = []
+    for v, node in enumerate(nodes):
+        looks = node.op == "call_function" and is_view(node) and bool(node.all_input_nodes)
+        roots.append(roots[number[node.all_input_nodes[0]]] if looks else v)
+    return tuple(roots)
+
+
+def _maker(node: Node) -> Node:
+    """The call behind one of its results."""
+    return node.all_input_nodes[0] if _is_part(node) else node
+
+
+def _is_part(node: Node) -> bool:
+    is_getitem = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    return is_getitem and bool(node.all_input_nodes)
+
+
+def _is_stored(node: Node, work: Work) -> bool:
+    """A library call's result is in memory, and so is what one reads; the rest may be fused."""
+    if node.op != "call_function" or is_view(node) or is_sym(node):
+        return False
+    if work >= Work.PASS or _is_part(node):
+        return True
+    return any(_reads_memory(user) for user in node.users)
+
+
+def _reads_memory(user: Node) -> bool:
+    if user.op == "output":
+        return True
+    if is_view(user):
+        return any(_reads_memory(after) for after in user.users)
+    return work_of(user) >= Work.PRODUCT
+
+
+def _recomputable(joint: Joint, nodes: tuple[Node, ...], work: list[Work]) -> tuple[bool, ...]:
+    aliases = Aliases.of(joint.module.graph)
+    for node in joint.roles.overwritten:
+        aliases.of_node(node).is_mutated = True
+    can: dict[Node, bool] = {}
+    for node, cost in zip(nodes, work, strict=True):
+        is_free = cost < Work.NEVER and not is_sym(node) and user_policy(node) != "MUST_SAVE"
+        can[node] = node.op == "call_function" and is_free
+        # A tuple is never kept: its parts can be had again if it can.
+        can[node] = can[node] and all(
+            not aliases.of_node(n).is_mutated and (not _is_tuple(n) or can[n])
+            for n in node.all_input_nodes
+        )
+    return tuple(can[node] for node in nodes)
+
+
+def _is_tuple(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (tuple, list))

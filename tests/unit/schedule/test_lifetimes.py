@@ -1,0 +1,141 @@
+"""Lifetimes: what the simulation says is held is what the host program holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perfuse import config
+from perfuse.codegen.cpp.unit import generate_sources
+from perfuse.codegen.host.program import generate_host
+from perfuse.context import Context
+from perfuse.schedule.lifetimes import Lifetime, Lifetimes, lifetimes
+from perfuse.schedule.plan import Plan
+from perfuse.schedule.timeline import Link, Moment, Timeline, step_timeline
+from tests.unit.planning import CONTEXT, plans_of, wants_grad
+
+FRUGAL = Context.default(config.Settings().with_overrides({"memory_budget": 0.5}))
+
+
+def mlp(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(F.gelu(x @ a) @ b + x, x.shape[-1:]).square().sum()
+
+
+def convolution(x: Tensor, weight: Tensor) -> Tensor:
+    return F.max_pool2d(torch.relu(F.conv2d(x, weight)), 2).sum()
+
+
+def plain(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).tanh().sum(0).exp()
+
+
+PROGRAMS = [
+    (mlp, ((512, 256), (256, 1024), (1024, 256))),
+    (convolution, ((4, 3, 64, 64), (16, 3, 3, 3))),
+    (plain, ((256, 512), (256, 512))),
+]
+
+
+def held_by_host(plan: Plan) -> list[set[str]]:
+    """The buffers that each turn of the host program's text runs with, inputs left out."""
+    text = generate_host(plan, generate_sources(plan, CONTEXT)).text
+    alive: set[str] = set()
+    turns: list[set[str]] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("del "):
+            alive -= set(line.removeprefix("del ").split(", "))
+        elif "= empty_strided(" in line or "= new_seeds(" in line:
+            alive.add(line.split(" = ")[0])
+        elif line.startswith("segment") or re.match(r"(.* = )?op_\w+\(", line):
+            if " = op_" in line:
+                names = line.split(" = op_")[0].strip(", ").split(", ")
+                alive |= {n for n in names if n in plan.program.buffers}
+            turns.append(set(alive))
+    return turns
+
+
+@pytest.mark.parametrize("context", [CONTEXT, FRUGAL], ids=["default", "frugal"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda row: row[0].__name__)
+def test_as_the_host_program_does(program: tuple, context: Context) -> None:  # type: ignore[type-arg]
+    fn, shapes = program
+    for plan in plans_of(fn, *wants_grad(*(torch.randn(s) for s in shapes)), context=context):
+        found = lifetimes(plan)
+        said = [
+            {i.buffer for i in found.items if i.kind != "input" and i.first <= turn <= i.last}
+            for turn in range(found.num_turns)
+        ]
+        assert said == held_by_host(plan)
+
+
+def test_large_temporaries_leave_the_arena_where_memory_is_dear() -> None:
+    inputs = wants_grad(*(torch.randn(s) for s in PROGRAMS[0][1]))
+    (wide, wide_back), (dear, dear_back) = (
+        plans_of(mlp, *inputs, context=context) for context in (CONTEXT, FRUGAL)
+    )
+    assert lifetimes(dear).peak() <= lifetimes(wide).peak()
+    assert lifetimes(dear_back).peak() < lifetimes(wide_back).peak()
+
+
+def test_saved_values_go_after_their_last_reader() -> None:
+    forward, backward = plans_of(mlp, *wants_grad(*(torch.randn(s) for s in PROGRAMS[0][1])))
+    saved = [i for i in lifetimes(backward).items if i.kind == "input"]
+    assert saved and any(i.last < lifetimes(backward).num_turns - 1 for i in saved)
+    assert not [i for i in lifetimes(forward).items if i.kind == "input"]
+
+
+def test_symbols_count_with_the_sizes_seen() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x.exp() @ x.t()).relu()
+
+    x = torch.randn(96, 48, requires_grad=True)
+    fixed, dynamic = (
+        [lifetimes(plan) for plan in plans_of(fn, x, dynamic=d, context=FRUGAL)]
+        for d in (False, True)
+    )
+    sizes = [
+        [sum(i.num_bytes for i in half.items if i.kind == "result") for half in halves]
+        for halves in (fixed, dynamic)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def lives(rows: list[tuple[str, str, int, int, int]], turns: int, **others: object) -> Lifetimes:
+    items = tuple(Lifetime(*row) for row in rows)
+    labels = tuple(f"k{i}" for i in range(turns))
+    return replace(Lifetimes(labels, 0, items, (), ()), **others)  # type: ignore[arg-type]
+
+
+def test_a_step_by_hand() -> None:
+    """Result r and saved s; the backward frees s after its first turn, and makes gradient g."""
+    forward = lives(
+        [("s", "result", 100, 0, 2), ("t", "temporary", 7, 0, 0), ("r", "result", 10, 1, 2)],
+        2,
+        arena_bytes=1,
+        outputs=("r", "s"),
+    )
+    backward = lives(
+        [("i0", "input", 100, 0, 0), ("i1", "input", 10, 0, 1), ("g", "result", 50, 1, 3)],
+        3,
+        arena_bytes=2,
+        outputs=("g",),
+        inputs=("i0", "i1"),
+    )
+    expected = Timeline(
+        (
+            Moment("forward", "k0", 0, 100, 0, 8),
+            Moment("forward", "k1", 10, 100, 0, 1),
+            Moment("backward", "k0", 10, 100, 10, 2),
+            Moment("backward", "k1", 10, 0, 60, 2),
+            Moment("backward", "k2", 10, 0, 50, 2),
+        )
+    )
+    made = step_timeline(forward, backward, 1, [Link(1, 0)])
+    assert made == expected
+    assert (made.peak, made.saved_bytes) == (122, 100)
+    kept = step_timeline(forward, backward, 1, [Link(1, 0)], keeps_arenas=True)
+    assert kept.peak == 123
