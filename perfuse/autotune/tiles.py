@@ -14,7 +14,7 @@ from typing import Any
 
 from perfuse.build.compiler import open_store
 from perfuse.build.identity import identity
-from perfuse.codegen.triton.tiling import Tile, candidates
+from perfuse.codegen.triton.tiling import Tile, candidates, widest_of
 from perfuse.codegen.triton.unit import machine_of
 from perfuse.context import Context
 from perfuse.ir import index as ix
@@ -69,7 +69,8 @@ def decide(kernel: Kernel, program: Program, context: Context, measure: Measure)
         context.counters.inc("autotune.cache_hit")
         found = json.loads(entry.read_text(_FILE))
         return TileDecision(found["tile"], [tuple(row) for row in found["microseconds"]])
-    decision = race(alone, candidates(kernel, machine_of(context.target)), measure)
+    widest = widest_of(kernel, program.buffers)
+    decision = race(alone, candidates(kernel, machine_of(context.target), widest), measure)
     context.counters.inc("autotune.kernels_measured")
     store.put(key, {_FILE: json.dumps(asdict(decision), indent=1).encode()})
     return decision

@@ -13,9 +13,13 @@ from perfuse.torch_compat import bare_op
 HOST_FILE = str(Path(__file__).with_name("<host program>"))
 
 
-def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor itself if it lies as it was traced, else a copy that does."""
-    if tensor.stride() == strides:
+def with_strides(tensor: Any, strides: tuple[int, ...]) -> Any:
+    """The tensor itself if it lies as it was traced, else a copy that does.
+
+    None stays: a call may leave out a result that nobody reads (attention its log-sums), though
+    tracing told of one.
+    """
+    if tensor is None or tensor.stride() == strides:
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
     if all(n == 1 or have == want for n, have, want in pairs) or tensor.numel() == 0:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis
+from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, static_product
 
 FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
 MOST_SCANNED = 8192
+LONG_ROW = 32768
 ELEMENTS_A_THREAD = 16
 WARP = 32
 
@@ -76,8 +77,8 @@ def _warps(elements: int, a_thread: int = ELEMENTS_A_THREAD, most: int = 16) -> 
     return max(1, min(most, _below(elements // (WARP * a_thread))))
 
 
-def choose_tile(kernel: Kernel, machine: Machine) -> Tile:
-    """The tile that the sizes suggest."""
+def choose_tile(kernel: Kernel, machine: Machine, widest: int = 4) -> Tile:
+    """The tile that the sizes suggest; `widest` is the bytes of the kernel's widest elements."""
     roles = {m.role for m in kernel.members}
     if "scan" in roles:
         return _scan_tile(kernel)
@@ -85,22 +86,22 @@ def choose_tile(kernel: Kernel, machine: Machine) -> Tile:
         return Tile("scatter", 1, 512, 4)
     rows, columns = rows_of(kernel), columns_of(kernel)
     if not columns:
-        return _flat_tile(kernel, machine, roles)
+        return _flat_tile(kernel, machine, roles, widest)
     if roles <= {"full", "outer", "all"}:
         return _columns_tile(rows, columns, machine)
     return _rows_tile(kernel, machine, roles)
 
 
-def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
+def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -> Tile:
     if turned_axis(kernel) is not None and "all" not in roles:
-        return Tile("turned", 32, 64, 4)
+        return Tile("turned", 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
-    block = FLAT_BLOCK
+    block = FLAT_BLOCK if widest > 2 else 2 * FLAT_BLOCK  # sixteen bytes a load either way
     if total is not None:
         while block > 128 and total < block * machine.num_processors:
             block //= 2
     if "all" in roles:
-        block = min(FLAT_BLOCK * 2, max(block, 256))
+        block = max(block, 256)
         blocks = None if total is None else -(-total // block)
         most = machine.num_processors * 8
         return Tile(
@@ -187,7 +188,7 @@ def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[st
     elements = rows * tile.columns
     warps = tile.num_warps if tile.is_swept else _warps(elements, 16 if has_columns else 32)
     blocks = None if height is None else -(-height // rows)
-    most = machine.num_processors * (4 if has_columns else max(1, 32 // warps))
+    most = machine.num_processors * (2 if has_columns else max(1, 16 // warps))
     programs = max(1, min(most, blocks or most))
     return replace(tile, rows=rows, num_warps=warps, num_stages=3, programs=programs)
 
@@ -205,7 +206,11 @@ def _held_tile(height: int | None, width: int, machine: Machine) -> Tile:
         while rows > 1 and height < rows * machine.num_processors:
             rows //= 2
     elements = rows * width
-    return Tile("rows", rows, width, _warps(elements, 16 if elements <= 8192 else 32, 32))
+    warps = _warps(elements, 16 if elements <= 8192 else 32, 32)
+    if width >= LONG_ROW and height is not None and height > machine.num_processors:
+        # One block fills a processor: the next row has to be on its way while this one is summed.
+        return Tile("rows", 1, width, warps, num_stages=3, programs=machine.num_processors)
+    return Tile("rows", rows, width, warps)
 
 
 def _vertical_tile(height: int | None, width: int | None) -> Tile:
@@ -230,9 +235,9 @@ def num_blocks(size: Dim, block: int) -> Dim:
     return ix.floordiv(ix.add(size, block - 1), block)
 
 
-def candidates(kernel: Kernel, machine: Machine) -> list[Tile]:
+def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
     """The model's choice first, then others worth measuring."""
-    best = choose_tile(kernel, machine)
+    best = choose_tile(kernel, machine, widest)
     others = {
         "flat": _other_flat,
         "turned": _other_turned,
@@ -241,6 +246,13 @@ def candidates(kernel: Kernel, machine: Machine) -> list[Tile]:
     }.get(best.kind)
     found = [best] if others is None else [best, *others(kernel, best, machine)]
     return [t for t in dict.fromkeys(found) if 1 <= t.num_warps <= 32]
+
+
+def widest_of(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
+    """Bytes of the widest element that the kernel moves for every position."""
+    names = {*kernel.reads(), *kernel.stored}
+    sizes = [buffers[n].dtype.num_bytes for n in names if buffers[n].num_elements != 1]
+    return max(sizes, default=4)
 
 
 def _other_flat(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:

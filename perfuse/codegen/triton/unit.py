@@ -15,7 +15,7 @@ from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.split import split_texts
-from perfuse.codegen.triton.tiling import Machine, Tile, choose_tile
+from perfuse.codegen.triton.tiling import Machine, Tile, choose_tile, widest_of
 from perfuse.context import Context
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
@@ -48,7 +48,8 @@ def generate_triton(
     launches: list[tuple[Launch, ...]] = []
     for kernel in plan.kernels:
         steps = []
-        tile = tiles.get(kernel.name) or choose_tile(kernel, machine_of(context.target))
+        widest = widest_of(kernel, plan.program.buffers)
+        tile = tiles.get(kernel.name) or choose_tile(kernel, machine_of(context.target), widest)
         for text in kernel_texts(kernel, plan.program.buffers, tile, dialect):
             made = _function(text, known, functions)
             steps.append(
