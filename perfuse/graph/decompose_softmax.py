@@ -31,6 +31,18 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return result if half_to_float else result.to(x.dtype)
 
 
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax in which a row of nothing but -inf is 0: attention that sees no key."""
+    acc = opmath(x if dtype is None else x.to(dtype)).contiguous()
+    if acc.numel() == 0:
+        return acc.to(dtype or x.dtype)
+    top = torch.amax(acc, dim, keepdim=True)
+    e = torch.exp(acc - torch.where(top == -torch.inf, 0.0, top))
+    total = torch.sum(e, dim, keepdim=True)
+    result = e * torch.reciprocal(torch.where(total == 0.0, 1.0, total))
+    return result.to(dtype or x.dtype)
+
+
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     # (x - max) - log(sum), never x - (max + log(sum)): the latter rounds at the size of max.
     shifted = _shifted(x, dim)

@@ -88,6 +88,7 @@ def convert_element_type(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 OWN: dict[str, Decomposition] = {
     "aten._softmax.default": softmax.softmax,
+    "aten._safe_softmax.default": softmax.safe_softmax,
     "aten._log_softmax.default": softmax.log_softmax,
     "aten._softmax_backward_data.default": softmax.softmax_backward,
     "aten._log_softmax_backward_data.default": softmax.log_softmax_backward,

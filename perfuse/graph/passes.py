@@ -17,6 +17,7 @@ from perfuse.graph.cse import eliminate_common_subexpressions
 from perfuse.graph.dead_code import eliminate_dead_code
 from perfuse.graph.fold_constants import fold_constants
 from perfuse.graph.join_products import join_products
+from perfuse.graph.pad_products import pad_products
 from perfuse.graph.simplify import simplify
 
 Pass = Callable[[GraphModule], GraphModule]
@@ -32,6 +33,8 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("cse_again", eliminate_common_subexpressions),
     ("join_products", join_products),
     ("batch_products", batch_products),
+    ("pad_products", pad_products),
+    ("cse_of_padding", eliminate_common_subexpressions),
     ("dead_code_again", eliminate_dead_code),
 )
 

@@ -13,7 +13,7 @@ from perfuse.torch_compat import bare_op
 HOST_FILE = str(Path(__file__).with_name("<host program>"))
 
 
-def with_strides(tensor: Any, strides: tuple[int, ...]) -> Any:
+def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor itself if it lies as it was traced, else a copy that does.
 
     None stays: a call may leave out a result that nobody reads (attention its log-sums), though

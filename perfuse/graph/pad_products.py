@@ -1,0 +1,120 @@
+"""Products on a GPU whose rows do not start at multiples of sixteen bytes: padded until they do.
+
+The library has fast kernels only for aligned rows; a vocabulary of 50257 columns takes three times
+as long as one of 50264. Zeros are added where they add nothing, and what they give is cut off.
+Padding fuses into whatever makes an operand, and cutting off into whatever reads the result.
+Measured on an H200, bfloat16, 8192x768 times 768x50257: 6.7 ms unaligned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from perfuse.graph.facts import is_same_tensor, tensor_of
+from perfuse.graph.rewrite import Builder
+from perfuse.torch_compat import module_of
+
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
+_ALIGNED_BYTES = 16
+# Below these the copies of the operands cost more than the slow kernel.
+_SMALLEST_SIDE, _SMALLEST_WORK = 256, 1 << 30
+
+Sides = tuple[int, int, int]
+
+
+def pad_products(gm: GraphModule, *, device: str = "cuda") -> GraphModule:
+    """The pass."""
+    found = {n: sides for n in gm.graph.nodes if (sides := _padded_sides(n, device)) is not None}
+    if not found:
+        return gm
+    new = Graph()
+    build = Builder(new)
+    copy: dict[Node, Node] = {}
+    for node in gm.graph.nodes:
+        if node in found:
+            copy[node] = _padded(node, found[node], build, copy)
+        else:
+            copy[node] = new.node_copy(node, lambda n: copy[n])
+    new._codegen = gm.graph._codegen
+    return module_of(gm, new)
+
+
+def _padded_sides(node: Node, device: str) -> Sides | None:
+    """(rows, depth, columns) that a product should have; None where it is fine as it is."""
+    if node.target not in _PRODUCTS or node.kwargs:
+        return None
+    a, b = (tensor_of(x) for x in node.args[-2:])
+    if a is None or b is None or a.device.type != device or a.dtype not in _HALVES:
+        return None
+    if node.target is aten.addmm.default and not _is_row(node.args[0], b):
+        return None
+    sides = (*a.shape, b.shape[1])
+    if not all(isinstance(n, int) for n in (*sides, *a.stride(), *b.stride())):
+        return None
+    rows, depth, columns = (int(n) for n in sides)
+    if min(sides) < _SMALLEST_SIDE or rows * depth * columns < _SMALLEST_WORK:
+        return None
+    unit = _ALIGNED_BYTES // a.element_size()
+    made = (
+        _up(rows, unit) if _runs_down(a) else rows,
+        depth if _runs_down(a) and not _runs_down(b) else _up(depth, unit),
+        _up(columns, unit),
+    )
+    return made if made != (rows, depth, columns) else None
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _is_row(bias: Any, b: torch.Tensor) -> bool:
+    tensor = tensor_of(bias)
+    return tensor is not None and tensor.shape == b.shape[1:]
+
+
+def _runs_down(x: torch.Tensor) -> bool:
+    """It lies in memory column by column."""
+    return bool(x.stride(0) == 1 and x.stride(1) != 1)
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _padded(node: Node, sides: Sides, build: Builder, copy: dict[Node, Node]) -> Node:
+    *bias, a, b = (copy[x] for x in node.args if isinstance(x, Node))
+    rows, depth, columns = sides
+    operands = [_filled(node, a, rows, depth, build), _filled(node, b, depth, columns, build)]
+    if bias:
+        given = tensor_of(bias[0])
+        assert given is not None
+        extra = columns - int(given.shape[0])
+        padded = build.call(node, aten.constant_pad_nd.default, bias[0], [0, extra])
+        operands.insert(0, padded if extra else bias[0])
+    whole = build.call(node, node.target, *operands)
+    wanted = tensor_of(node)
+    assert wanted is not None
+    cut = whole
+    for dim, size in enumerate(wanted.shape):
+        cut = build.call(node, aten.slice.Tensor, cut, dim, 0, int(size))
+    result = build.call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
+    made = tensor_of(result)
+    assert made is not None and is_same_tensor(wanted, made)
+    return result
+
+
+def _filled(node: Node, x: Node, rows: int, columns: int, build: Builder) -> Node:
+    """An operand with zeros to these sizes, lying as it lay."""
+    tensor = tensor_of(x)
+    assert tensor is not None
+    down, right = rows - int(tensor.shape[0]), columns - int(tensor.shape[1])
+    if not down and not right:
+        return x
+    if not _runs_down(tensor):
+        return build.call(node, aten.constant_pad_nd.default, x, [0, right, 0, down])
+    turned = build.call(node, aten.transpose.int, x, 0, 1)
+    padded = build.call(node, aten.constant_pad_nd.default, turned, [0, down, 0, right])
+    return build.call(node, aten.transpose.int, padded, 0, 1)

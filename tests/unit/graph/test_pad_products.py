@@ -1,0 +1,66 @@
+"""Products with unaligned rows are padded, and give what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from perfuse.graph.pad_products import pad_products
+from tests.unit.graph.tracing import calls, traced
+
+HALF = torch.bfloat16
+
+
+def values(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def turned(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y.t()
+
+
+def down(x: Tensor, y: Tensor) -> Tensor:
+    return x.t() @ y
+
+
+def plain(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
+
+
+def biased(x: Tensor, y: Tensor) -> Tensor:
+    return torch.addmm(y[0], x, y)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, Tensor], bool]] = {
+    "odd columns": (plain, (values(2048, 512), values(512, 1025)), True),
+    "odd columns of a transposed operand": (turned, (values(2048, 512), values(1025, 512)), True),
+    "odd depth": (plain, (values(2048, 513), values(513, 1024)), True),
+    "odd depth, both run along it": (turned, (values(2048, 513), values(1024, 513)), True),
+    "odd rows of a transposed operand": (down, (values(1025, 2049), values(1025, 512)), True),
+    "odd columns with a bias": (biased, (values(2048, 512), values(512, 1025)), True),
+    "all even": (plain, (values(2048, 512), values(512, 1024)), False),
+    "odd rows of a plain operand": (plain, (values(2049, 512), values(512, 1024)), False),
+    "small": (plain, (values(64, 63), values(63, 65)), False),
+    "float32": (plain, (values(2048, 512).float(), values(512, 1025).float()), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_padded_and_what_it_gives(name: str) -> None:
+    fn, inputs, is_padded = CASES[name]
+    before = traced(fn, *inputs)
+    after = pad_products(before, device="cpu")
+    assert any(call.startswith("constant_pad_nd(") for call in calls(after)) == is_padded
+    ours, theirs = after(*inputs), before(*inputs)
+    assert ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-1)
+
+
+def test_nothing_is_padded_on_a_cpu() -> None:
+    fn, inputs, _ = CASES["odd columns"]
+    module = traced(fn, *inputs)
+    assert pad_products(module) is module
