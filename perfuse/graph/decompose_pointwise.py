@@ -20,24 +20,28 @@ _GELU_CUBIC = 0.044715 * _GELU_LINEAR
 _MISH_LIMIT = 20.0
 
 
-def _tanh_gelu_gate(x: Tensor) -> Tensor:
-    """(1 + tanh(u)) / 2 is sigmoid(2u): no cancellation below zero, and less to compute."""
-    return torch.sigmoid(x * (_GELU_LINEAR + _GELU_CUBIC * (x * x)))
+def _tanh_gelu_twice(x: Tensor) -> Tensor:
+    """2u of tanh-gelu: (1 + tanh(u)) / 2 is sigmoid(2u), no cancellation, and less to compute."""
+    return x * (_GELU_LINEAR + _GELU_CUBIC * (x * x))
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     acc = opmath(x)
     if approximate == "tanh":
-        result = acc * _tanh_gelu_gate(acc)
+        result = acc * torch.sigmoid(_tanh_gelu_twice(acc))
     else:
         result = 0.5 * acc * (1.0 + torch.erf(acc * _SQRT_HALF))
     return result.to(x.dtype)
 
 
 def _tanh_gelu_slope(x: Tensor) -> Tensor:
-    gate = _tanh_gelu_gate(x)
+    """sigmoid and its slope of one exp: 1 - sigmoid would cancel where the sigmoid is near 1."""
+    w = _tanh_gelu_twice(x)
+    e = torch.exp(-torch.abs(w))
+    d = torch.reciprocal(1.0 + e)
+    gate = torch.where(w < 0, e * d, d)
     inner_slope = _GELU_LINEAR + 3.0 * _GELU_CUBIC * (x * x)
-    return gate + x * gate * (1.0 - gate) * inner_slope
+    return gate + x * inner_slope * (e * d * d)
 
 
 def _erf_gelu_slope(x: Tensor) -> Tensor:
