@@ -48,7 +48,10 @@ def load_module(text: str) -> ModuleType:
     try:
         exec(compile(text, path, "exec"), module.__dict__)
     except ImportError as error:
-        raise CompilerMissing(f"Triton is needed to compile for GPUs: {error}") from error
+        raise CompilerMissing(
+            f"Triton is needed to compile for GPUs: {error}",
+            hint="pip install 'perfuse[gpu]', or a PyTorch with CUDA or ROCm, which brings it.",
+        ) from error
     return module
 
 

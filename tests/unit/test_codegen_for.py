@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 import perfuse
+from perfuse.build.triton_compile import load_module
 from perfuse.counters import counters
-from perfuse.errors import ConfigError
+from perfuse.errors import CompilerMissing, ConfigError
 from perfuse.testing import fresh_cache
 
 ELF = b"\x7fELF"
@@ -87,3 +89,9 @@ def test_written_to_a_folder(tmp_path: Path) -> None:
 def test_an_unknown_target_is_told() -> None:
     with pytest.raises(ConfigError, match="no GPU is known"):
         perfuse.codegen_for(lambda x: x, (torch.empty(4),), target="cuda:12")
+
+
+def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(CompilerMissing, match=r"perfuse\[gpu\]"):
+        load_module("import triton\n# as a machine without it sees this module")
