@@ -192,6 +192,7 @@ def test_garbage_collected_while_a_block_comes_back(monkeypatch: pytest.MonkeyPa
         del x
 
     gc.collect()  # what other tests left must not come back in the middle
+    POOL.clear()
     monkeypatch.setattr(POOL, "_free", Collecting())
     gc.disable()
     thread = threading.Thread(target=work, daemon=True)
