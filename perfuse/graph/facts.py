@@ -1,6 +1,7 @@
 """What every pass asks about a node: may it be merged, dropped, recomputed, does it only look."""
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -211,3 +212,15 @@ def is_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 def is_same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
     """One may stand for the other: type, device, shape and strides agree."""
     return a.dtype == b.dtype and a.device == b.device and is_same_layout(a, b)
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes, and all that they are computed from."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found

@@ -15,8 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import mutated_inputs
 from perfuse.graph.facts import is_same_tensor, tensor_of
-from perfuse.graph.rewrite import Builder
-from perfuse.torch_compat import module_of
+from perfuse.graph.rewrite import Builder, replace_calls
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
@@ -25,19 +24,7 @@ _MIN_RATIO = 2  # of the results' elements to the weights'
 
 def join_products(gm: GraphModule) -> GraphModule:
     """The pass."""
-    found = dict(_matches(gm.graph))
-    if not found:
-        return gm
-    new = Graph()
-    build = Builder(new)
-    copy: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
-        if node in found:
-            copy[node] = _joined(node, found[node], build, copy)
-        else:
-            copy[node] = new.node_copy(node, lambda n: copy[n])
-    new._codegen = gm.graph._codegen
-    return module_of(gm, new)
+    return replace_calls(gm, dict(_matches(gm.graph)), _joined)
 
 
 def _matches(graph: Graph) -> list[tuple[Node, list[Node]]]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from perfuse.graph.facts import is_same_tensor, tensor_of
-from perfuse.graph.rewrite import Builder
-from perfuse.torch_compat import module_of
+from perfuse.graph.rewrite import Builder, replace_calls
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
@@ -29,18 +28,7 @@ Sides = tuple[int, int, int]
 def pad_products(gm: GraphModule, *, device: str = "cuda") -> GraphModule:
     """The pass."""
     found = {n: sides for n in gm.graph.nodes if (sides := _padded_sides(n, device)) is not None}
-    if not found:
-        return gm
-    new = Graph()
-    build = Builder(new)
-    copy: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
-        if node in found:
-            copy[node] = _padded(node, found[node], build, copy)
-        else:
-            copy[node] = new.node_copy(node, lambda n: copy[n])
-    new._codegen = gm.graph._codegen
-    return module_of(gm, new)
+    return replace_calls(gm, found, _padded)
 
 
 def _padded_sides(node: Node, device: str) -> Sides | None:

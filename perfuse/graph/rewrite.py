@@ -7,7 +7,7 @@ strides must be the same, and no result may begin to share memory with an input.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -173,3 +173,26 @@ def scalar_of(value: Any) -> bool | int | float | complex | None:
 def dtype_of(node: Any) -> torch.dtype | None:
     tensor = tensor_of(node)
     return None if tensor is None else tensor.dtype
+
+
+Found = TypeVar("Found")
+
+
+def replace_calls(
+    gm: GraphModule,
+    found: Mapping[Node, Found],
+    make: Callable[[Node, Found, Builder, dict[Node, Node]], Node],
+) -> GraphModule:
+    """Each found call made anew, from what was found of it and the copies so far."""
+    if not found:
+        return gm
+    new = Graph()
+    build = Builder(new)
+    copy: dict[Node, Node] = {}
+    for node in gm.graph.nodes:
+        if node in found:
+            copy[node] = make(node, found[node], build, copy)
+        else:
+            copy[node] = new.node_copy(node, lambda n: copy[n])
+    new._codegen = gm.graph._codegen
+    return module_of(gm, new)

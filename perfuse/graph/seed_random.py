@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from perfuse.graph.facts import tensor_of
+from perfuse.graph.facts import ancestors, tensor_of
 from perfuse.graph.random_ops import seeds, uniform_at
 from perfuse.torch_compat import module_of
 
@@ -19,23 +19,12 @@ _DEVICES = ("cpu", "cuda")
 
 def seed_random_values(joint: GraphModule, results: Sequence[Node]) -> GraphModule:
     """The module with each uniform draw that `results` need made from a seed of its own."""
-    needed = _ancestors(results)
+    needed = ancestors(results)
     drawn = [node for node in joint.graph.nodes if node in needed and _can_seed(node)]
     devices = {_tensor(node).device for node in drawn}
     if len(devices) != 1:
         return joint  # none, or seeds that would have to move between devices
     return module_of(joint, _seeded(joint.graph, drawn))
-
-
-def _ancestors(nodes: Sequence[Node]) -> set[Node]:
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
 
 
 def _can_seed(node: Node) -> bool:

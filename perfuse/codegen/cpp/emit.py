@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE, SPELLING, STORAGE_TYPE, literal
-from perfuse.codegen.writer import Writer
+from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
@@ -58,33 +58,7 @@ class Names:
         return STORAGE_TYPE[self.buffers[buffer].dtype]
 
 
-class Scope:
-    """A place where statements go, and the variables that are known there."""
-
-    def __init__(self, writer: Writer, variables: frozenset[Atom], parent: Scope | None) -> None:
-        self.writer = writer
-        self.variables: frozenset[Atom] = (
-            variables if parent is None else variables | parent.variables
-        )
-        self.parent = parent
-        self.known: dict[Expr, Value] = {}
-        self.known_indices: dict[Dim, str] = {}
-
-    def find(self, value: Expr) -> Value | None:
-        scope: Scope | None = self
-        while scope is not None:
-            found = scope.known.get(value)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
-
-    def home_of(self, variables: frozenset[Atom]) -> Scope:
-        """The outermost scope where all these variables are known."""
-        scope = self
-        while scope.parent is not None and variables <= scope.parent.variables:
-            scope = scope.parent
-        return scope
+Scope = ScopeOf[Value]
 
 
 # Answers for loads of what the kernel itself makes; None: read memory.

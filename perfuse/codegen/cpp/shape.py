@@ -14,6 +14,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.index import Atom
 from perfuse.ir.program import Axis
 from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.shape import turned_axis
 
 # Columns of a plain loop that make one item: enough to amortise it, few enough to share out.
 BLOCK = 4096
@@ -68,27 +69,12 @@ def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...]) -> KernelShape:
         return KernelShape((), (), None)
     *rest, column = rows
     lane = _looping(column)
-    tile = _tile_axis(kernel, rest, lane) if lane is not None else None
+    tile = turned_axis(kernel)
     if tile is not None:
         others = tuple(a for a in rest if a is not tile)
         return KernelShape(others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS)
     is_long = lane is not None and not (isinstance(lane.size, int) and lane.size <= BLOCK)
     return KernelShape(tuple(rest), (column,), lane, block=BLOCK if is_long else None)
-
-
-def _tile_axis(kernel: Kernel, rows: list[Axis], lane_axis: Axis) -> Axis | None:
-    """The axis that some load runs along contiguously while the lanes do not."""
-    lane = lane_axis.atom
-    assert lane is not None
-    for member in kernel.members:
-        for read in member.loop.reads():
-            index = read.attr[1]
-            if ix.coefficient_of(index, lane) in (0, 1, None):
-                continue
-            for axis in rows:
-                if axis.atom and ix.coefficient_of(index, axis.atom) == 1:
-                    return axis
-    return None
 
 
 def _scatter_shape(kernel: Kernel) -> KernelShape:

@@ -6,9 +6,10 @@ from perfuse.codegen.triton.carry import Carry
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Scope, Value
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE
-from perfuse.codegen.triton.tiling import num_blocks, turned_axis
+from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
+from perfuse.schedule.shape import turned_axis
 
 
 def flat_text(frame: Frame) -> KernelText:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.codegen.triton.spelling import (
     COMPUTE_TYPE,
     NARROW_TYPE,
@@ -17,7 +18,6 @@ from perfuse.codegen.triton.spelling import (
     spelling,
     typed,
 )
-from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
@@ -92,32 +92,7 @@ class Names:
         return "*u8" if self.is_bits(dtype) else POINTER_TYPE[dtype]
 
 
-class Scope:
-    """A place where statements go, and the variables that are known there."""
-
-    def __init__(self, writer: Writer, variables: frozenset[Atom], parent: Scope | None) -> None:
-        self.writer = writer
-        self.variables: frozenset[Atom] = (
-            variables if parent is None else variables | parent.variables
-        )
-        self.parent = parent
-        self.known: dict[Expr, Value] = {}
-
-    def find(self, value: Expr) -> Value | None:
-        scope: Scope | None = self
-        while scope is not None:
-            found = scope.known.get(value)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
-
-    def home_of(self, variables: frozenset[Atom]) -> Scope:
-        """The outermost scope where all these variables are known."""
-        scope = self
-        while scope.parent is not None and variables <= scope.parent.variables:
-            scope = scope.parent
-        return scope
+Scope = ScopeOf[Value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ the lanes are joined in the same way.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from perfuse.codegen.triton import reduce
@@ -19,7 +20,7 @@ from perfuse.schedule.plan import Kernel, Member
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(ABC):
     """Two reductions that make up the sweeps of two stages."""
 
     first: Member
@@ -32,17 +33,17 @@ class Pair:
     def names(self, frame: Frame) -> tuple[str, str]:
         return frame.parts(self.first)[0], frame.parts(self.second)[0]
 
+    @abstractmethod
     def step(self, frame: Frame, emitter: Emitter, block: Block) -> None:
         """Take in one block of columns."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first_text(self, frame: Frame) -> str:
         """The first result, from all lanes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def second_text(self, frame: Frame, first: str) -> str:
         """The second result, given the variable of the first."""
-        raise NotImplementedError
 
 
 class Exponentials(Pair):

@@ -61,6 +61,7 @@ class Rows:
         self.carry = RowCarry(frame, "[R, C]", frame.tile.programs or 1)
         self.width = frame.size(frame.columns)
         self.num_stages = 1 + max((m.stage for m in frame.kernel.members), default=0)
+        self.pairs = [online.find_pair(frame.kernel, n) for n in range(self.num_stages)]
 
     # -- rows ------------------------------------------------------------------------------
 
@@ -109,10 +110,10 @@ class Rows:
         if not swept:
             return
         if self.tile.is_swept:
-            pair = online.find_pair(self.frame.kernel, number)
+            pair = self.pairs[number]
             if pair is not None:
                 self._sweep_online(w, row, pair)
-            elif not (number and online.find_pair(self.frame.kernel, number - 1)):
+            elif not (number and self.pairs[number - 1]):
                 self.sweep(w, row, swept, "0", self.frame.dim(self.width))
         else:
             block = self.frame.block(row.masks)

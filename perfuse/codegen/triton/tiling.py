@@ -17,6 +17,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, static_product
+from perfuse.schedule.shape import turned_axis
 
 FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
@@ -109,22 +110,6 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
             programs=max(1, min(most, blocks or most)),
         )  # fmt: skip
     return Tile("flat", 1, block, max(1, min(4, block // 128)))
-
-
-def turned_axis(kernel: Kernel) -> Axis | None:
-    """The axis that some load runs along contiguously while the last axis does not."""
-    *rest, last = kernel.axes or (None,)
-    if last is None or last.atom is None:
-        return None
-    for member in kernel.members:
-        for read in member.loop.reads():
-            index = read.attr[1]
-            if ix.coefficient_of(index, last.atom) in (0, 1, None):
-                continue
-            for axis in rest:
-                if axis is not None and axis.atom and ix.coefficient_of(index, axis.atom) == 1:
-                    return axis
-    return None
 
 
 def _scan_tile(kernel: Kernel) -> Tile:

@@ -1,11 +1,10 @@
 """Where each node of a joint graph belongs: forward, backward, or either."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from perfuse.graph.facts import has_effects, is_sym
+from perfuse.graph.facts import ancestors, has_effects, is_sym
 from perfuse.graph.saving.costs import is_cheap
 
 
@@ -32,8 +31,8 @@ class Roles:
         effects = [n for n in graph.nodes if has_effects(n)]
         early = [n for n in effects if n not in after and not is_tagged_backward(n)]
         late = [n for n in effects if n in after or is_tagged_backward(n)]
-        forward = _with_getitems(graph, _ancestors([*results, *early]))
-        needed = _ancestors([*gradients, *late])
+        forward = _with_getitems(graph, ancestors([*results, *early]))
+        needed = ancestors([*gradients, *late])
         backward = {
             n
             for n in needed
@@ -56,17 +55,6 @@ def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:
     for node in graph.nodes:
         if node.op != "output" and any(n in found for n in node.all_input_nodes):
             found.add(node)
-    return found
-
-
-def _ancestors(nodes: Iterable[Node]) -> set[Node]:
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
     return found
 
 
