@@ -29,6 +29,7 @@ if str(ROOT) not in sys.path:  # also when started as a script
 from benchmarks import machine  # noqa: E402
 from benchmarks.cases import Case  # noqa: E402
 from benchmarks.gpu_cases import TARGETS, gpu_cases  # noqa: E402
+from benchmarks.gpu_worker import TURNS  # noqa: E402
 from benchmarks.report import OURS, PEER, geometric_mean, ratio  # noqa: E402
 from tests.harness.pool import Result, Task, run_tasks  # noqa: E402
 
@@ -57,6 +58,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peer", default=PEER, help="the peer, `inductor:max-autotune` say")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shrink", type=int, default=1, help="divide all sizes")
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="all cases compile at once, "
+        "in a process each, then run one by one: first calls say little",
+    )
     arguments = parser.parse_args()
     if not any(getattr(arguments, group) for group in GROUPS):
         for group in GROUPS:
@@ -100,7 +107,8 @@ def run_group(
         "shrink": arguments.shrink,
         "budget_s": (QUICK_BUDGET_S if arguments.quick else BUDGET_S)[kind],
     }
-    tasks = [{"case": case.name, **common} for case in cases]
+    jobs = len(cases) if arguments.together else 1
+    tasks = [{"case": case.name, **common, "num_together": jobs} for case in cases]
     print(HEAD, flush=True)
 
     def record(task: Task, result: Result) -> None:
@@ -111,14 +119,16 @@ def run_group(
         run_tasks(
             "benchmarks.gpu_worker",
             tasks,
-            jobs=1,
+            jobs=jobs,
             timeout_s=TIMEOUT_S[kind],
             on_result=record,
-            env=cache_folders(cache),
+            env={**cache_folders(cache), TURNS: cache},
             time_limit_s=limit_s,
         )
-    for task in tasks[len(rows) :]:
-        rows.append(row_of(task["case"], {"status": "not reached"}, arguments))
+    known = {row["name"] for row in rows}
+    for task in tasks:
+        if task["case"] not in known:
+            rows.append(row_of(task["case"], {"status": "not reached"}, arguments))
 
 
 def cache_folders(cache: str) -> dict[str, str]:

@@ -10,9 +10,13 @@ Three times of a contestant, medians of interleaved rounds:
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +36,8 @@ from benchmarks.gpu_cases import gpu_cases
 from tests.harness.devices import is_healthy, synchronize
 from tests.harness.pool import RETIRE, Result, Task, serve
 
+TURNS = "BENCH_TURNS"  # names a folder in which processes agree on who may measure
+WAIT_S = 200.0  # for those that never get through their first calls
 FLUSH_BYTES = 256 << 20  # five times the L2 of an H200
 HOST_CALLS = 100
 CYCLES_PER_S = 2.0e9
@@ -78,7 +84,7 @@ def host_seconds(step: Step, device: str, num_calls: int = 3) -> float:
 
 
 def measure(case: Case, task: Task) -> Result:
-    device, budget_s = task["device"], task["budget_s"]
+    device = task["device"]
     # Only made there: a default device that stays in force costs every call of a function.
     with torch.device(device):
         problem = case.build()
@@ -87,14 +93,39 @@ def measure(case: Case, task: Task) -> Result:
     failures |= wrong_results(case, problem, results)
     moved = bytes_moved(case, problem, results["eager"])
     del results
+    with my_turn(task):
+        return measured(case, problem, steps, moved, task) | {
+            "failures": failures,
+            "first_s": {name: round(s, 3) for name, s in first_s.items()},
+            "bytes": moved if case.is_memory_bound else None,
+        }
+
+
+@contextmanager
+def my_turn(task: Task) -> Iterator[None]:
+    """Begins when all cases that compile together have done so, and nobody else is measuring."""
+    if task["num_together"] == 1:
+        yield
+        return
+    folder = Path(os.environ[TURNS])
+    (folder / f"{task['case']}.compiled").touch()
+    deadline = time.monotonic() + WAIT_S
+    while len(list(folder.glob("*.compiled"))) < task["num_together"]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    with (folder / "turn").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def measured(case: Case, problem: Problem, steps: Steps, moved: int, task: Task) -> Result:
+    device, budget_s = task["device"], task["budget_s"]
     result: Result = {
         "status": "pass",
         "name": case.name,
         "kind": case.kind,
         "what": case.what,
-        "failures": failures,
-        "first_s": {name: round(s, 3) for name, s in first_s.items()},
-        "bytes": moved if case.is_memory_bound else None,
     }
     if device == "cuda":
         result["memory_mb"] = {n: memory_of(problem, s) for n, s in steps.items()}
@@ -168,6 +199,8 @@ def handle(task: Task, is_warm: set[str]) -> Result:
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         result = {"status": "error", "message": message}
+        with my_turn(task):  # the others wait for this case too
+            pass
     gc.collect()
     if device == "cuda" and is_healthy(device):
         torch.cuda.empty_cache()

@@ -14,6 +14,7 @@ from torch._decomp import get_decompositions
 from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule

@@ -46,7 +46,7 @@ SECTIONS = (
     Section("behaviours", 120, f"{PYTEST} tests/gpu/test_behaviours.py"),
     Section("host", 60, f"{BENCH} --host --results {{out}}/host"),
     Section("kernels", 300, f"{BENCH} --kernels --results {{out}}/kernels"),
-    Section("models", 400, f"{BENCH} --models --results {{out}}/models"),
+    Section("models", 300, f"{BENCH} --models --together --results {{out}}/models"),
     Section("zoo", 240, f"{PYTEST} tests/gpu/test_models.py --gpu-jobs {{jobs}} "
             "--gpu-time-limit {limit}"),
     Section("random", 200, "-m tests.random_programs.run --count 400 --no-shrink --quiet "

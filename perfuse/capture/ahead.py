@@ -17,18 +17,18 @@ from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.compiler import open_store
 from perfuse.capture.device import device_of
 from perfuse.capture.simple import facts_of
+from perfuse.capture.trace import trace
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.errors import ArtefactError
 from perfuse.graph.canonical import is_storable
-from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import partition_joint
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.artefact import ARTEFACT, LIBRARY, PARAMETERS, write_artefact
 from perfuse.runtime.saved import SavedProgram, files_of, pack_tensors
 from perfuse.runtime.tree import describe
 from perfuse.runtime.wrapper import Facts, wrap
-from perfuse.torch_compat import aot_compile_graph, reset_dynamo, tree_leaves
+from perfuse.torch_compat import reset_dynamo, tree_leaves
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class Capture:
             self.graphs.append(compile_graph(graph, context))
             return self.graphs[-1].call
 
-        aot_compile_graph(
+        trace(
             module,
             inputs,
+            self.settings,
             compiler=compile_one,
-            decompositions=decomposition_table(fallback_random=self.settings.fallback_random),
             partition=partial(partition_joint, settings=self.settings),
         )
         self.facts = facts_of(modules, len(inputs), context)

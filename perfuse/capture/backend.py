@@ -18,15 +18,15 @@ from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, cut_observers, observers
 from perfuse.capture.replay import replayed
 from perfuse.capture.simple import facts_of
+from perfuse.capture.trace import trace
 from perfuse.context import Context
 from perfuse.counters import counters
-from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import Joint
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
 from perfuse.runtime.wrapper import wrap
-from perfuse.torch_compat import aot_compile_graph, never_trace
+from perfuse.torch_compat import never_trace
 
 # When the backend is first named, which is before anything is captured for it. A backward that is
 # compiled in the middle of a traced function is no part of that function.
@@ -69,11 +69,11 @@ def compile_capture(
         return found
     context.counters.inc("capture.traced")
     halves = Halves(context, watching)
-    traced = aot_compile_graph(
+    traced = trace(
         module,
         example_inputs,
+        context.settings,
         compiler=halves.compile,
-        decompositions=decomposition_table(fallback_random=context.settings.fallback_random),
         partition=halves.partition,
     )
     facts = facts_of(halves.graphs, len(example_inputs), context)

@@ -16,15 +16,14 @@ from perfuse import config
 from perfuse.build.bundle import Bundle, CodeObject, read_bundle
 from perfuse.build.compiler import open_store
 from perfuse.build.triton import assembly_of
+from perfuse.capture.trace import trace
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
-from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import partition_joint
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.target import Target, target_of
 from perfuse.torch_compat import (
-    aot_compile_graph,
     as_if_on,
     fake_gpu,
     faked_on,
@@ -186,12 +185,11 @@ class _Collector:
         self.graphs: list[GeneratedGraph] = []
 
     def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        random = self.context.settings.fallback_random
-        return aot_compile_graph(
+        return trace(
             module,
             inputs,
+            self.context.settings,
             compiler=self._forward,
-            decompositions=decomposition_table(fallback_random=random),
             partition=self._partition,
         )
 

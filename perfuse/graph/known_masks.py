@@ -1,0 +1,201 @@
+"""Attention whose mask is known before the first call: none, or the causal one, said as such.
+
+Models build their masks from positions, and while a compiler traces they build them always: a mask
+that hides nothing, or the future alone, then reaches the kernel as data, and the kernels that know
+these two cases by themselves are passed over for slower ones. Where a mask depends on constants
+only, it is computed here, on Dynamo's graph, before attention is taken apart.
+"""
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+
+from perfuse.torch_compat import (
+    OpOverload,
+    OpOverloadPacket,
+    disable_dispatch_modes,
+    module_of,
+)
+
+MAX_ELEMENTS = 1 << 27  # of a mask, computed on the CPU: a byte each, most often
+CPU = torch.device("cpu")
+
+# By name, since Dynamo keeps calls of functions, of methods and of operators. Nothing random,
+# nothing that writes, nothing that makes memory without a value.
+_KNOWN = frozenset(
+    """
+    add and_ arange bitwise_and bitwise_not bitwise_or bool cat clone contiguous cumsum diff eq
+    expand expand_as flatten float full full_like ge getitem gt int invert le logical_and
+    logical_not logical_or long lt masked_fill movedim mul ne neg new_full new_ones new_zeros not_
+    ones ones_like or_ permute repeat reshape rsub squeeze stack sub to transpose tril triu type
+    unsqueeze view where zeros zeros_like
+    """.split()
+)
+
+
+def use_known_masks(gm: GraphModule) -> GraphModule:
+    """The pass: a new module where a mask is known, the same one otherwise."""
+    masks = {node: _mask_of(node) for node in gm.graph.nodes if _is_attention(node)}
+    wanted = {mask for mask in masks.values() if mask is not None}
+    if not wanted:
+        return gm
+    constants = _constants(gm.graph)
+    written = set(_written(gm.graph, constants))
+    with disable_dispatch_modes(), torch.no_grad(), CPU:
+        forms = {mask: _form(mask, constants) for mask in wanted - written}
+    found = {n: forms[m] for n, m in masks.items() if m is not None and forms.get(m) is not None}
+    return _rewritten(gm, found) if found else gm
+
+
+def _is_attention(node: Node) -> bool:
+    return _name(node) == "scaled_dot_product_attention"
+
+
+def _name(node: Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def _argument(node: Node, position: int, name: str) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
+
+
+def _mask_of(node: Node) -> Node | None:
+    mask = _argument(node, 3, "attn_mask")
+    return mask if isinstance(mask, Node) and not _argument(node, 5, "is_causal") else None
+
+
+def _constants(graph: Graph) -> set[Node]:
+    """The calls that have one value whatever the inputs are."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if _name(node) in _KNOWN and "out" not in node.kwargs:
+            if all(n in found for n in node.all_input_nodes):
+                found.add(node)
+    return found
+
+
+def _written(graph: Graph, constants: set[Node]) -> Iterator[Node]:
+    """Constants that somebody may write to, and all that is made of them or with them."""
+    reached: set[Node] = set()
+    for node in graph.nodes:
+        if _writes(node):
+            for target in node.all_input_nodes:
+                reached |= {target, *_ancestors(target)} & constants
+    for node in graph.nodes:
+        if node in reached or any(n in reached for n in node.all_input_nodes):
+            reached.add(node)
+            yield node
+
+
+def _writes(node: Node) -> bool:
+    name = _name(node)
+    if name.startswith("__i") or "out" in node.kwargs or node.kwargs.get("inplace"):
+        return True
+    if node.op == "call_function" and (node.target in _IN_PLACE or _is_foreign(node.target)):
+        return True
+    return name.endswith("_") and not name.endswith("__") and name not in _KNOWN
+
+
+def _is_foreign(target: Any) -> bool:
+    """A custom operator: it may write to whatever it is given."""
+    return isinstance(target, OpOverload | OpOverloadPacket)
+
+
+_IN_PLACE = frozenset(
+    {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
+    | {operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor}
+)
+
+
+def _ancestors(node: Node) -> set[Node]:
+    """All that a value is made of, itself not counted."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found
+
+
+def _form(mask: Node, constants: set[Node]) -> str | None:
+    """ "all" or "causal" for a mask that is one of these, None for every other."""
+    fake = mask.meta.get("example_value")
+    if mask not in constants or not isinstance(fake, torch.Tensor) or fake.dim() < 2:
+        return None
+    if not all(isinstance(n, int) for n in fake.shape) or fake.numel() > MAX_ELEMENTS:
+        return None
+    shown = _shown(_computed(mask))
+    if shown is None:
+        return None
+    if bool(shown.all()):
+        return "all"
+    rows, columns = shown.shape[-2:]
+    is_causal = rows == columns and bool((shown == torch.ones_like(shown).tril()).all())
+    return "causal" if is_causal else None
+
+
+def _shown(mask: torch.Tensor) -> torch.Tensor | None:
+    """Which keys are seen; None where a mask does more than hide some."""
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return None
+    hidden = (mask == float("-inf")) | (mask == torch.finfo(mask.dtype).min)
+    shown = mask == 0
+    return shown if bool((hidden | shown).all()) else None
+
+
+def _computed(mask: Node) -> torch.Tensor:
+    values: dict[Node, Any] = {}
+    needed = _ancestors(mask) | {mask}
+    for node in mask.graph.nodes:
+        if node in needed:
+            args, kwargs = (_real(part, values) for part in (node.args, node.kwargs))
+            is_method = node.op == "call_method"
+            call = getattr(args[0], str(node.target)) if is_method else node.target
+            values[node] = call(*args[is_method:], **kwargs)
+    result = values[mask]
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def _real(tree: Any, values: dict[Node, Any]) -> Any:
+    """Arguments with values for nodes and the CPU for every device."""
+
+    def real(leaf: Any) -> Any:
+        if isinstance(leaf, Node):
+            return values[leaf]
+        is_place = isinstance(leaf, torch.device) or (
+            isinstance(leaf, str) and leaf.partition(":")[0] in ("cuda", "hip")
+        )
+        return CPU if is_place else leaf
+
+    return map_aggregate(tree, real)
+
+
+def _rewritten(gm: GraphModule, forms: dict[Node, str | None]) -> GraphModule:
+    graph = Graph()
+    copy: dict[Node, Node] = {}
+    for node in gm.graph.nodes:
+        made = copy[node] = graph.node_copy(node, lambda n: copy[n])
+        if node in forms:
+            tensors = {name: copy[value] for name, value in _operands(node).items()}
+            rest = {k: v for k, v in made.kwargs.items() if k not in ("attn_mask", "is_causal")}
+            dropout = _argument(node, 4, "dropout_p")
+            rest |= {} if dropout is None else {"dropout_p": dropout}
+            made.args = ()
+            made.kwargs = {**rest, **tensors, "is_causal": forms[node] == "causal"}
+    graph._codegen = gm.graph._codegen
+    return module_of(gm, graph)
+
+
+def _operands(node: Node) -> dict[str, Any]:
+    return {name: _argument(node, i, name) for i, name in enumerate(("query", "key", "value"))}
