@@ -1,12 +1,14 @@
-"""Random numbers as two ops: seeds, which are drawn, and numbers, which follow from a seed.
+"""Random numbers as ops: seeds, which are drawn, and numbers, which follow from a seed.
 
-`perfuse::seeds` is the only random one of the two. `perfuse::uniform_at` is a function of its
-arguments, so a backward that was given eight bytes can draw the forward's numbers again. Their
-lowering is in `lower/families/random.py`; what is here runs where a graph runs eagerly, and gives
-the same numbers (Philox4x32-10, the element's position as its counter).
+`perfuse::seeds` is the only random one. `perfuse::uniform_at` and `normal_at` are functions of what
+they are given, so a backward that was given eight bytes can draw the numbers again. Their lowering
+is in `lower/families/random.py`; what is here runs where a graph runs eagerly, and
+gives the same numbers. Philox4x32-10 makes four words of a counter: neighbours in fours take one
+each for a uniform number; a normal one takes the first two of its own counter.
 """
 
 from collections.abc import Sequence
+from math import pi, prod
 from typing import Any
 
 import torch
@@ -25,10 +27,12 @@ _library = _open_library("perfuse", "DEF")
 _library.define(
     "seeds(int count, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
 )
-_library.define("uniform_at(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor")
+for _name in ("uniform_at", "normal_at"):
+    _library.define(f"{_name}(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor")
 
 seeds = torch.ops.perfuse.seeds.default
 uniform_at = torch.ops.perfuse.uniform_at.default
+normal_at = torch.ops.perfuse.normal_at.default
 
 
 def _draw_seeds(count: int, *, device: torch.device) -> Tensor:
@@ -36,19 +40,29 @@ def _draw_seeds(count: int, *, device: torch.device) -> Tensor:
 
 
 def _uniform_at(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    count = 1
-    for extent in size:
-        count *= extent
-    drawn = _first_words(seeds[index], torch.arange(count, device=seeds.device))
-    value = (drawn >> 8).to(torch.float32) * 2.0**-24
+    count = prod(size)
+    counters = torch.arange((count + 3) // 4, device=seeds.device)
+    drawn = torch.stack(_words(seeds[index], counters), -1).flatten()[:count]
+    value = _unit(drawn)
     if dtype in _NUM_BITS:
         scale = float(1 << _NUM_BITS[dtype])
         value = (value * scale).floor() / scale
     return value.to(dtype).view(tuple(size))
 
 
-def _first_words(seed: Tensor, counter: Tensor) -> Tensor:
-    """The first of the four words that Philox makes of each counter."""
+def _normal_at(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    first, second, *_ = _words(seeds[index], torch.arange(prod(size), device=seeds.device))
+    radius = (-2 * (_unit(first) + 2.0**-24).log()).sqrt()
+    return (radius * (_unit(second) * (2 * pi)).cos()).to(dtype).view(tuple(size))
+
+
+def _unit(words: Tensor) -> Tensor:
+    """Uniform in [0, 1), from the upper 24 bits of each."""
+    return (words >> 8).to(torch.float32) * 2.0**-24
+
+
+def _words(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four words that Philox makes of each counter."""
     c0, c1 = counter & _WORD, (counter >> 32) & _WORD
     c2 = c3 = torch.zeros_like(counter)
     k0, k1 = seed & _WORD, (seed >> 32) & _WORD
@@ -58,13 +72,15 @@ def _first_words(seed: Tensor, counter: Tensor) -> Tensor:
         c0, c2 = ((q >> 32) & _WORD) ^ c1 ^ k0, ((p >> 32) & _WORD) ^ c3 ^ k1
         c1, c3 = q & _WORD, p & _WORD
         k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
-    return c0
+    return c0, c1, c2, c3
 
 
-def _fake_uniform_at(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _fake_numbers_at(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return seeds.new_empty(tuple(size), dtype=dtype)
 
 
 _library.impl("seeds", _draw_seeds, "BackendSelect")
 _library.impl("uniform_at", _uniform_at, "CompositeExplicitAutograd")
-_library.impl("uniform_at", _fake_uniform_at, "Meta")
+_library.impl("normal_at", _normal_at, "CompositeExplicitAutograd")
+for _name in ("uniform_at", "normal_at"):
+    _library.impl(_name, _fake_numbers_at, "Meta")

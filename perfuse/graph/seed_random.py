@@ -3,36 +3,41 @@
 A dropout mask is then kept as the eight bytes it follows from, if the cut finds that cheaper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from perfuse.graph.facts import ancestors, tensor_of
-from perfuse.graph.random_ops import seeds, uniform_at
-from perfuse.torch_compat import module_of
+from perfuse.graph.facts import ancestors, is_sym, tensor_of
+from perfuse.graph.random_ops import normal_at, seeds, uniform_at
+from perfuse.torch_compat import module_of, sym_expression
 
-_UNIFORM = {torch.ops.aten.rand.default, torch.ops.aten.rand_like.default}
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+aten = torch.ops.aten
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _DEVICES = ("cpu", "cuda")
+# What lies between the steps of the uniform numbers: neither 0 nor 1 plus half of it comes out.
+_HALF_STEP = 2.0**-25
 
 
 def seed_random_values(joint: GraphModule, results: Sequence[Node]) -> GraphModule:
-    """The module with each uniform draw that `results` need made from a seed of its own."""
+    """The module with each draw that `results` need made from a seed of its own."""
     needed = ancestors(results)
     drawn = [node for node in joint.graph.nodes if node in needed and _can_seed(node)]
     devices = {_tensor(node).device for node in drawn}
     if len(devices) != 1:
         return joint  # none, or seeds that would have to move between devices
-    return module_of(joint, _seeded(joint.graph, drawn))
+    return module_of(joint, _Seeded(joint.graph, drawn).graph)
 
 
 def _can_seed(node: Node) -> bool:
     tensor = tensor_of(node)
-    if node.target not in _UNIFORM or tensor is None or node.kwargs.get("generator") is not None:
+    if node.target not in _DRAWS or tensor is None or node.kwargs.get("generator") is not None:
         return False
-    is_known = all(isinstance(size, int) for size in tensor.shape)
-    return is_known and tensor.dtype in _DTYPES and tensor.device.type in _DEVICES
+    dtypes = _DTYPES.get(node.target, _FLOATS)
+    is_known = tensor.dtype in dtypes or not dtypes
+    return is_known and tensor.device.type in _DEVICES
 
 
 def _tensor(node: Node) -> torch.Tensor:
@@ -41,21 +46,141 @@ def _tensor(node: Node) -> torch.Tensor:
     return found
 
 
-def _seeded(graph: Graph, drawn: Sequence[Node]) -> Graph:
-    new = Graph()
-    copy: dict[Node, Node] = {}
-    index = {node: i for i, node in enumerate(drawn)}
-    source: Node | None = None
-    for node in graph.nodes:
-        if node not in index:
-            copy[node] = new.node_copy(node, lambda n: copy[n])
-            continue
-        tensor = _tensor(node)
-        if source is None:
-            source = new.call_function(seeds, (len(drawn),), {"device": tensor.device})
-            source.meta = {**node.meta, "val": tensor.new_empty(len(drawn), dtype=torch.int64)}
-        args = (source, index[node], list(tensor.shape), tensor.dtype)
-        copy[node] = new.call_function(uniform_at, args)
-        copy[node].meta = dict(node.meta)
-    new._codegen = graph._codegen
-    return new
+class _Seeded:
+    """Copies a graph; `drawn` become functions of a seed."""
+
+    def __init__(self, graph: Graph, drawn: Sequence[Node]) -> None:
+        self.graph = Graph()
+        self._copy: dict[Node, Node] = {}
+        self._sizes: dict[Any, Node] = {}  # by what they are in terms of symbols
+        self._source: Node | None = None
+        index = {node: i for i, node in enumerate(drawn)}
+        for node in graph.nodes:
+            if node in index:
+                self._copy[node] = self._from_seed(node, index[node], len(drawn))
+            else:
+                self._copy[node] = self.graph.node_copy(node, lambda n: self._copy[n])
+            if is_sym(node):
+                self._sizes.setdefault(sym_expression(node.meta["val"]), self._copy[node])
+        self.graph._codegen = graph._codegen
+
+    def _from_seed(self, node: Node, index: int, count: int) -> Node:
+        if self._source is None:
+            device = _tensor(node).device
+            self._source = self.graph.call_function(seeds, (count,), {"device": device})
+            made = _tensor(node).new_empty(count, dtype=torch.int64)
+            self._source.meta = {**node.meta, "val": made}
+        return _DRAWS[node.target](_Draw(self, node, index))
+
+    def draw(self, op: Any, like: Node, index: int, dtype: torch.dtype) -> Node:
+        """Numbers in the shape of a node's, from the seed of this index."""
+        sizes = [self._size(like, axis) for axis in range(_tensor(like).dim())]
+        made = self.graph.call_function(op, (self._source, index, sizes, dtype))
+        made.meta = {**like.meta, "val": torch.empty_like(_tensor(like), dtype=dtype)}
+        return made
+
+    def _size(self, like: Node, axis: int) -> int | Node:
+        size: int | torch.SymInt = _tensor(like).shape[axis]
+        if not isinstance(size, torch.SymInt):
+            return size
+        expression = sym_expression(size)
+        if expression not in self._sizes:
+            # Every draw of a shape that is not spelled out takes it from its first argument.
+            source = self._copy[like.all_input_nodes[0]]
+            made = self.graph.call_function(aten.sym_size.int, (source, axis))
+            made.meta = {**like.meta, "val": size}
+            self._sizes[expression] = made
+        return self._sizes[expression]
+
+    def copied(self, value: Any) -> Any:
+        return self._copy[value] if isinstance(value, Node) else value
+
+
+class _Draw:
+    """One draw: its arguments, and the ops that it is made of instead."""
+
+    def __init__(self, seeded: _Seeded, node: Node, index: int) -> None:
+        self._seeded, self._node, self._index = seeded, node, index
+        self.dtype = _tensor(node).dtype
+
+    def uniform(self, dtype: torch.dtype) -> Node:
+        return self._seeded.draw(uniform_at, self._node, self._index, dtype)
+
+    def normal(self, dtype: torch.dtype) -> Node:
+        return self._seeded.draw(normal_at, self._node, self._index, dtype)
+
+    def argument(self, place: int, name: str, default: Any) -> Any:
+        args = self._node.args
+        given = args[place] if place < len(args) else self._node.kwargs.get(name, default)
+        return self._seeded.copied(given)
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        made = self._seeded.graph.call_function(target, args, kwargs)
+        given = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        made.meta = {**self._node.meta, "val": target(*given, **kwargs)}
+        return made
+
+    def cast(self, node: Node, dtype: torch.dtype) -> Node:
+        if _tensor(node).dtype is dtype:
+            return node
+        return self.call(aten._to_copy.default, node, dtype=dtype)
+
+    def scaled(self, node: Node, factor: float, offset: float) -> Node:
+        return self.call(aten.add.Scalar, self.call(aten.mul.Scalar, node, factor), offset)
+
+
+def _uniform(draw: _Draw) -> Node:
+    return draw.uniform(draw.dtype)
+
+
+def _normal(draw: _Draw) -> Node:
+    return draw.normal(draw.dtype)
+
+
+def _below_number(draw: _Draw) -> Node:
+    chance = draw.argument(1, "p", 0.5)
+    hit = draw.call(aten.lt.Scalar, draw.uniform(torch.float32), chance)
+    return draw.cast(hit, draw.dtype)
+
+
+def _below_tensor(draw: _Draw) -> Node:
+    chance = draw.cast(draw.argument(0, "self", None), torch.float32)
+    hit = draw.call(aten.lt.Tensor, draw.uniform(torch.float32), chance)
+    return draw.cast(hit, draw.dtype)
+
+
+def _uniform_between(draw: _Draw) -> Node:
+    low, high = draw.argument(1, "from", 0.0), draw.argument(2, "to", 1.0)
+    return draw.scaled(_uniform(draw), high - low, low)
+
+
+def _normal_around(draw: _Draw) -> Node:
+    mean, deviation = draw.argument(1, "mean", 0.0), draw.argument(2, "std", 1.0)
+    return draw.scaled(_normal(draw), deviation, mean)
+
+
+def _exponential(draw: _Draw) -> Node:
+    centred = draw.call(aten.add.Scalar, _uniform(draw), _HALF_STEP)
+    value = draw.call(aten.neg.default, draw.call(aten.log.default, centred))
+    return draw.call(aten.div.Scalar, value, draw.argument(1, "lambd", 1.0))
+
+
+_DRAWS: dict[Any, Callable[[_Draw], Node]] = {
+    aten.rand.default: _uniform,
+    aten.rand_like.default: _uniform,
+    aten.randn.default: _normal,
+    aten.randn_like.default: _normal,
+    aten.bernoulli.p: _below_number,
+    aten.bernoulli.default: _below_tensor,
+    aten.uniform.default: _uniform_between,
+    aten.normal_functional.default: _normal_around,
+    aten.exponential.default: _exponential,
+}
+# Where those of most draws will not do; () stands for any.
+_DTYPES: dict[Any, tuple[torch.dtype, ...]] = {
+    aten.bernoulli.p: (),
+    aten.bernoulli.default: (),
+    # Scaled and moved in a smaller type, what is below the bound could be rounded to it.
+    aten.uniform.default: (torch.float32,),
+    aten.exponential.default: (torch.float32,),
+}

@@ -204,6 +204,9 @@ def source() -> str:
         f"void random_1(int64_t seed, float* u, float* g, int64_t* k, int64_t n) {{ {each} {{"
         " u[i] = rand_f32(seed, i); g[i] = randn_f32(seed, i);"
         " k[i] = randint64(seed, i, -5, 20); } }",
+        "void random_one(int64_t seed, float* u, int64_t i) { *u = rand_f32(seed, i); }",
+        f"void random_row(int64_t seed, float* u, int64_t first, int64_t n)"
+        f" {{ {loop} storev<float>(u + i, rand_f32_row(seed, first + i)); }}",
         "void across(const float* x, float* y) { const auto v = loadv<float>(x);"
         " y[0] = hsum(v); y[1] = hprod(v); y[2] = hmin(v); y[3] = hmax(v);"
         " y[4] = hany(gt(v, splat<float>(0))); y[5] = hall(gt(v, splat<float>(0))); }",
@@ -547,3 +550,17 @@ def test_random(lib: ctypes.CDLL) -> None:
         and abs(g.var() - 1) < 10 / np.sqrt(n)
     )
     assert set(k.tolist()) == set(range(-5, 20))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, (1 << 34) - 6])
+def test_random_rows(lib: ctypes.CDLL, first: int) -> None:
+    """Neighbours drawn together are those drawn one by one, wherever a row begins."""
+    n = 256
+    row, single = np.empty(n, np.float32), np.empty(n, np.float32)
+    call(lib, "random_row", 1234, row, first, n)
+    for i in range(n):
+        one = np.empty(1, np.float32)
+        call(lib, "random_one", 1234, one, first + i)
+        single[i] = one[0]
+    np.testing.assert_array_equal(row, single)
+    assert len(set(row.tolist())) > n - 4

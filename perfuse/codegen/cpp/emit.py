@@ -124,7 +124,7 @@ class Emitter:
         elif e.op == "round_to":
             text = f"pf::round_to<{STORAGE_TYPE[e.attr]}>({spelled[0]})"
         elif e.op in ("rand_f32", "randn_f32", "randint64"):
-            text = self._random(e.op, args)
+            text = self._random(e, args)
             is_vector = args[1].is_vector
         elif e.op in _LIMITS and e.dtype.is_float and any(_is_number(a) for a in e.args):
             # One instruction that gives its second operand where either is NaN.
@@ -134,9 +134,13 @@ class Emitter:
             text = f"{SPELLING[e.op]}({', '.join(spelled)})"
         return self._assign(Value(text, e.dtype, is_vector), e)
 
-    def _random(self, op: str, args: list[Value]) -> str:
+    def _random(self, e: Expr, args: list[Value]) -> str:
         """The seed is one number for all lanes; so are the bounds of randint."""
-        return f"{SPELLING[op]}({', '.join(a.text for a in args)})"
+        place = e.args[1]
+        if e.op == "rand_f32" and place.op == "index" and self._stride(place.attr) == 1:
+            # Neighbours share what is drawn: a quarter of the work.
+            return f"{SPELLING[e.op]}_row({args[0].text}, {self._base(place.attr)})"
+        return f"{SPELLING[e.op]}({', '.join(a.text for a in args)})"
 
     def _assign(self, value: Value, e: Expr) -> Value:
         name = self.names.local()

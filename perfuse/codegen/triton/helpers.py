@@ -102,8 +102,9 @@ def pf_unit(bits):
 """,
     "pf_rand": """
 def pf_rand(seed, index):
-  x0, x1, x2, x3 = pf_philox(seed, index)
-  return pf_unit(x0)
+  x0, x1, x2, x3 = pf_philox(seed, index >> 2)
+  odd = (index & 1) != 0
+  return pf_unit(tl.where((index & 2) != 0, tl.where(odd, x3, x2), tl.where(odd, x1, x0)))
 """,
     "pf_randn": """
 def pf_randn(seed, index):

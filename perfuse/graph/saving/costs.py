@@ -28,6 +28,7 @@ _CHEAP_PACKETS = frozenset(
         "iota",
         "repeat",
         "scalar_tensor",
+        "uniform_at",
         "where",
     }
 )
@@ -71,8 +72,9 @@ def work_of(node: Node) -> Work:
         return Work.FREE
     if is_cheap(node):
         return Work.LOOP
-    if packet_name(node) == "uniform_at":
-        # A GPU has arithmetic to spare; for a CPU a mask of bytes is read faster than drawn again.
+    if packet_name(node) == "normal_at":
+        # A GPU has arithmetic to spare; for a CPU the logarithm and the cosine take longer than
+        # reading what they made.
         tensor = tensor_of(node)
         return Work.LOOP if tensor is not None and tensor.device.type != "cpu" else Work.PASS
     return Work.PASS if packet_name(node) in _PASS_PACKETS else Work.PRODUCT

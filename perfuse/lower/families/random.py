@@ -66,8 +66,11 @@ def _uniform_of(seed: Expr, position: Expr, dtype: DType) -> Expr:
 
 
 def _normal(builder: Builder, shape: Sequence[Dim], dtype: DType, generator: Any = None) -> Expr:
-    value = ex.apply("randn_f32", *_begin(builder, shape, generator), dtype=DType.F32)
-    return ex.cast(value, dtype)
+    return _normal_of(*_begin(builder, shape, generator), dtype)
+
+
+def _normal_of(seed: Expr, position: Expr, dtype: DType) -> Expr:
+    return ex.cast(ex.apply("randn_f32", seed, position, dtype=DType.F32), dtype)
 
 
 def _made(shape: Sequence[Dim], dtype: DType, value: Expr) -> Tensor:
@@ -88,6 +91,15 @@ def uniform_at(
     chosen = _float_dtype(dtype)
     seed = reindex(seeds, (), (index,)).value
     return _made(size, chosen, _uniform_of(seed, _flat_position(size), chosen))
+
+
+@lowers("perfuse.normal_at.default")
+def normal_at(
+    builder: Builder, seeds: Tensor, index: int, size: Sequence[Dim], dtype: Any
+) -> Tensor:
+    chosen = _float_dtype(dtype)
+    seed = reindex(seeds, (), (index,)).value
+    return _made(size, chosen, _normal_of(seed, _flat_position(size), chosen))
 
 
 @lowers("aten.rand.default")
