@@ -102,19 +102,6 @@ def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) ->
     return torch.where(scaled > threshold, g, g * torch.sigmoid(scaled)).to(x.dtype)
 
 
-def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    acc = opmath(x) if x.is_floating_point() else x.to(torch.get_default_dtype())
-    if acc.numel() == 0:  # amax has no identity: the sum of nothing is 0, its log -inf
-        return torch.log(torch.sum(torch.exp(acc), dim, keepdim)).to(acc.dtype)
-    # A maximum of infinity would make inf - inf: such rows are shifted by nothing, and stay inf.
-    peak = torch.amax(acc, dim, keepdim=True)
-    peak = torch.where(torch.abs(peak) == math.inf, torch.zeros_like(peak), peak)
-    total = torch.log(torch.sum(torch.exp(acc - peak), dim, keepdim=True)) + peak
-    kept = x.dtype if x.is_floating_point() else acc.dtype
-    result = total.to(kept)
-    return result if keepdim else torch.squeeze(result, list(dim) or list(range(x.dim())))
-
-
 def soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
     """The slope is -target * sigmoid(-target*x); sigmoid(target*x) - 1 would cancel far out."""
     slope = -opmath(target) * torch.sigmoid(-opmath(target) * opmath(x))

@@ -21,10 +21,13 @@ from torch import Tensor
 
 from perfuse.graph import decompose_norms as norms
 from perfuse.graph import decompose_pointwise as pointwise
+from perfuse.graph import decompose_reductions as reductions
 from perfuse.graph import decompose_softmax as softmax
+from perfuse.graph.decompose_scatter import into_own_copy
 from perfuse.torch_compat import OpOverload, standard_decompositions
 
 Decomposition = Callable[..., Any]
+aten = torch.ops.aten
 
 NORMS = """
 native_batch_norm native_batch_norm_backward _native_batch_norm_legit
@@ -51,7 +54,7 @@ nll_loss2d_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
 
 ARITHMETIC = """
 addcdiv addcmul addr aminmax clamp_max clamp_min count_nonzero deg2rad dist dot
-floor_divide frac heaviside isneginf isposinf lerp linalg_cross linalg_vector_norm logaddexp
+floor_divide frac heaviside isneginf isposinf lerp linalg_cross logaddexp
 logaddexp2 logit mv mvlgamma nan_to_num nansum norm rad2deg rsub sgn sinc special_entr
 special_log_ndtr special_xlog1py std std_mean trace vdot xlogy
 """.split()
@@ -110,7 +113,11 @@ OWN: dict[str, Decomposition] = {
     "aten.softplus.default": pointwise.softplus,
     "aten.softplus_backward.default": pointwise.softplus_backward,
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
-    "aten.logsumexp.default": pointwise.logsumexp,
+    "aten.logsumexp.default": reductions.logsumexp,
+    "aten.linalg_vector_norm.default": reductions.vector_norm,
+    "aten.slice_scatter.default": into_own_copy(aten.slice_scatter.default),
+    "aten.select_scatter.default": into_own_copy(aten.select_scatter.default),
+    "aten.diagonal_scatter.default": into_own_copy(aten.diagonal_scatter.default),
     "prims.convert_element_type.default": convert_element_type,
 }
 

@@ -34,6 +34,8 @@ class Tangent:
             dtype = getattr(torch, self.dtype)
             made = torch.empty_strided(self.shape, self.strides, dtype=dtype, device=self.device)
             return made.zero_()
+        if gradient.dim() != len(self.shape):  # traced in PyTorch 2.11 with an axis of one too many
+            gradient = gradient.reshape(self.shape)
         return with_strides(gradient, self.strides)
 
 

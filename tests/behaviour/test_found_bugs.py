@@ -42,6 +42,22 @@ def scatter_into_overlapping_memory(x: Tensor) -> Tensor:
     return torch.slice_scatter(x, torch.ones_like(x[1:]), 0, 1).flatten()
 
 
+def scatters_into_repeated_elements(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    repeated = x.unsqueeze(0).expand(4, *x.shape)
+    return (
+        torch.slice_scatter(repeated, torch.ones_like(repeated[1:]), 0, 1).exp(),
+        torch.select_scatter(repeated, x + 1, 0, 2),
+        torch.diagonal_scatter(repeated, repeated.diagonal() * 2),
+    )
+
+
+def norm_along_one_element(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        torch.linalg.vector_norm(x + 3, dim=-2, keepdim=False),
+        torch.linalg.vector_norm(x, 3, dim=(-2,), keepdim=True),
+    )
+
+
 def silu_of_every_second_row(x: Tensor) -> Tensor:
     return F.silu(x[::2])
 
@@ -102,6 +118,20 @@ ROWS = (
         dynamic=True,
     ),
     Behaviour("overlap", scatter_into_overlapping_memory, lambda: [overlapping()], dynamic=True),
+    Behaviour("repeated", scatters_into_repeated_elements, lambda: [randn(5, 6, grad=True)]),
+    Behaviour(
+        "repeated_dynamic",
+        scatters_into_repeated_elements,
+        lambda: [randn(5, 6, grad=True)],
+        dynamic=True,
+    ),
+    Behaviour("norm_of_one", norm_along_one_element, lambda: [randn(1, 7, grad=True)]),
+    Behaviour(
+        "norm_of_one_dynamic",
+        norm_along_one_element,
+        lambda: [randn(3, 1, 7, grad=True)],
+        dynamic=True,
+    ),
     Behaviour("masked_own", silu_of_every_second_row, lambda: [randn(1, 31, 70, grad=True)]),
     Behaviour(
         "masked_own_dynamic",

@@ -173,11 +173,14 @@ def embedding_dense_backward(
 
 
 def refuse_overlap(builder: Builder) -> None:
-    """Elements that share memory change together: ATen copies `x` with its strides for these."""
+    """Elements that share memory change together: ATen copies `x` with its strides for these.
+
+    Not where an element is repeated (a stride of 0): it copies such a tensor densely.
+    """
     traced = builder.arguments[0]
     dims = builder.symbols.dims
     strides = [s for s, n in zip(dims(traced.stride()), dims(traced.shape), strict=True) if n != 1]
-    if 0 in strides or len(set(strides)) < len(strides):
+    if 0 not in strides and len(set(strides)) < len(strides):
         raise CannotLower("elements of the tensor share memory")
 
 

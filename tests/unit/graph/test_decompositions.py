@@ -107,6 +107,65 @@ def test_softmax_of_nothing_and_of_large_logits() -> None:
     assert torch.equal(got, torch.logsumexp(inf, 1))
 
 
+ORDERS = [0, 1, 2, 3, 2.5, -1, -2, math.inf, -math.inf]
+DIMS: list[Any] = [None, [], [-2], [0], [1, -1], [-3, -2, -1]]
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", DIMS, ids=str)
+@pytest.mark.parametrize("order", ORDERS)
+def test_vector_norm(order: float, dim: Any, keepdim: bool) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, order, dim, keepdim)
+
+    for shape in ((3, 4, 5), (3, 1, 5), (1, 1, 1), (1, 4, 1)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        assert_near(decomposed(norm, x)(x), norm(x), norm(x.double()))
+
+
+@pytest.mark.parametrize("dim", [None, 0, -1])
+def test_vector_norm_of_a_scalar(dim: int | None) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, 3, dim, keepdim=True)
+
+    x = torch.tensor(-2.0)
+    assert_near(decomposed(norm, x)(x), norm(x), norm(x.double()))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_vector_norm_of_special_values(order: float) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, order, 1)
+
+    rows = [[1e30, 2.0], [math.inf, 1.0], [math.nan, 1.0], [0.0, 0.0]]
+    for x in (torch.tensor(rows), torch.tensor([[1e30], [-1e-30], [math.nan], [0.0]])):
+        torch.testing.assert_close(decomposed(norm, x)(x), norm(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_vector_norm_in_halves(dtype: torch.dtype) -> None:
+    x = torch.randn(8, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for asked in (None, torch.float32, torch.float64):
+        got = decomposed(lambda x, d=asked: torch.linalg.vector_norm(x, dim=1, dtype=d), x)(x)
+        torch.testing.assert_close(got, torch.linalg.vector_norm(x, dim=1, dtype=asked))
+
+
+SCATTERS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: torch.slice_scatter(x, torch.ones_like(x[1:]), 0, 1),
+    lambda x: torch.select_scatter(x, torch.ones_like(x[1]), 0, 1),
+    lambda x: torch.diagonal_scatter(x, torch.ones_like(x.diagonal())),
+]
+
+
+@pytest.mark.parametrize("fn", SCATTERS, ids=("slice", "select", "diagonal"))
+def test_scatter_into_repeated_elements(fn: Callable[[Tensor], Tensor]) -> None:
+    for x in (torch.randn(5).expand(5, 5), torch.randn(5, 1).expand(5, 5), torch.randn(5, 5)):
+        graph = decomposed(fn, x)
+        (output,) = graph.graph.find_nodes(op="output")[0].all_input_nodes
+        assert output.meta["val"].stride() == fn(x).stride()
+        assert torch.equal(graph(x), fn(x))
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 7, 3, 3)])
 def test_nll_loss_backward(reduction: str, shape: tuple[int, ...]) -> None:
