@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch._subclasses import FakeTensorMode
+from torch.fx import Graph, GraphModule
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from perfuse.graph.known_masks import use_known_masks
@@ -117,6 +118,33 @@ def random(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_every_other_mask_stays(fn: Callable[..., Tensor]) -> None:
     (kwargs,) = said(fn, *operands())
     assert kwargs.get("is_causal") is not True
+
+
+def test_operators_may_be_methods() -> None:
+    graph = Graph()
+    query = graph.placeholder("query")
+    rows = graph.call_function(torch.arange, (ROWS,))
+    columns = graph.call_method("unsqueeze", (rows, 0))
+    mask = graph.call_method("__le__", (columns, graph.call_method("unsqueeze", (rows, 1))))
+    mask.meta["example_value"] = torch.empty(ROWS, ROWS, dtype=torch.bool)
+    graph.output(graph.call_function(attend, (query, query, query, mask)))
+    made = use_known_masks(GraphModule(torch.nn.Module(), graph))
+    (call,) = (node for node in made.graph.nodes if node.target is attend)
+    assert call.kwargs["is_causal"] is True
+
+
+def test_a_mask_gets_dense_rows_for_a_gpu() -> None:
+    graph = Graph()
+    query, mask = (graph.placeholder(name) for name in ("query", "mask"))
+    with FakeTensorMode():
+        fake = torch.empty(2, 3, ROWS, 16, dtype=torch.bfloat16, device="cuda")
+        query.meta["example_value"] = fake
+        mask.meta["example_value"] = fake.new_empty(1, ROWS, ROWS, 3).permute(0, 3, 1, 2)
+    calls = [graph.call_function(attend, (query,) * 3, {"attn_mask": mask}) for _ in range(2)]
+    graph.output(tuple(calls))
+    made = use_known_masks(GraphModule(torch.nn.Module(), graph))
+    masks = [n.kwargs["attn_mask"] for n in made.graph.nodes if n.target is attend]
+    assert [n.target for n in masks] == ["contiguous", "contiguous"]
 
 
 def test_a_mask_of_the_caller_stays() -> None:
