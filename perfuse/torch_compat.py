@@ -431,6 +431,21 @@ def release_saved(ctx: Any) -> None:
     ctx.maybe_clear_saved_tensors()
 
 
+def function_apply(function: Any) -> Callable[..., Any]:
+    """`function.apply`, without what it does for functions that Dynamo did not call.
+
+    Dynamo's guards admit no tensor that is left over from a transform of torch.func.
+    """
+    private: Any = torch._C
+    direct: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    are_transforms_active: Callable[[], bool] = private._are_functorch_transforms_active
+
+    def apply(*args: Any) -> Any:
+        return function.apply(*args) if are_transforms_active() else direct(*args)
+
+    return apply
+
+
 def tree_leaves(value: Any) -> list[Any]:
     """What nested lists, tuples and dictionaries hold, in order."""
     leaves: list[Any] = torch.utils._pytree.tree_leaves(value)

@@ -15,7 +15,7 @@ import torch
 
 from perfuse.runtime.executable import Call
 from perfuse.runtime.layout import with_strides
-from perfuse.torch_compat import disabled_autocast, release_saved
+from perfuse.torch_compat import disabled_autocast, function_apply, release_saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,43 +54,53 @@ class Facts:
 
 def wrap(forward: Call, backward: Callable[[], Call] | None, facts: Facts) -> Callable[..., Any]:
     """What Dynamo calls: tensors in, tensors out. `backward` is asked for when it is first run."""
+    run = _marked(forward, facts)
     if not facts.is_training:
-        return _quiet(forward, facts)
+        return _quiet(run)
     assert backward is not None
-    function = _function(forward, _on_first_use(backward), facts)
+    apply = function_apply(_function(run, _on_first_use(backward), facts))
 
     def train(*args: Any) -> Any:
         # The graph may switch gradients on by itself: it does, or it would be an inference graph.
+        if is_grad_enabled():
+            return apply(*args)
         with torch.enable_grad():
-            return function.apply(*args)
+            return apply(*args)
 
     return train
 
 
-def _quiet(call: Call, facts: Facts) -> Callable[..., Any]:
-    """The call with gradients and autocast off, and written inputs marked as such."""
-    written, is_autocast = facts.written, facts.is_autocast
+# A call costs the host as much as all its kernels cost a small graph: what follows looks names up
+# once, adds no Python frame, and enters a context only where that changes something.
+is_grad_enabled = torch.is_grad_enabled
 
-    def run(*args: Any) -> Any:
+
+def _quiet(call: Call) -> Callable[..., Any]:
+    """The call with gradients off."""
+
+    def quiet(*args: Any) -> Any:
+        if not is_grad_enabled():
+            return call([*args])
+        with torch.no_grad():
+            return call([*args])
+
+    return quiet
+
+
+def _marked(call: Call, facts: Facts) -> Call:
+    """The call with autocast off, and written inputs marked as such."""
+    written, is_autocast = facts.written, facts.is_autocast
+    if not written and not is_autocast:
+        return call
+
+    def run(args: list[Any]) -> tuple[Any, ...]:
         touched = [args[i] for i in written]
-        results = _plainly(call, list(args), is_autocast)
+        results = _plainly(call, args, is_autocast)
         if touched:
             torch.autograd.graph.increment_version(touched)
         return results
 
-    def run_plain(*args: Any) -> Any:
-        return call(list(args))
-
-    chosen = run if written or is_autocast else run_plain
-
-    def quiet(*args: Any) -> Any:
-        # Entering a context costs as much as a small kernel: only where it changes something.
-        if not torch.is_grad_enabled():
-            return chosen(*args)
-        with torch.no_grad():
-            return chosen(*args)
-
-    return quiet
+    return run
 
 
 def _plainly(call: Call, args: list[Any], is_autocast: bool) -> tuple[Any, ...]:
@@ -100,55 +110,50 @@ def _plainly(call: Call, args: list[Any], is_autocast: bool) -> tuple[Any, ...]:
         return call(args)
 
 
-def _on_first_use(make: Callable[[], Call]) -> Call:
-    """A call that is made by whoever first needs it, once."""
+def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
+    """A getter of the call, which is made by whoever first needs it, once."""
     made: list[Call] = []
     lock = Lock()
 
-    def call(args: list[Any]) -> tuple[Any, ...]:
+    def get() -> Call:
         if not made:
             with lock:
                 if not made:
                     made.append(make())
-        return made[0](args)
+        return made[0]
 
-    return call
+    return get
 
 
-def _function(forward: Call, backward: Call, facts: Facts) -> Any:
-    run = _quiet(forward, facts)
-    num_outputs, without_grad = facts.num_outputs, facts.without_grad
+def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
+    num_outputs, without_grad, tangents = facts.num_outputs, facts.without_grad, facts.tangents
+    is_autocast = facts.is_autocast
 
     class CompiledGraph(torch.autograd.Function):
-        """One graph's forward and backward."""
+        """One graph's forward and backward; both are run with gradients off."""
 
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            results = run(*args)
-            outputs = tuple(_own(value) for value in results[:num_outputs])
-            ctx.save_for_backward(*(_own(value) for value in results[num_outputs:]))
+            results = [_own(value) for value in run([*args])]
+            outputs = tuple(results[:num_outputs])
+            ctx.save_for_backward(*results[num_outputs:])
             ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(
-                *(outputs[i] for i in without_grad if isinstance(outputs[i], torch.Tensor))
-            )
+            if without_grad:
+                constant = [outputs[i] for i in without_grad]
+                ctx.mark_non_differentiable(*(c for c in constant if isinstance(c, torch.Tensor)))
             return outputs
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            args = list(ctx.saved_tensors)
+            args = [*ctx.saved_tensors]
             release_saved(ctx)  # the program forgets each after its last use
-            args += [t.made_from(gradients[t.output]) for t in facts.tangents]
-            if torch.is_grad_enabled():  # create_graph: the results must not look like constants
+            args += [t.made_from(gradients[t.output]) for t in tangents]
+            if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
-                return once.apply(backward, facts, _marker(), *args)
-            return _gradients(backward, facts, args)
+                return once.apply(backward(), facts, _marker(), *args)
+            return _plainly(backward(), args, is_autocast)
 
     return CompiledGraph
-
-
-def _gradients(backward: Call, facts: Facts, args: list[Any]) -> tuple[Any, ...]:
-    with torch.no_grad():
-        return tuple(_plainly(backward, args, facts.is_autocast))
 
 
 def _own(value: Any) -> Any:
@@ -165,7 +170,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Call, facts: Facts, marker: Any, *args: Any) -> Any:
-        return _gradients(backward, facts, list(args))
+        return _plainly(backward, list(args), facts.is_autocast)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
