@@ -52,8 +52,8 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     g, y = opmath(grad), opmath(output)
-    gy = g * y
-    return (gy - y * torch.sum(gy, dim, keepdim=True)).to(input_dtype).contiguous()
+    # The difference first: close gradients cancel before they are rounded.
+    return ((g - torch.sum(g * y, dim, keepdim=True)) * y).to(input_dtype).contiguous()
 
 
 def log_softmax_backward(

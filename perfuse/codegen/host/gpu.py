@@ -82,6 +82,7 @@ class _GpuWriter(HostWriter):
         self.pending = 0  # records since the last launch call
         self.sizes_now: list[str] = []  # lines that fill G for the pending records
         self.spare: dict[str, int] = {}  # dead temporaries of the pending segment, their bytes
+        self.made_as: dict[str, str] = {}  # whose tensor a buffer is that took over another's
         self.scratch_bytes: dict[str, int | None] = {}
 
     def _seen_by_calls(self) -> set[str]:
@@ -304,6 +305,7 @@ class _GpuWriter(HostWriter):
             super()._allocate(name)
             return
         del self.spare[found]
+        self.made_as[name] = self.made_as.get(found, found)
         self.w.line(f"{name} = {found}")
         self.w.line(f"P[{self.places[name]}] = P[{self.places[found]}]")
         self.ready.add(name)
@@ -315,7 +317,7 @@ class _GpuWriter(HostWriter):
         size = num_bytes(buffer)
         is_private = buffer.name not in self.seen_by_calls | self.leaving
         for name, spare in self.spare.items():
-            old = self.program.buffers[name]
+            old = self.program.buffers[self.made_as.get(name, name)]
             same = (old.dtype, old.shape, old.strides) == (
                 buffer.dtype,
                 buffer.shape,
