@@ -51,9 +51,20 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    _check_types(grad, input_dtype)
     g, y = opmath(grad), opmath(output)
     # The difference first: close gradients cancel before they are rounded.
     return ((g - torch.sum(g * y, dim, keepdim=True)) * y).to(input_dtype).contiguous()
+
+
+def _check_types(grad: Tensor, input_dtype: torch.dtype) -> None:
+    """Eager's rule on a GPU; on a CPU it has none."""
+    is_widened = grad.dtype == torch.float32 and input_dtype in (torch.float16, torch.bfloat16)
+    if grad.device.type == "cuda" and grad.dtype != input_dtype and not is_widened:
+        raise RuntimeError(
+            f"expected input and grad types to match, or a half input and a float32 grad, "
+            f"but got {input_dtype} and {grad.dtype}"
+        )
 
 
 def log_softmax_backward(

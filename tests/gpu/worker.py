@@ -7,7 +7,7 @@ import traceback
 import torch
 
 from tests.gpu.programs import LARGE, SMALL
-from tests.harness.devices import is_healthy
+from tests.harness.devices import is_healthy, keep_all_bits
 from tests.harness.pool import RETIRE, Result, Task, serve
 
 PROGRAMS = {program.name: program for program in (*SMALL, *LARGE)}
@@ -39,4 +39,5 @@ def short_traceback(error: Exception) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    keep_all_bits()
     serve(handle)

@@ -27,6 +27,11 @@ def gpu_device() -> str:
     return os.environ.get("TEST_DEVICE", "cuda")
 
 
+def keep_all_bits() -> None:
+    """By default some of a GPU's convolutions round float32 to 10 bits, and others do not."""
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def is_present(device: str) -> bool:
     return device != "cuda" or torch.cuda.is_available()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.harness.devices import is_healthy
+from tests.harness.devices import is_healthy, keep_all_bits
 from tests.harness.pool import RETIRE, Result, Task, serve
 from tests.opdb.check import check_row
 from tests.opdb.rows import Row
@@ -20,4 +20,5 @@ def handle(task: Task) -> Result:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    keep_all_bits()
     serve(handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.harness.devices import is_healthy
+from tests.harness.devices import is_healthy, keep_all_bits
 from tests.harness.pool import RETIRE, Result, Task, serve
 from tests.random_programs.check import check_program, shrink
 from tests.random_programs.generate import from_seed
@@ -29,4 +29,5 @@ def handle(task: Task) -> Result:
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
+    keep_all_bits()
     serve(handle)
