@@ -12,7 +12,7 @@ from perfuse.counters import Counters
 from perfuse.graph.partition import Cut
 from perfuse.graph.passes import run_passes
 from perfuse.lower.graph import lower_graph
-from perfuse.schedule.lifetimes import Lifetimes, lifetimes
+from perfuse.schedule.lifetimes import Lifetimes, Where, lifetimes
 from perfuse.schedule.schedule import schedule
 from perfuse.schedule.timeline import Link, Timeline, step_timeline
 
@@ -32,4 +32,4 @@ def _lifetimes(half: GraphModule, context: Context) -> Lifetimes:
     program = lower_graph(run_passes(half), own)
     if context.target.gpu is None:
         program = choose_products(program, own)
-    return lifetimes(schedule(program, own), context.device.type)
+    return lifetimes(schedule(program, own), Where.of(context))

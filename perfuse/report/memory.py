@@ -22,7 +22,7 @@ from perfuse.torch_compat import source_line
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 100
-KINDS = ("results", "saved", "gradients", "temporaries")
+KINDS = ("results", "saved", "gradients", "temporaries", "workspace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ HUGE_PAGE = 2 << 20
 _SMALL_STEP = 1 << 16
 _GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
 
+# On a GPU, giving so much memory back is worth a launch call of its own (about a microsecond).
+CUT_BYTES = 16 << 20
+
 # An input smaller than this is not worth a line of the host program to forget it early.
 SMALLEST_FORGOTTEN = 1 << 16
 

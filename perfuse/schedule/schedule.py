@@ -9,7 +9,7 @@ from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import Extern, Loop, Program
 from perfuse.schedule import memory, shape
 from perfuse.schedule.fuse import Fuser, Group, accesses
-from perfuse.schedule.lifetimes import lifetimes
+from perfuse.schedule.lifetimes import Where, lifetimes
 from perfuse.schedule.narrow import narrow_reductions
 from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
@@ -80,7 +80,7 @@ def _smallest(program: Program, context: Context) -> Plan:
     for fuser, order in tries:
         plan = _plan(program, fuser, order)
         choices += [_placed(plan, context), _placed(plan, context, memory.SMALLEST_POOLED)]
-    return min(choices, key=lambda choice: lifetimes(choice, context.device.type).peak())
+    return min(choices, key=lambda choice: lifetimes(choice, Where.of(context)).peak())
 
 
 def _without_dead_loops(program: Program) -> Program:

@@ -1,6 +1,7 @@
 """`Timeline`: the memory of a training step over its turns, forward and then backward.
 
-What counts is what the step itself allocates: results and what is saved, temporaries, gradients.
+What counts is what the step itself allocates: results and what is saved, temporaries, gradients,
+and what libraries take while they work.
 Inputs, parameters and the optimiser's state are there before it and after it.
 """
 
@@ -22,10 +23,11 @@ class Moment:
     saved: int  # by the forward for the backward alone
     gradients: int  # those coming in, and those made so far
     temporaries: int
+    workspace: int = 0  # of libraries, and of kernels beside the program's buffers
 
     @property
     def total(self) -> int:
-        return self.results + self.saved + self.gradients + self.temporaries
+        return self.results + self.saved + self.gradients + self.temporaries + self.workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,14 @@ def _saved_until(
 def _forward_moments(
     forward: Lifetimes, made: dict[str, Lifetime], results: set[str]
 ) -> list[Moment]:
-    temporaries = forward.series("temporary")
+    temporaries, workspace = forward.series("temporary"), forward.series("workspace")
     moments = []
     for turn, label in enumerate(forward.labels):
         alive = [item for item in made.values() if item.first <= turn]
         mine = sum(item.num_bytes for item in alive if item.buffer in results)
         rest = sum(item.num_bytes for item in alive) - mine
         inner = forward.arena_bytes + temporaries[turn]
-        moments.append(Moment("forward", label, mine, rest, 0, inner))
+        moments.append(Moment("forward", label, mine, rest, 0, inner, workspace[turn]))
     return moments
 
 
@@ -127,6 +129,7 @@ def _backward_moments(
     ).series("input")
     kept = _series([(made[name].num_bytes, last) for name, last in saved.items()], backward)
     gradients, temporaries = backward.series("result"), backward.series("temporary")
+    workspace = backward.series("workspace")
     return [
         Moment(
             "backward",
@@ -135,6 +138,7 @@ def _backward_moments(
             kept[turn],
             tangents[turn] + gradients[turn],
             backward.arena_bytes + temporaries[turn],
+            workspace[turn],
         )
         for turn, label in enumerate(backward.labels)
     ]

@@ -18,12 +18,9 @@ from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer, Extern, Opaque, View
-from perfuse.schedule.memory import num_bytes, touched
+from perfuse.schedule.memory import CUT_BYTES, num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import element_bytes
-
-# From here on, giving memory back is worth a launch call of its own (about a microsecond).
-CUT_BYTES = 16 << 20
 
 
 def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) -> HostSource:

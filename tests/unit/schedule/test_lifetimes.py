@@ -12,13 +12,18 @@ from torch import Tensor
 
 from perfuse import config
 from perfuse.codegen.cpp.unit import generate_sources
+from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import generate_host
+from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.schedule.lifetimes import Lifetime, Lifetimes, lifetimes
+from perfuse.counters import Counters
+from perfuse.schedule.lifetimes import Lifetime, Lifetimes, Where, buffer_bytes, lifetimes
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.timeline import Link, Moment, Timeline, step_timeline
+from perfuse.target import target_of
 from tests.unit.planning import CONTEXT, plans_of, wants_grad
 
+MADE = ("temporary", "result")
 FRUGAL = Context.default(config.Settings().with_overrides({"memory_budget": 0.5}))
 
 
@@ -66,7 +71,7 @@ def test_as_the_host_program_does(program: tuple, context: Context) -> None:  # 
     for plan in plans_of(fn, *wants_grad(*(torch.randn(s) for s in shapes)), context=context):
         found = lifetimes(plan)
         said = [
-            {i.buffer for i in found.items if i.kind != "input" and i.first <= turn <= i.last}
+            {i.buffer for i in found.items if i.kind in MADE and i.first <= turn <= i.last}
             for turn in range(found.num_turns)
         ]
         assert said == held_by_host(plan)
@@ -139,3 +144,46 @@ def test_a_step_by_hand() -> None:
     assert (made.peak, made.saved_bytes) == (122, 100)
     kept = step_timeline(forward, backward, 1, [Link(1, 0)], keeps_arenas=True)
     assert kept.peak == 123
+
+
+SETTINGS = config.Settings()
+# Traced with tensors of the CPU, and spelled for a GPU.
+H100 = Context(target_of("cuda:90", SETTINGS), SETTINGS, Counters())
+
+
+def twice_normalised(x: Tensor, y: Tensor) -> Tensor:
+    """Kernels in a row, without a call between them."""
+    for weight in (y, y + 1):
+        x = (x.t() * weight).cumsum(0).softmax(-1).t().cumsum(-1)
+    return x
+
+
+def bytes_held_by_gpu_host(plan: Plan) -> list[int]:
+    """What each launch or call of the host runs with, inputs and scratch left out."""
+    text = generate_gpu_host(plan, generate_triton(plan, H100), H100.device).text
+    sizes = {name: buffer_bytes(b, {}, "cuda") for name, b in plan.program.buffers.items()}
+    memory: dict[str, str] = {}  # a name, and the one that its memory was made for
+    turns: list[int] = []
+    for line in map(str.strip, text.splitlines()):
+        name, _, made = line.partition(" = ")
+        if line.startswith("del "):
+            for gone in line.removeprefix("del ").split(", "):
+                memory.pop(gone, None)
+        elif name in sizes and made in memory:
+            memory[name] = memory.pop(made)
+        elif name in sizes and made.startswith("empty("):
+            memory[name] = name
+        elif "launch(F[" in line or " = op_" in line or line.startswith("op_"):
+            turns.append(sum(sizes[first] for first in set(memory.values())))
+    return turns
+
+
+@pytest.mark.parametrize("rows", [256, 4096], ids=["small", "large"])
+def test_as_the_host_program_of_a_gpu_does(rows: int) -> None:
+    """Turns end where much dies; what dies inside one is used again."""
+    (plan,) = plans_of(twice_normalised, torch.ones(rows, 2048), torch.ones(rows), context=H100)
+    found = lifetimes(plan, Where("cuda", 132))
+    temporaries, results = found.series("temporary"), found.series("result")
+    said = [a + b for a, b in zip(temporaries, results, strict=True)]
+    assert said == bytes_held_by_gpu_host(plan)
+    assert len(said) == 1 if rows == 256 else len(said) > 3

@@ -1,0 +1,31 @@
+"""Sizes as numbers: symbols stand for what they are likely to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfuse.ir.index import Atom, Dim
+
+UNKNOWN_SIZE = 4096  # of a symbol that nothing is known of
+
+Hints = Mapping[str, int]
+
+
+def value_of(dim: Dim, hints: Hints) -> int:
+    """The number that a size stands for, under likely values of its symbols."""
+    if isinstance(dim, int):
+        return dim
+    total = dim.const
+    for atoms, factor in dim.terms:
+        for atom in atoms:
+            factor *= _atom_value(atom, hints)
+        total += factor
+    return total
+
+
+def _atom_value(atom: Atom, hints: Hints) -> int:
+    if atom.kind in ("div", "mod"):
+        a, b = (value_of(part, hints) for part in atom.parts)
+        b = max(b, 1)
+        return a // b if atom.kind == "div" else a % b
+    return hints.get(str(atom.parts[0]), UNKNOWN_SIZE)
