@@ -71,6 +71,16 @@ class CompilerFailed(PerfuseError):
         self.source = source
 
 
+class KernelTooLarge(PerfuseError):
+    """Kernels that a GPU cannot launch: a block asks for more than there is of something."""
+
+    default_hint = "a smaller tile; please report the program, since Perfuse should have chosen it."
+
+    def __init__(self, message: str, kernels: Sequence[str]) -> None:
+        super().__init__(message)
+        self.kernels = tuple(kernels)  # their functions' names
+
+
 class UnsupportedOp(PerfuseError):
     """An operation that Perfuse can neither compile nor hand to ATen."""
 

@@ -12,6 +12,7 @@ import torch
 from perfuse.errors import ConfigError
 
 KIB, MIB = 1 << 10, 1 << 20
+BLOCK_THREADS = 1024  # the most threads of a block, on every GPU known here
 
 
 @dataclass(frozen=True, slots=True)

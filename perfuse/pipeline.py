@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from perfuse.autotune.products import choose_products
 from perfuse.autotune.tiles import choose_tiles
 from perfuse.build import build_shared_library
+from perfuse.build.fitting import build_fitting
 from perfuse.build.triton import build_bundle
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.gpu import generate_gpu_host
@@ -96,8 +97,8 @@ def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finishe
 def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:
     tiles = run("tune", _measured_tiles, plan, context)  # how kernels are cut, where measured
     sources = run("codegen", generate_triton, plan, own, tiles)  # Triton text
+    sources, entry = run("build", build_fitting, plan, sources, tiles, context)  # machine code
     host = run("host", generate_gpu_host, plan, sources, context.device)
-    entry = run("build", build_bundle, sources, context)
     load = partial(load_gpu, host, entry, plan.program.constants, context)
     return sources, host, load, entry.key
 

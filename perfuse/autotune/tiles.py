@@ -17,6 +17,7 @@ from perfuse.build.identity import identity
 from perfuse.codegen.triton.tiling import Tile, candidates, widest_of
 from perfuse.codegen.triton.unit import machine_of
 from perfuse.context import Context
+from perfuse.errors import KernelTooLarge
 from perfuse.ir import index as ix
 from perfuse.ir.program import Program, View
 from perfuse.schedule.plan import Kernel, Plan, static_product
@@ -36,6 +37,7 @@ class TileDecision:
 
     tile: dict[str, Any]
     microseconds: list[tuple[str, float]]
+    failed: list[tuple[str, str]]  # candidates that did not run, and why
 
 
 def choose_tiles(plan: Plan, context: Context, measure: Measure) -> dict[str, Tile]:
@@ -68,7 +70,8 @@ def decide(kernel: Kernel, program: Program, context: Context, measure: Measure)
     if entry is not None:
         context.counters.inc("autotune.cache_hit")
         found = json.loads(entry.read_text(_FILE))
-        return TileDecision(found["tile"], [tuple(row) for row in found["microseconds"]])
+        rows = [[tuple(row) for row in found[name]] for name in ("microseconds", "failed")]
+        return TileDecision(found["tile"], *rows)
     widest = widest_of(kernel, program.buffers)
     decision = race(alone, candidates(kernel, machine_of(context.target), widest), measure)
     context.counters.inc("autotune.kernels_measured")
@@ -77,18 +80,22 @@ def decide(kernel: Kernel, program: Program, context: Context, measure: Measure)
 
 
 def race(alone: Plan, tiles: list[Tile], measure: Measure) -> TileDecision:
-    """Measure every candidate; one that does not compile or run is out."""
+    """Measure every candidate; one that does not compile or run is out, its reason kept."""
     times: list[tuple[Tile, float]] = []
+    failed: list[tuple[str, str]] = []
     for tile in tiles:
         try:
             times.append((tile, measure(alone, tile)))
-        except Exception:
-            if not times:
-                raise  # the model's own choice has to run
+        except Exception as error:
+            failed.append((str(tile), f"{type(error).__name__}: {error}"))
+            is_ours = tile == tiles[0] and not isinstance(error, KernelTooLarge)
+            if is_ours or len(failed) == len(tiles):
+                raise  # the model's own choice has to compile and run, if it fits
     best = min(times, key=lambda row: row[1])
     if best[1] > _MARGIN * times[0][1]:
         best = times[0]
-    return TileDecision(asdict(best[0]), [(str(t), round(1e6 * s, 2)) for t, s in times])
+    rows = [(str(t), round(1e6 * s, 2)) for t, s in times]
+    return TileDecision(asdict(best[0]), rows, failed)
 
 
 def plan_of_one(kernel: Kernel, program: Program) -> Plan:

@@ -22,7 +22,8 @@ from perfuse.build.store import Entry, Store
 from perfuse.build.triton_compile import Job, compile_kernel, load_module
 from perfuse.codegen.triton.sources import TritonKernel, TritonSources
 from perfuse.context import Context
-from perfuse.gpu import Gpu
+from perfuse.errors import KernelTooLarge
+from perfuse.gpu import BLOCK_THREADS, Gpu
 from perfuse.version import VERSION
 
 FACTS, CODE, ASSEMBLY = "kernel.json", "code.bin", "assembly.txt"
@@ -63,7 +64,26 @@ def _objects(sources: TritonSources, gpu: Gpu, ctx: Context) -> tuple[CodeObject
     ctx.counters.inc("build.cache_miss", len(missing))
     if missing:
         found |= _compiled(sources.text, missing, gpu, ctx)
-    return tuple(made for key in keys if (made := found[key]) is not None)
+    objects = tuple(made for key in keys if (made := found[key]) is not None)
+    check_limits(objects, gpu)
+    return objects
+
+
+def check_limits(objects: Sequence[CodeObject], gpu: Gpu) -> None:
+    """Refuse what the driver would: said here, where a smaller tile can still be taken."""
+    large = [
+        made
+        for made in objects
+        if made.shared_bytes > gpu.shared_bytes or made.num_threads > BLOCK_THREADS
+    ]
+    if large:
+        said = "; ".join(
+            f"{made.name} has {made.shared_bytes} bytes of shared memory and {made.num_threads} "
+            f"threads a block"
+            for made in large
+        )
+        most = f"{gpu.shared_bytes} bytes and {BLOCK_THREADS} threads"
+        raise KernelTooLarge(f"{said}: {gpu.arch} has at most {most}", [m.name for m in large])
 
 
 def _compiled(

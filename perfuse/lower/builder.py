@@ -13,6 +13,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, View, contiguous_strides
+from perfuse.lower.layout import memory_order
 from perfuse.lower.symbols import Symbols
 from perfuse.lower.tensor import Tensor, as_view, expand, positions, reindex
 
@@ -35,6 +36,8 @@ class Builder:
         self.origin = ""
         self.feeds_calls = False  # every user of the node at hand is a library call
         self.arguments: tuple[Any, ...] = ()  # what the op in hand was traced with
+        # Formulas that calls asked for, by what lies in memory: none computed a second time.
+        self._passed: dict[tuple[tuple[Dim, ...], DType, Expr], Buffer] = {}
         self._num_names = 0
 
     def new_name(self) -> str:
@@ -99,6 +102,8 @@ class Builder:
         at = positions(tensor.shape)
         axes = tuple(Axis(f"d{i}", size) for i, size in enumerate(tensor.shape) if size != 1)
         where = buffer.index(at) if index is None else index
+        if index is not None:
+            self._passed.clear()  # formulas speak of what was in memory before
         self.emit(Loop(buffer.name, axes, "map", tensor.value, where, self.origin))
 
     def realize(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
@@ -124,10 +129,36 @@ class Builder:
         return expand(tensor, shape)
 
     def view_of(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> View:
-        """A window for an ATen call, computed into memory first if need be."""
-        view = as_view(self.realize(tensor, strides))
+        """A window for an ATen call, computed into memory first if need be.
+
+        What two calls ask for is computed once, also where one of them has it transposed.
+        """
+        view = as_view(tensor)
+        if view is not None and self.buffers[view.buffer].dtype is tensor.dtype:
+            if strides is None or same_layout(view, strides):
+                return view
+        order = range(tensor.ndim) if strides is None else memory_order(tensor.shape, strides)
+        if order is None:
+            return self._viewed(self.realize(tensor, strides))
+        return self._viewed(self._passed_once(tensor, list(order)))
+
+    def _viewed(self, tensor: Tensor) -> View:
+        view = as_view(tensor)
         assert view is not None
         return view
+
+    def _passed_once(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """The tensor in memory without gaps, its dimensions lying in this order."""
+        shape = [tensor.shape[d] for d in order]
+        at = positions(shape)
+        lying = reindex(tensor, shape, [at[order.index(d)] for d in range(tensor.ndim)])
+        key = (lying.shape, lying.dtype, lying.value)
+        buffer = self._passed.get(key)
+        if buffer is None or self.buffers.get(buffer.name) is not buffer:
+            buffer = self._passed[key] = self.new_buffer(lying.dtype, lying.shape)
+            self.store(lying, buffer)
+        mine = positions(tensor.shape)
+        return reindex(self.tensor_of(buffer), tensor.shape, [mine[d] for d in order])
 
     def reduce(
         self, kind: str, tensor: Tensor, dims: Sequence[int], dtype: DType, keepdim: bool = False
@@ -152,6 +183,8 @@ class Builder:
         return result
 
     def extern(self, node: Extern) -> None:
+        if node.mutates:
+            self._passed.clear()
         self.nodes.append(node)
 
 

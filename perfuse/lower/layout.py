@@ -47,6 +47,15 @@ def dense(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | N
     return strides
 
 
+def memory_order(shape: Sequence[Dim], strides: Sequence[Dim]) -> list[int] | None:
+    """Dimensions from the outermost in memory inwards; None where memory is not covered once."""
+    if dense(shape, tuple(strides)) is None:
+        return None
+    if not all(isinstance(n, int) for n in (*shape, *strides)):
+        return list(range(len(shape)))  # dense and symbolic: row-major
+    return sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -int(strides[d])))  # type: ignore[arg-type]
+
+
 def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
     """The strides a result must have: those of eager, gaps included, unless they overlap.
 

@@ -18,6 +18,7 @@ import torch
 from perfuse.build.bundle import Bundle, CodeObject
 from perfuse.codegen.host.tables import UNKNOWN, FillRow, LaunchRow
 from perfuse.errors import PerfuseError
+from perfuse.gpu import gpu_of_device
 from perfuse.runtime.frame import GpuFrame
 
 RECORD_WORDS, SEGMENT_WORDS = 8, 3
@@ -77,7 +78,10 @@ class Driver:
             made.code, made.symbol.encode(), shared, index, ctypes.byref(found)
         )
         if code or found.value is None:
-            raise PerfuseError(f"cannot load the kernel {made.name}: {self._said(code)}")
+            asked = f"{shared} bytes of shared memory and {made.num_threads} threads a block"
+            raise PerfuseError(
+                f"cannot load the kernel {made.name} ({asked}): {self._said(code)}{_limit(index)}"
+            )
         return found.value
 
     def failed(self, code: int) -> None:
@@ -133,6 +137,13 @@ class Driver:
             raise PerfuseError(f"{made.name} needs memory for a number of blocks not known now")
         blocks = row.grid[0] * row.grid[1] * row.grid[2]
         return torch.empty(blocks * made.scratch_bytes, dtype=torch.uint8, device=self.device)
+
+
+def _limit(index: int) -> str:
+    """What this GPU gives a block, where one is there to be asked."""
+    if not torch.cuda.is_available():
+        return ""
+    return f"; a block has at most {gpu_of_device(index).shared_bytes} bytes"
 
 
 class _Arguments:

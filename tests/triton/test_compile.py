@@ -16,12 +16,16 @@ from torch import Tensor
 
 import perfuse
 from perfuse.capture.elsewhere import Generated
+from perfuse.gpu import BLOCK_THREADS, gpu_of_name
 from tests.behaviour.row import Behaviour
 from tests.gpu.programs import LARGE, SMALL, bf16, quantise_rows, saturated
 
 ELF = b"\x7fELF"
 MAX_REGISTERS = {"cuda": 255, "hip": 512}
 WIDEST = "cuda:90"
+LITTLE_SHARED = ("cuda:86", "cuda:120")
+# They ask for the most memory of a block.
+LONG_ROWS = ("large_cross_entropy_fb", "large_norm_fb")
 OTHERS = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx942")
 FNUZ = tuple(
     Behaviour(f"quantise_{name}", partial(function, dtype=dtype), lambda: [bf16(17, 130)])
@@ -54,6 +58,7 @@ PROGRAMS = {program.name: program for program in (*SMALL, *LARGE, *FNUZ)}
 ROWS = [
     *((WIDEST, program.name) for program in (*SMALL, *LARGE)),
     *((target, name) for target in OTHERS for name in KINDS),
+    *((target, name) for target in (*OTHERS, *LITTLE_SHARED) for name in LONG_ROWS),
     *(("hip:gfx942", program.name) for program in FNUZ),
 ]
 # They are one call of a library, or nothing at all.
@@ -71,6 +76,7 @@ def generated(name: str, target: str) -> Generated:
 def test_compiles(target: str, name: str) -> None:
     made = generated(name, target)
     kind, _, arch = target.partition(":")
+    gpu = gpu_of_name(target)
     assert made.graphs
     assert made.objects or name in WITHOUT_KERNELS
     if name.endswith("_fb"):
@@ -79,6 +85,9 @@ def test_compiles(target: str, name: str) -> None:
         for code, text in zip(graph.objects, graph.assembly, strict=True):
             assert code.code.startswith(ELF)
             assert 0 < code.num_registers <= MAX_REGISTERS[kind]
+            assert code.shared_bytes <= gpu.shared_bytes
+            assert code.num_threads <= BLOCK_THREADS
+            assert code.num_registers * code.num_threads <= gpu.registers
             assert re.search(rf"\.target sm_{arch}" if kind == "cuda" else rf"\b{arch}\b", text)
             assert code.symbol in text
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from perfuse.gpu import BLOCK_THREADS
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
@@ -33,6 +34,11 @@ class Machine:
 
     num_processors: int = 132
     warp_size: int = 32
+    shared_bytes: int = 227 << 10  # the most a block may use
+
+    @property
+    def most_warps(self) -> int:
+        return BLOCK_THREADS // self.warp_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,55 @@ def _warps(elements: int, a_thread: int = ELEMENTS_A_THREAD, most: int = 16) -> 
 
 def choose_tile(kernel: Kernel, machine: Machine, widest: int = 4) -> Tile:
     """The tile that the sizes suggest; `widest` is the bytes of the kernel's widest elements."""
+    return fitted(_suggested(kernel, machine, widest), kernel, machine, widest)
+
+
+def fitted(tile: Tile, kernel: Kernel, machine: Machine, widest: int) -> Tile:
+    """The tile with no more threads than a block has, nor more on its way than memory holds.
+
+    Each stage but one keeps a block of everything that is read: two of a row of 32,768 floats are
+    more than any GPU has.
+    """
+    block = max(1, widest * _elements_read(tile, kernel))
+    stages = max(1, min(tile.num_stages, 1 + machine.shared_bytes // block))
+    tile = replace(tile, num_warps=min(tile.num_warps, machine.most_warps))
+    if stages < tile.num_stages and stages == 1 and not _carries(kernel):
+        return replace(tile, num_stages=1, programs=None)  # going round was for the stages
+    return replace(tile, num_stages=stages)
+
+
+def _elements_read(tile: Tile, kernel: Kernel) -> int:
+    """Elements that one block reads from memory."""
+    made = {m.loop.out for m in kernel.members}
+    reads = {r for m in kernel.members for r in m.loop.reads() if r.attr[0] not in made}
+    rows, columns = ({a.atom for a in axes} for axes in (rows_of(kernel), columns_of(kernel)))
+    total = 0
+    for used in (read.variables() for read in reads):
+        is_flat = tile.kind in ("flat", "turned", "scatter")
+        height = tile.rows if is_flat or used & rows else 1
+        total += height * (tile.columns if is_flat or used & columns else 1)
+    return total
+
+
+def _carries(kernel: Kernel) -> bool:
+    """Something is reduced across rows, so blocks that go round keep it meanwhile."""
+    return any(m.role in ("outer", "all") for m in kernel.members)
+
+
+def smaller(tile: Tile) -> Tile | None:
+    """A tile that takes less shared memory; None where there is none."""
+    if tile.num_stages > 1:
+        return replace(tile, num_stages=tile.num_stages - 1)
+    if tile.kind == "turned" and tile.rows > 16:
+        return replace(tile, rows=tile.rows // 2, columns=tile.columns // 2)
+    if tile.kind in ("rows", "scan") and not tile.is_swept:
+        return replace(tile, rows=1, columns=min(2048, tile.columns), num_warps=8, is_swept=True)
+    if tile.columns > 64:
+        return replace(tile, columns=tile.columns // 2)
+    return None
+
+
+def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
     roles = {m.role for m in kernel.members}
     if "scan" in roles:
         return _scan_tile(kernel)
@@ -146,7 +201,7 @@ def is_vertical(kernel: Kernel) -> bool:
 
 def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
-    carries = bool(roles & {"outer", "all"})
+    carries = _carries(kernel)
     if width is not None and height is not None and not carries:
         if height * 2 <= machine.num_processors and width >= 8192:
             return _split_tile(kernel, height, width, machine)
@@ -230,7 +285,8 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
         "columns": _other_columns,
     }.get(best.kind)
     found = [best] if others is None else [best, *others(kernel, best, machine)]
-    return [t for t in dict.fromkeys(found) if 1 <= t.num_warps <= 32]
+    found = [fitted(t, kernel, machine, widest) for t in found if t.num_warps >= 1]
+    return list(dict.fromkeys(found))
 
 
 def widest_of(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
@@ -255,7 +311,7 @@ def _other_turned(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
 
 def _other_rows(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
-    carries = any(m.role in ("outer", "all") for m in kernel.members)
+    carries = _carries(kernel)
     found = []
     if best.is_swept:
         sizes = ((1024, 4), (2048, 4), (4096, 8), (4096, 16))

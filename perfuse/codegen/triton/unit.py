@@ -48,8 +48,7 @@ def generate_triton(
     launches: list[tuple[Launch, ...]] = []
     for kernel in plan.kernels:
         steps = []
-        widest = widest_of(kernel, plan.program.buffers)
-        tile = tiles.get(kernel.name) or choose_tile(kernel, machine_of(context.target), widest)
+        tile = tiles.get(kernel.name) or tile_of(kernel, plan, context)
         for text in kernel_texts(kernel, plan.program.buffers, tile, dialect):
             made = _function(text, known, functions)
             steps.append(
@@ -63,10 +62,17 @@ def generate_triton(
     return TritonSources(module, tuple(known.values()), tuple(launches))
 
 
+def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
+    """The model's choice."""
+    widest = widest_of(kernel, plan.program.buffers)
+    return choose_tile(kernel, machine_of(context.target), widest)
+
+
 def _function(
     text: KernelText, known: dict[tuple[object, ...], TritonKernel], functions: list[str]
 ) -> TritonKernel:
-    key = (text.parameters, text.body, text.tile.rows, text.tile.columns, text.tile.num_warps)
+    tile = text.tile
+    key = (text.parameters, text.body, tile.rows, tile.columns, tile.num_warps, tile.num_stages)
     if key not in known:
         name = f"kernel{len(known)}"
         inner = ", ".join([*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"])
@@ -108,7 +114,9 @@ def _texts(
 
 def machine_of(target: Target) -> Machine:
     gpu = target.gpu
-    return Machine() if gpu is None else Machine(gpu.multiprocessors, gpu.warp)
+    if gpu is None:
+        return Machine()
+    return Machine(gpu.multiprocessors, gpu.warp, gpu.shared_bytes)
 
 
 def dialect_of(context: Context) -> Dialect:

@@ -16,8 +16,10 @@ from perfuse.lower.families.views import reshape
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, broadcast_shapes, expand, positions, reindex
 
-# A dearer formula is computed once before it is looked up by position.
+# A dearer formula is computed once before it is looked up by position, unless few of its elements
+# are: a loss looks up one of a row's log-probabilities, and storing them all is a second logits.
 _CHEAP_SOURCE_COST, _CHEAP_INDEX_COST = 2, 16
+_FEW = 8  # one element of so many
 
 
 def as_dim(value: Expr) -> Dim | None:
@@ -71,9 +73,13 @@ def looked_up(builder: Builder, x: Tensor, shape: Sequence[Dim], source: Sequenc
     """x at positions that may be data, computed beforehand unless it is cheap."""
     if any(size == 0 for size in shape):
         return Tensor(tuple(shape), x.dtype, ex.const(0, x.dtype))
-    if x.value.cost > _CHEAP_SOURCE_COST:
+    if x.value.cost > _CHEAP_SOURCE_COST and not _are_few(shape, x.shape):
         x = builder.realize(x)
     return reindex(x, shape, source)
+
+
+def _are_few(wanted: Sequence[Dim], given: Sequence[Dim]) -> bool:
+    return ix.is_nonnegative(ix.add(ix.product([*given]), ix.mul(ix.product([*wanted]), -_FEW)))
 
 
 @lowers("aten.gather.default")

@@ -11,16 +11,19 @@ from perfuse.ir.program import Extern, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import add as add_tensors
 from perfuse.lower.families.pointwise import multiply
+from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor
+from perfuse.lower.tensor import Tensor, as_view
 
 _LIBRARY = "matrix products go to the library"
 
 
 def _call(
-    builder: Builder, op: str, args: Sequence[Any], shape: Sequence[Dim], dtype: DType, **kw: Any
+    builder: Builder, op: str, args: Sequence[Tensor], shape: Sequence[Dim], dtype: DType, **kw: Any
 ) -> Tensor:
-    windows = tuple(_window(builder, a) if isinstance(a, Tensor) else a for a in args)
+    # Only what comes last was traced as an argument: a product with a bias is called for its parts.
+    traced = builder.arguments[-len(args) :]
+    windows = tuple(_window(builder, a, t) for a, t in zip(args, traced, strict=True))
     out = builder.new_buffer(dtype, shape)
     builder.extern(
         Extern(op, (out.name,), windows, tuple(kw.items()), _LIBRARY, into_out=True,
@@ -29,8 +32,11 @@ def _call(
     return builder.tensor_of(out)
 
 
-def _window(builder: Builder, tensor: Tensor) -> View:
-    view = builder.view_of(tensor)
+def _window(builder: Builder, tensor: Tensor, traced: Any) -> View:
+    """An operand in memory: as it lies if it does, else as the graph lays it."""
+    view = as_view(tensor)
+    if view is None or builder.buffers[view.buffer].dtype is not tensor.dtype:
+        view = builder.view_of(tensor, dense_strides(traced, builder.symbols))
     if any(
         stride == 0 and size != 1 for stride, size in zip(view.strides, view.shape, strict=True)
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perfuse.schedule.plan import Plan
 from tests.unit.lower.rows import Row, compiled
 from tests.unit.lower.samples import bf16, f32, i32, i64, ids, mask
+from tests.unit.planning import plans_of
 
 
 def _put(x: Tensor, i: Any, value: Any, accumulate: bool = False) -> Tensor:
@@ -111,3 +114,23 @@ def test_positions_out_of_range_are_refused(position: int) -> None:
     run = compiled(lambda x, i: x[i] + 1, [])
     with pytest.raises(IndexError):
         run(f32(5, 7), torch.tensor([0, position]))
+
+
+def largest_temporary(plan: Plan) -> int:
+    buffers = [b for b in plan.program.buffers.values() if b.role == "temp"]
+    stored = {name for kernel in plan.kernels for name in kernel.stored}
+    sizes = [b.num_elements for b in buffers if b.name in stored]
+    return max(n for n in sizes if isinstance(n, int))
+
+
+@pytest.mark.parametrize("draw", (f32, bf16))
+def test_a_loss_stores_no_second_logits(draw: Callable[..., Tensor]) -> None:
+    """One element of a row is looked up: the others' log-probabilities are not written down."""
+    (plan,) = plans_of(F.cross_entropy, draw(16, 128), ids(128, 16))
+    assert largest_temporary(plan) <= 16, str(plan)
+
+
+def test_what_is_looked_up_often_is_computed_once() -> None:
+    (plan,) = plans_of(lambda x, i: x.exp().tanh()[i], f32(8, 16), ids(8, 64))
+    assert largest_temporary(plan) == 64 * 16
+    assert 8 * 16 in [b.num_elements for b in plan.program.buffers.values() if b.role == "temp"]

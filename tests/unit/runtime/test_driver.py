@@ -61,6 +61,11 @@ try:
     launcher_of(Bundle("cuda", "sm_90", (other,)), context)
 except Exception as error:
     result["missing"] = str(error)
+try:
+    large = CodeObject("k", "add", 1024, 262272, 0, 56, 0, b"CODE")
+    launcher_of(Bundle("cuda", "sm_90", (large,)), context)
+except Exception as error:
+    result["large"] = str(error)
 print(json.dumps(result))
 """
 
@@ -90,3 +95,4 @@ def test_what_arrives_at_a_kernel(compiler: str, tmp_path: Path) -> None:
     assert got["launches_of_an_empty_grid"] == 1
     assert "illegal memory access" in got["error"]
     assert "cannot load the kernel k" in got["missing"]
+    assert "262272 bytes of shared memory and 1024 threads a block" in got["large"]

@@ -13,11 +13,12 @@ from torch import Tensor
 from perfuse.autotune.tiles import plan_of_one, race
 from perfuse.build.triton import build_bundle
 from perfuse.codegen.host.gpu import generate_gpu_host
-from perfuse.codegen.triton.tiling import Machine, Tile, candidates, choose_tile
+from perfuse.codegen.triton.tiling import Machine, Tile, candidates, choose_tile, smaller
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.errors import KernelTooLarge
 from perfuse.runtime.launch import load_gpu
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.target import target_of
@@ -129,9 +130,56 @@ def test_a_candidate_that_fails_is_out_but_the_models_choice_must_run() -> None:
             raise RuntimeError("too many registers")
         return 1.0
 
-    assert race(alone, [first, second], measure).tile["columns"] == 128
+    decision = race(alone, [first, second], measure)
+    assert decision.tile["columns"] == 128
+    assert decision.failed == [(str(second), "RuntimeError: too many registers")]
     with pytest.raises(RuntimeError):
         race(alone, [second, first], measure)
+
+
+def test_a_models_choice_that_does_not_fit_is_out_too() -> None:
+    _, alone = only_kernel(*_flat())
+    first, second = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
+
+    def measure(_: Plan, tile: Tile) -> float:
+        if tile == first:
+            raise KernelTooLarge("300000 bytes", ["kernel0"])
+        return 1.0
+
+    assert race(alone, [first, second], measure).tile["columns"] == 256
+    with pytest.raises(KernelTooLarge):
+        race(alone, [first], measure)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shared_bytes", "num_stages", "programs"),
+    [(32_000, 227 << 10, 2, 132), (32_000, 99 << 10, 1, None), (16_000, 227 << 10, 1, None)],
+)
+def test_what_is_on_its_way_fits_into_shared_memory(
+    columns: int, shared_bytes: int, num_stages: int, programs: int | None
+) -> None:
+    kernel, _ = only_kernel(lambda x: x.amax(-1), f32(200, columns))
+    tile = choose_tile(kernel, Machine(shared_bytes=shared_bytes))
+    assert (tile.num_stages, tile.programs) == (num_stages, programs)
+
+
+def test_a_block_has_no_more_threads_than_the_gpu_gives_it() -> None:
+    kernel, _ = only_kernel(lambda x: x.amax(-1), f32(200, 32_000))
+    for warp in (32, 64):
+        tiles = candidates(kernel, Machine(warp_size=warp))
+        assert max(warp * tile.num_warps for tile in tiles) == 1024
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_smaller_tiles_come_to_an_end(name: str) -> None:
+    kernel, _ = only_kernel(PROGRAMS[name][0], *PROGRAMS[name][1])
+    tile: Tile | None = choose_tile(kernel, SMALL)
+    seen = []
+    while tile is not None:
+        assert tile not in seen
+        seen.append(tile)
+        tile = smaller(tile)
+    assert seen[-1].num_stages == 1
 
 
 def _flat() -> tuple[Callable[..., Any], Tensor]:
