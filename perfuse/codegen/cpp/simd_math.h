@@ -42,7 +42,7 @@ template <class F> PF_FN F expm1_small(F r) { return fma(r * r, exp_tail(r), r);
 template <class F> PF_FN F exp_small(F r) { return fma(r * r, exp_tail(r), r) + 1.0f; }
 // 2^n for -126 <= n <= 127
 template <class I> PF_FN like<I, float> power_of_two(I n) { return bits_as<like<I, float>>((I)((n + 127) << 23)); }
-// y 2^n for any n = k that a clamped exp can ask for: two steps, so that the result may be subnormal.
+// y 2^n for any n (k rounded down) that a clamped exp can ask for: two steps, so that the result may be subnormal.
 template <class F, class I> PF_FN F scale(F y, F k, I n) {
 #ifdef __AVX512F__
   if constexpr (is_vec<F>) return __builtin_ia32_scalefps512_mask(y, k, F{}, -1, 4);
@@ -51,20 +51,57 @@ template <class F, class I> PF_FN F scale(F y, F k, I n) {
   return y * power_of_two(half) * power_of_two((I)(n - half));
 }
 
+// FACTOR e^x as y 2^n; whole is n, or more by less than 1.
+template <class F> struct exp_scaled { F y, whole; like<F, int32_t> n; };
+
+template <int FACTOR, class F> PF_FN exp_scaled<F> exp_series(F x) {
+  constexpr float f = FACTOR;
+  const auto p = exp_reduce(x);
+  return {poly(p.r, f, f, f * 0.5f, f * 0.16666538f, f * 0.041666266f, f * 0.0083672469f, f * 0.00139475951f), p.k, p.n};
+}
+#if defined(__AVX512F__) && PF_LANES == 16
+// Here a register holds the powers of two by sixteenths: with |r| <= ln2/32 two coefficients do for four.
+constexpr float sixteenths[16] = {
+  0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
+  0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f, 0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f};
+template <class I> PF_FN like<I, float> power_of_sixteenths(I n) {
+  if constexpr (!is_vec<I>) return sixteenths[n & 15];
+  else {
+    vec<float> table;
+    __builtin_memcpy(&table, sixteenths, sizeof table);
+#ifdef __clang__
+    return __builtin_ia32_permvarsf512(table, n);
+#else
+    return __builtin_ia32_permvarsf512_mask(table, n, table, -1);
+#endif
+  }
+}
+template <class F> PF_FN exp_scaled<F> exp_split(F x) {
+  using I = like<F, int32_t>;
+  const F magic = all<F>(12582912.0f), t = fma(x, all<F>(23.0831207f), magic), k = t - magic;
+  const F r = fma(k, all<F>(1.32621525e-5f), fma(k, all<F>(-0.0433349609375f), x));
+  const I n = bits_as<I>(t) - bits_as<I>(magic);
+  const F y = power_of_sixteenths(n);
+  return {fma(y * r, poly(r, 1.0f, 0.500016265f, 0.166666672f), y), k * 0.0625f, n >> 4};
+}
+#else
+template <class F> PF_FN exp_scaled<F> exp_split(F x) { return exp_series<1>(x); }
+#endif
+
 template <class X> PF_FN X exp(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(exp);
   else {
-    x = low(all<X>(89.0f), high(all<X>(-104.0f), x));  // the constant first: NaN goes through
-    const auto p = exp_reduce(x);
-    return scale(exp_small(p.r), p.k, p.n);
+    const auto p = exp_split(low(all<X>(89.0f), high(all<X>(-104.0f), x)));  // the constant first: NaN goes through
+    return scale(p.y, p.whole, p.n);
   }
 }
 // exp of what lies within [-87, 88] (elsewhere: anything), without the care for overflow and denormals.
 template <class X> PF_FN X exp_mid(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(exp);
   else {
-    const auto p = exp_reduce(x);
-    return exp_small(p.r) * power_of_two(p.n);
+    using I = like<X, int32_t>;
+    const auto p = exp_split(x);
+    return bits_as<X>((I)(bits_as<I>(p.y) + (p.n << 23)));
   }
 }
 template <class X> PF_FN X exp2(X x) {
@@ -101,9 +138,9 @@ template <class X> PF_FN X tanh(X x) {
 template <class X> PF_FN X sigmoid(X x) {
   if constexpr (!in_float<X>) return all<X>(1) / (exp(-x) + 1.0);
   else {
-    const auto p = exp_reduce(low(all<X>(89.0f), high(all<X>(-86.0f), -x)));
-    const X y = exp_small(p.r);
-    return 1.0f / fma(y + y, power_of_two(p.n - 1), all<X>(1.0f));
+    // Twice e^-x times half of 2^n, which alone would overflow. The series: a table's rounding would show.
+    const auto p = exp_series<2>(low(all<X>(89.0f), high(all<X>(-86.0f), -x)));
+    return 1.0f / fma(p.y, power_of_two(p.n - 1), all<X>(1.0f));
   }
 }
 
