@@ -130,26 +130,30 @@ template <int EXP, int MAN, int BIAS> struct small {
     const U tiny = bits_as<U>((F)(bits_as<F>(a) + bits_as<F>(all<U>(magic)))) - magic;
     return where(less(a, min_normal), tiny, normal);
   }
-  // For every magnitude a number to add: their sum's ulp is the format's there, so that the sum is rounded as the
-  // format asks, subnormals included. It is 1.5 times a power of two, and `extra` of these ulps.
-  static constexpr uint32_t above = (uint32_t(shift) << 23) + 0x400000u;
-  template <class U> static PF_INLINE U rounder(U a, uint32_t extra) {
+  // The power of two at or below a magnitude, at least the least normal one.
+  template <class U> static PF_INLINE like<U, float> binade(U a) {
     using I = like<U, int32_t>;
-    return (U)high((I)(a & inf_bits), all<I>((int32_t)min_normal)) + (above + extra);
+    return bits_as<like<U, float>>(high((I)(a & inf_bits), all<I>((int32_t)min_normal)));
   }
+  // Times the binade, a number to add: the sum's ulp is the format's there, so that the sum is rounded as the format
+  // asks, subnormals included. It is 1.5 times a power of two, so that the sum stays in its own binade.
+  static constexpr float above = 1.5f * (1 << shift);
   // Rounds a magnitude to a float that the format has.
   template <class U> static PF_INLINE like<U, float> rounded(U a) {
-    const auto m = bits_as<like<U, float>>(rounder(a, 0));
-    return (bits_as<like<U, float>>(a) + m) - m;
+    using F = like<U, float>;
+    const F m = binade(a) * above;
+    return (bits_as<F>(a) + m) - m;
   }
-  // As encode, for formats of one byte and in the last byte only: what the sum and the shifted exponent hold besides
-  // the code is known, and `extra` makes it a multiple of 256. It is even, so ties go to the same side.
+  // As encode, for formats of one byte and in the last byte only. The sum ends with the magnitude in ulps, and above
+  // them stand its exponent and the half; both are added. What they hold besides the code is known, and `extra` ulps
+  // make it a multiple of 256: they are even, so ties go to the same side.
   template <class U> static PF_INLINE U encode_byte(U a) {
     using F = like<U, float>;
-    constexpr uint32_t extra = (0u - ((min_normal + above) >> shift)) & 0xff;
+    constexpr uint32_t extra = (0u - (((min_normal + (uint32_t(shift) << 23)) + 0x400000u) >> shift)) & 0xff;
     static_assert(extra % 2 == 0, "ties must stay even");
-    const U m = rounder(a, extra);
-    return bits_as<U>((F)(bits_as<F>(a) + bits_as<F>(m))) + (m >> shift);
+    constexpr float addend = above + float(extra) / (1 << MAN);
+    const U sum = bits_as<U>(fma(binade(a), all<F>(addend), bits_as<F>(a)));
+    return sum + (sum >> shift);
   }
   // The format's magnitude bits as a float; the top exponent is read as a number.
   template <class U> static PF_INLINE like<U, float> decode(U m) {
