@@ -39,6 +39,7 @@ def _rows() -> dict[str, ScalarOp]:
     put("neg abs sign floor ceil trunc round bit_not", 1, "same", 1)
     put("sqrt rsqrt reciprocal", 1, "same", 4)
     put("exp_mid", 1, "same", 8)  # exp of what is known to lie within [-87, 88]
+    put("exp2_mid", 1, "same", 6)  # two to a power known to lie within [-126, 127]
     put("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, "same", 12)
     put("sin cos tan sinh cosh asin acos atan asinh acosh atanh erf erfc erfinv", 1, "same", 16)
     put("lgamma digamma", 1, "same", 60)

@@ -46,12 +46,12 @@ def add(x: Expr, y: Expr) -> Expr:
     return ex.apply("add", x, y)
 
 
-# log(erfc(t)) / t on [0, 4] by powers of t, fitted so that erfc is off by at most 2e-8. 1 + erf(z)
+# log2(erfc(t)) / t on [0, 4] by powers of t, fitted so that erfc is off by at most 2e-8. 1 + erf(z)
 # then is off by 1.5e-7 at most, and 0 below -4, where float32 rounds it to less than that.
-_LOG_ERFC = (
-    -1.128380298614502, -0.636597752571106, -0.10291961580514908, 0.019583959132432938,
-    -0.0005369323189370334, -0.0010324022732675076, 0.00030880238045938313,
-    -3.144018410239369e-05,
+_LOG2_ERFC = (
+    -1.6279086610479496, -0.9184164206753939, -0.14848161933228596,
+    0.028253680721333125, -0.0007746295938234693, -0.0014894416398455255,
+    0.00044550766290345895, -4.53585976891594e-05,
 )  # fmt: skip
 _ERFC_VANISHES = 4.0
 
@@ -61,10 +61,10 @@ def _one_plus_erf(z: Expr) -> Expr:
         return ex.cast(ex.const(value, DType.F64), DType.F32)
 
     t = ex.apply("abs", z)
-    q = number(_LOG_ERFC[-1])
-    for coefficient in reversed(_LOG_ERFC[:-1]):
+    q = number(_LOG2_ERFC[-1])
+    for coefficient in reversed(_LOG2_ERFC[:-1]):
         q = ex.apply("fma", q, t, number(coefficient))
-    tail = ex.apply("exp_mid", ex.apply("mul", q, t))
+    tail = ex.apply("exp2_mid", ex.apply("mul", q, t))
     # Asked this way round, NaN goes through.
     tail = ex.apply("where", ex.apply("ge", t, number(_ERFC_VANISHES)), number(0.0), tail)
     rest = ex.apply("sub", number(2.0), tail)

@@ -56,6 +56,7 @@ SCALAR_FUNCTIONS: dict[str, TorchFn] = {
     """.split()
 } | {
     "exp_mid": torch.exp,
+    "exp2_mid": torch.exp2,
     "bit_not": torch.bitwise_not,
     "bit_and": torch.bitwise_and,
     "bit_or": torch.bitwise_or,

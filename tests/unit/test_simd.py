@@ -79,6 +79,11 @@ UNARY: dict[str, tuple[Unary, float]] = {
     "neg": (torch.neg, 0),
     "sign": (torch.sign, 0),
 }
+# Those that promise something within a range only: (reference, the range, largest error in ulp).
+RANGED: dict[str, tuple[Unary, float, float, float]] = {
+    "exp_mid": (torch.exp, -87, 88, 1.1),
+    "exp2_mid": (torch.exp2, -126, 127, 1.1),
+}
 # Binary functions of float with the error allowed against float64; 0: the very value of eager.
 BINARY: dict[str, tuple[Binary, float]] = {
     "pow": (torch.pow, 0.6),
@@ -132,7 +137,7 @@ def source() -> str:
     loop = "for (int64_t i = 0; i < n; i += PF_LANES)"
     each = "for (int64_t i = 0; i < n; i++)"
     out = ['#include "perfuse_simd.h"', "using namespace pf;", 'extern "C" {']
-    for f in UNARY:
+    for f in (*UNARY, *RANGED):
         out += [
             f"void u_{f}(const float* x, float* y, int64_t n)"
             f" {{ {loop} storev<float>(y + i, pf::{f}(loadv<float>(x + i))); }}",
@@ -289,6 +294,19 @@ def test_unary(lib: ctypes.CDLL, name: str) -> None:
     if name == "sigmoid":  # 1 / (1 + exp(-x)) ends with exp's range, in eager too
         got = np.where(exact < 1.2e-38, exact.astype(np.float32), got)
     assert_within(got, exact, bound, x)
+
+
+@pytest.mark.parametrize("name", RANGED)
+def test_ranged(lib: ctypes.CDLL, name: str) -> None:
+    reference, least, largest, bound = RANGED[name]
+    x = np.linspace(least, largest, 1 << 20, dtype=np.float32)
+    x[: len(samples())] = np.clip(np.nan_to_num(samples()), least, largest)
+    x[:16] = np.nan
+    got, one = np.empty_like(x), np.empty_like(x)
+    call(lib, f"u_{name}", x, got, len(x))
+    call(lib, f"u1_{name}", x, one, len(x))
+    assert same(got, one).all(), "a scalar and a vector disagree"
+    assert_within(got, reference(torch.from_numpy(x).double()).numpy(), bound, x)
 
 
 @pytest.mark.parametrize("name", UNARY)

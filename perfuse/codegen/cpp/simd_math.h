@@ -57,7 +57,8 @@ template <class F> struct exp_scaled { F y, whole; like<F, int32_t> n; };
 template <int FACTOR, class F> PF_FN exp_scaled<F> exp_series(F x) {
   constexpr float f = FACTOR;
   const auto p = exp_reduce(x);
-  return {poly(p.r, f, f, f * 0.5f, f * 0.16666538f, f * 0.041666266f, f * 0.0083672469f, f * 0.00139475951f), p.k, p.n};
+  if constexpr (!fused) return {exp_small(p.r) * f, p.k, p.n};  // each rounding of the other would count
+  else return {poly(p.r, f, f, f * 0.5f, f * 0.16666538f, f * 0.041666266f, f * 0.0083672469f, f * 0.00139475951f), p.k, p.n};
 }
 #if defined(__AVX512F__) && PF_LANES == 16
 // Here a register holds the powers of two by sixteenths: with |r| <= ln2/32 two coefficients do for four.
@@ -102,6 +103,24 @@ template <class X> PF_FN X exp_mid(X x) {
     using I = like<X, int32_t>;
     const auto p = exp_split(x);
     return bits_as<X>((I)(bits_as<I>(p.y) + (p.n << 23)));
+  }
+}
+// Two to a power within [-126, 127] (elsewhere: anything). The part that is whole, or whole sixteenths, is left in the
+// low bits by a number whose ulp is that.
+template <class X> PF_FN X exp2_mid(X x) {
+  if constexpr (!in_float<X>) return PF_LANEWISE(exp2);
+  else {
+    using I = like<X, int32_t>;
+#if defined(__AVX512F__) && PF_LANES == 16
+    const X magic = all<X>(786432.0f), t = x + magic, r = x - (t - magic);
+    const I n = bits_as<I>(t), whole = n >> 4;
+    const X power = power_of_sixteenths(n), y = fma(power * r, poly(r, 0.693147182f, 0.240234286f, 0.0555041097f), power);
+#else
+    const X magic = all<X>(12582912.0f), t = x + magic, r = x - (t - magic);
+    const I whole = bits_as<I>(t);
+    const X y = poly(r, 1.0f, 0.693147182f, 0.240226507f, 0.0555036813f, 0.00961803645f, 0.00133878202f, 0.000154686393f);
+#endif
+    return bits_as<X>((I)(bits_as<I>(y) + (whole << 23)));
   }
 }
 template <class X> PF_FN X exp2(X x) {

@@ -75,6 +75,13 @@ template <class X> PF_FN X fma(X a, X b, X c) {
   }
 }
 
+// Whether fma rounds once.
+#if defined(PF_HAS_FMA) || defined(__ARM_FEATURE_FMA)
+constexpr bool fused = true;
+#else
+constexpr bool fused = false;
+#endif
+
 PF_FN float sqrt1(float a) { return __builtin_sqrtf(a); }
 PF_FN double sqrt1(double a) { return __builtin_sqrt(a); }
 template <class X> PF_FN X sqrt(X a) {

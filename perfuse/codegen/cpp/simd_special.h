@@ -5,12 +5,6 @@ namespace pf {
 // ---- sin, cos, tan -----------------------------------------------------------------------------
 // x = k pi/2 + r with |r| <= pi/4, pi/2 in three parts. It needs the fused multiply-add and |x| < 2^15: libm has the rest.
 
-#if defined(PF_HAS_FMA) || defined(__ARM_FEATURE_FMA)
-constexpr bool fused = true;
-#else
-constexpr bool fused = false;
-#endif
-
 template <class F> struct circle { F sin, cos; like<F, int32_t> quadrant; };
 
 template <class F> PF_FN circle<F> on_circle(F x) {

@@ -45,6 +45,7 @@ _FLOATS = {
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "libdevice.trunc({0})",
     "round": "libdevice.nearbyint({0})", "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "libdevice.rsqrt({0})", "reciprocal": "(1.0 / {0})", "exp_mid": "tl.exp({0})",
+    "exp2_mid": "tl.exp2({0})",
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "expm1": "libdevice.expm1({0})",
     "log": "tl.log({0})", "log2": "tl.log2({0})", "log10": "libdevice.log10({0})",
     "log1p": "libdevice.log1p({0})", "sigmoid": "(1.0 / (1.0 + tl.exp(-({0}))))",
