@@ -202,7 +202,13 @@ POINTWISE = (
     Row("swiglu_fb", swiglu, (bf16(8192, 8192), bf16(8192, 8192)), fb=True),
     Row("rope", rope, (bf16(4, 32, 4096, 128), bf16(4096, 128), bf16(4096, 128))),
     Row("dequant", dequant, (Array((8192, 8192), E4M3), f32(8192, 1))),
-    Row("adam", adam, tuple([f32(8192, 4096)] * 4), mutates=True),
+    Row(
+        "adam",
+        adam,
+        tuple([f32(8192, 4096)] * 4),
+        mutates=True,
+        bytes_moved=7 * 8192 * 4096 * 4,  # four are read, and three of them written
+    ),
     Row("dropout", dropout, (WIDE,), check=dropout_complaints),
     Row("int_add", k.add, (ints(8192, 2048, high=1000), ints(8192, 2048, high=1000))),
 )

@@ -16,6 +16,7 @@ from perfuse.autotune.products import choose_products
 from perfuse.autotune.tiles import choose_tiles
 from perfuse.build import build_shared_library
 from perfuse.build.fitting import build_fitting
+from perfuse.build.store import Entry
 from perfuse.build.triton import build_bundle
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.gpu import generate_gpu_host
@@ -113,15 +114,18 @@ def _measured_tiles(plan: Plan, context: Context) -> dict[str, Tile]:
     if not context.settings.max_autotune or not is_there:
         return {}
 
-    def measure(alone: Plan, tile: Tile) -> float:
+    def build(alone: Plan, tile: Tile) -> tuple[TritonSources, Entry]:
         sources = generate_triton(alone, context, {alone.kernels[0].name: tile})
+        return sources, build_bundle(sources, context)
+
+    def measure(alone: Plan, tile: Tile) -> float:
+        sources, entry = build(alone, tile)
         host = generate_gpu_host(alone, sources, context.device)
-        entry = build_bundle(sources, context)
         call = load_gpu(host, entry, {}, context)
         return seconds(call, made_up_inputs(alone.program, context.device), context.device)
 
     with disable_dispatch_modes():
-        return choose_tiles(plan, context, measure)
+        return choose_tiles(plan, context, measure, build)
 
 
 class Stages:

@@ -6,9 +6,12 @@ candidates compute the same loops, so there is nothing to prove but their speed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +32,8 @@ _FILE = "tile.json"
 
 # Seconds of one run of a plan of one kernel, cut by a tile.
 Measure = Callable[[Plan, Tile], float]
+# Compiles the same, so that measuring finds it done.
+Build = Callable[[Plan, Tile], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,12 @@ class TileDecision:
     failed: list[tuple[str, str]]  # candidates that did not run, and why
 
 
-def choose_tiles(plan: Plan, context: Context, measure: Measure) -> dict[str, Tile]:
+def choose_tiles(plan: Plan, context: Context, measure: Measure, build: Build) -> dict[str, Tile]:
     """The fastest tile of each kernel that is worth measuring."""
     chosen: dict[str, Tile] = {}
     for kernel in plan.kernels:
         if kernel.num_bytes >= SMALLEST_BYTES and _is_measurable(kernel, plan.program):
-            decision = decide(kernel, plan.program, context, measure)
+            decision = decide(kernel, plan.program, context, measure, build)
             chosen[kernel.name] = Tile(**decision.tile)
     return chosen
 
@@ -61,7 +66,9 @@ def _is_measurable(kernel: Kernel, program: Program) -> bool:
     return not any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
 
 
-def decide(kernel: Kernel, program: Program, context: Context, measure: Measure) -> TileDecision:
+def decide(
+    kernel: Kernel, program: Program, context: Context, measure: Measure, build: Build
+) -> TileDecision:
     """The stored decision for a kernel on this GPU, or a new one."""
     store = open_store(context)
     alone = plan_of_one(kernel, program)
@@ -73,10 +80,20 @@ def decide(kernel: Kernel, program: Program, context: Context, measure: Measure)
         rows = [[tuple(row) for row in found[name]] for name in ("microseconds", "failed")]
         return TileDecision(found["tile"], *rows)
     widest = widest_of(kernel, program.buffers)
-    decision = race(alone, candidates(kernel, machine_of(context.target), widest), measure)
+    tiles = candidates(kernel, machine_of(context.target), widest)
+    _build_together(alone, tiles, build)
+    decision = race(alone, tiles, measure)
     context.counters.inc("autotune.kernels_measured")
     store.put(key, {_FILE: json.dumps(asdict(decision), indent=1).encode()})
     return decision
+
+
+def _build_together(alone: Plan, tiles: list[Tile], build: Build) -> None:
+    """Compile all candidates at once; what fails will fail again where it is measured."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for made in [pool.submit(build, alone, tile) for tile in tiles]:
+            with contextlib.suppress(Exception):
+                made.result()
 
 
 def race(alone: Plan, tiles: list[Tile], measure: Measure) -> TileDecision:

@@ -14,6 +14,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, View, contiguous_strides
 from perfuse.lower.layout import memory_order
+from perfuse.lower.one_hot import sum_of_one_hot
 from perfuse.lower.symbols import Symbols
 from perfuse.lower.tensor import Tensor, as_view, expand, positions, reindex
 
@@ -170,17 +171,47 @@ class Builder:
             Axis(f"d{i}", size, i in reduced) for i, size in enumerate(tensor.shape) if size != 1
         )
         kept = [i for i in range(tensor.ndim) if i not in reduced]
-        buffer = self.new_buffer(dtype, [tensor.shape[i] for i in kept])
-        index = buffer.index(tuple(at[i] for i in kept))
-        if any(a.reduced for a in axes):
-            self.emit(Loop(buffer.name, axes, kind, tensor.value, index, self.origin))
+        shape = [tensor.shape[i] for i in kept]
+        picked = self._picked(kind, tensor.value, axes)
+        if picked is not None:
+            new = iter(positions(shape))
+            source = [0 if i in reduced else next(new) for i in range(tensor.ndim)]
+            result = reindex(Tensor(tensor.shape, dtype, picked), shape, source)
         else:
-            value = _of_single(kind, tensor.value)
-            self.emit(Loop(buffer.name, axes, "map", value, index, self.origin))
-        result = self.tensor_of(buffer)
-        if keepdim and tensor.ndim:
-            result = unsqueeze_dims(result, sorted(reduced))
-        return result
+            buffer = self.new_buffer(dtype, shape)
+            index = buffer.index(tuple(at[i] for i in kept))
+            is_reduction = any(a.reduced for a in axes)
+            value = tensor.value if is_reduction else _of_single(kind, tensor.value)
+            kind = kind if is_reduction else "map"
+            self.emit(Loop(buffer.name, axes, kind, value, index, self.origin))
+            result = self.tensor_of(buffer)
+        return unsqueeze_dims(result, sorted(reduced)) if keepdim and tensor.ndim else result
+
+    def _picked(self, kind: str, value: Expr, axes: tuple[Axis, ...]) -> Expr | None:
+        """The sum of a row of which all but one element is zero."""
+        reduced = [a for a in axes if a.reduced]
+        if kind != "sum" or len(reduced) != 1:
+            return None
+        maker = self._maker(value)
+        if maker is not None:
+            value = maker.value
+        return sum_of_one_hot(value, reduced[0])
+
+    def _maker(self, value: Expr) -> Loop | None:
+        """The map that stored what is read here, if it would still give the same."""
+        if value.op != "load" or value.args:
+            return None
+        later: list[Node] = []
+        for node in reversed(self.nodes):
+            if isinstance(node, Extern) and node.mutates:
+                return None
+            if isinstance(node, Loop) and node.out == value.attr[0]:
+                is_same = node.kind == "map" and node.index is value.attr[1]
+                written = {n.out for n in later if isinstance(n, Loop)}
+                is_same = is_same and not written & {r.attr[0] for r in node.reads()}
+                return node if is_same else None
+            later.append(node)
+        return None
 
     def extern(self, node: Extern) -> None:
         if node.mutates:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from perfuse.codegen.triton.carry import Carry
+from perfuse.codegen.triton.carry import Carry, joins_itself
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Scope, Value
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE
 from perfuse.codegen.triton.tiling import num_blocks
+from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
-from perfuse.ir.index import Dim
 from perfuse.schedule.shape import turned_axis
 
 
@@ -22,20 +22,22 @@ def flat_text(frame: Frame) -> KernelText:
     carry.declare(w)
     if programs is None:
         w.line(f"start = {frame.program(0)} * C")
-        _flat_body(frame, carry, total)
+        _flat_body(frame, w, None, carry)
         return frame.text((blocks, 1, 1))
+    around, loop = Scope(w, frozenset(), None), w.child()  # scalars are read before the loop
     step, first = f"{programs} * C", f"{frame.program(0)} * C"
-    with w.indented(
+    with loop.indented(
         f"for start in tl.range({first}, {frame.dim(total)}, {step}, num_stages={tile.num_stages}):"
     ):
-        _flat_body(frame, carry, total)
+        _flat_body(frame, loop, around, carry)
+    w.take(loop)
     carry.finish_all(w, "tl.program_id(0)", programs, [0])
     return frame.text((programs, 1, 1))
 
 
-def _flat_block(frame: Frame, total: Dim) -> Block:
+def _flat_block(frame: Frame, w: Writer) -> Block:
     """The block of a flat index: all axes vary along its one kind of lane."""
-    w = frame.w
+    total = frame.size(frame.kernel.axes)
     w.line("at = start + tl.arange(0, C)")
     masks = {}
     if not (isinstance(total, int) and total % frame.tile.columns == 0):
@@ -46,9 +48,58 @@ def _flat_block(frame: Frame, total: Dim) -> Block:
     return Block(lanes_of, masks, {ROWS: "tl.zeros([C], tl.int32)"})
 
 
-def _flat_body(frame: Frame, carry: Carry, total: Dim) -> None:
-    block = _flat_block(frame, total)
-    scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
+def grouped_text(frame: Frame) -> KernelText:
+    """Elements by their flat position, in groups of neighbours along the last axis.
+
+    What does not vary along that axis is found once a group: a division, a scale of a row.
+    """
+    w, tile = frame.w, frame.tile
+    *outer, last = [a for a in frame.kernel.axes if a.atom is not None]
+    groups = ix.floordiv(last.size, tile.columns)
+    total = ix.mul(frame.size(outer), groups)
+    w.line(f"at = {frame.program(0)} * R + tl.arange(0, R)[:, None]")
+    masks = {}
+    if not (isinstance(total, int) and total % tile.rows == 0):
+        w.line(f"in_rows = at < {frame.dim(total)}")
+        masks[ROWS] = "in_rows"
+    w.line(f"{last.name} = at % ({frame.dim(groups)}) * C + tl.arange(0, C)[None, :]")
+    frame.place_axes(w, outer, f"at // ({frame.dim(groups)})")
+    lanes_of = dict.fromkeys(frame.atoms(outer), ROWS)
+    lanes_of |= dict.fromkeys(frame.atoms([last]), ROWS | COLUMNS)
+    block = Block(lanes_of, masks, frame.block({}).zeros)
+    scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+    made: dict[str, Value] = {}
+    for m in frame.kernel.members:
+        if m.loop.out in frame.kernel.stored:
+            emitter = frame.emitter(scope, block, m, made)
+            made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
+    return frame.text((num_blocks(total, tile.rows), 1, 1))
+
+
+def stacked_text(frame: Frame) -> KernelText:
+    """Blocks of the inner axes for several steps of the first: what is the same is read once."""
+    w, tile = frame.w, frame.tile
+    first, *inner = [a for a in frame.kernel.axes if a.atom is not None]
+    across, down = num_blocks(frame.size(inner), tile.columns), num_blocks(first.size, tile.rows)
+    w.line(f"program = {frame.program(0)}")
+    w.line(f"at = program // ({frame.dim(down)}) * C + tl.arange(0, C)[None, :]")
+    w.line(f"{first.name} = program % ({frame.dim(down)}) * R + tl.arange(0, R)[:, None]")
+    frame.place_axes(w, inner, "at")
+    lanes_of = dict.fromkeys(frame.atoms([first]), ROWS)
+    lanes_of |= dict.fromkeys(frame.atoms(inner), COLUMNS)
+    block = Block(lanes_of, {}, frame.block({}).zeros)
+    scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+    made: dict[str, Value] = {}
+    for m in frame.kernel.members:
+        if m.loop.out in frame.kernel.stored:
+            emitter = frame.emitter(scope, block, m, made)
+            made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
+    return frame.text((ix.mul(across, down), 1, 1))
+
+
+def _flat_body(frame: Frame, w: Writer, around: Scope | None, carry: Carry) -> None:
+    block = _flat_block(frame, w)
+    scope = Scope(w, frame.atoms(frame.kernel.axes), around)
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
         emitter = frame.emitter(scope, block, m, made)
@@ -62,7 +113,7 @@ def scatter_text(frame: Frame) -> KernelText:
     """Each element to the place that data names, added there if asked to."""
     total = frame.size(frame.kernel.axes)
     frame.w.line(f"start = {frame.program(0)} * C")
-    block = _flat_block(frame, total)
+    block = _flat_block(frame, frame.w)
     scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
     (m,) = frame.kernel.members
     emitter = frame.emitter(scope, block, m, {})
@@ -122,14 +173,15 @@ def columns_text(frame: Frame) -> KernelText:
     frame.place_axes(w, frame.columns, "column")
     carry.declare(w)
     bounds = f"{frame.program(1)} * R, {frame.dim(height)}, R * {tile.splits}"
-    with w.indented(f"for first in tl.range({bounds}, num_stages={tile.num_stages}):"):
-        w.line("row = first + tl.arange(0, R)[:, None]")
+    around, loop = Scope(w, frame.atoms(frame.columns), None), w.child()
+    with loop.indented(f"for first in tl.range({bounds}, num_stages={tile.num_stages}):"):
+        loop.line("row = first + tl.arange(0, R)[:, None]")
         if not (isinstance(height, int) and height % tile.rows == 0):
-            w.line(f"in_rows = row < {frame.dim(height)}")
+            loop.line(f"in_rows = row < {frame.dim(height)}")
             masks[ROWS] = "in_rows"
-        frame.place_axes(w, frame.rows, "row")
+        frame.place_axes(loop, frame.rows, "row")
         block = frame.block(masks)
-        scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+        scope = Scope(loop, frame.atoms(frame.kernel.axes), around)
         made: dict[str, Value] = {}
         for m in frame.kernel.members:
             emitter = frame.emitter(scope, block, m, made)
@@ -138,8 +190,11 @@ def columns_text(frame: Frame) -> KernelText:
                 frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
             elif m.loop.out in frame.kernel.stored:
                 made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
+    w.take(loop)
     columns = frame.block({k: v for k, v in masks.items() if k == COLUMNS})
     carry.finish_columns(w, columns, "tl.program_id(1)", "column", width)
+    if joins_itself(tile, width):
+        carry.join_here(w, columns, width)
     everyone = ix.mul(across, tile.splits)
     number = f"tl.program_id(1) * ({frame.dim(across)}) + tl.program_id(0)"
     carry.finish_all(w, number, everyone, [1, 0])

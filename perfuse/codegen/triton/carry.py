@@ -1,7 +1,8 @@
 """What is reduced across blocks: each keeps its own accumulator; at the end they are joined.
 
-Whole-tensor results are joined by the block that finishes last, always in the same order. Column
-results of several blocks are joined by a launch of their own.
+Whole-tensor results are joined by the block that finishes last, always in the same order; so are
+those of columns that a few blocks share. Columns that all blocks share are joined by a launch of
+their own.
 """
 
 from __future__ import annotations
@@ -94,13 +95,50 @@ class Carry:
             at = f"{number} * ({frame.dim(width)}) + {column}"
             w.line(f"tl.store({place} + {at}, {reduce.kept(m, text)}{inside})")
 
+    def join_here(self, w: Writer, block: Block, width: Dim) -> None:
+        """The block that finishes its columns last joins what all of them left."""
+        frame, sharing = self.frame, self.num_sharing
+        across = num_blocks(width, frame.tile.columns)
+        name = f"{frame.kernel.name}_columns_done"
+        counters = frame.need(Scratch(name, DType.I32, across, fill=0, is_kept=True))
+        scope = Scope(w, frame.atoms(frame.columns), None)
+        with w.indented(f"if pf_last_block({counters} + tl.program_id(0), {sharing}):"):
+            for m in self.outer:
+                emitter = frame.emitter(scope, block, m, {})
+                text = self._joined_blocks(w, block, m, width)
+                emitter.store(m.loop.out, m.loop.index, frame.finished(emitter, m, text, COLUMNS))
+            w.line(f"tl.store({counters} + tl.program_id(0), 0)")
+
+    def _joined_blocks(self, w: Writer, block: Block, m: Member, width: Dim) -> str:
+        """What all blocks left of these columns, in one."""
+        frame, sharing = self.frame, self.num_sharing
+        rows = min(power_of_two(sharing), max(1, _MOST_JOINED // frame.tile.columns))
+        (place,), (start,) = frame.scratch_of(m, ix.mul(width, sharing)), reduce.starts(m)
+        joined, part, at = (frame.names.local() for _ in range(3))
+        w.line(reduce.declarations(m, [joined], f"[{rows}, C]")[0])
+        with w.indented(f"for first in range(0, {sharing}, {rows}):"):
+            w.line(f"{at} = first + tl.arange(0, {rows})[:, None]")
+            mask = block.mask(COLUMNS)
+            known = f"({at} < {sharing})" + ("" if mask is None else f" & {mask}")
+            where = f"{place} + {at} * ({frame.dim(width)}) + column"
+            load = reduce.read_back(m, f"tl.load({where}, {known}, other=0, volatile=True)")
+            w.line(f"{part} = tl.where({known}, {load}, {start})")
+            w.line(f"{joined} = {reduce.combined(m, [joined], [part])}")
+        return reduce.joined(m, [joined], 0)
+
+
+def joins_itself(tile: Tile, width: Dim) -> bool:
+    """Whether the blocks that share columns join their sums without another launch."""
+    return tile.kind == "columns" and tile.splits > 1 and isinstance(width, int)
+
 
 def join_columns(kernel: Kernel, first: Frame, num_sharing: int, dialect: Dialect) -> KernelText:
     """The launch that joins what blocks left of each column."""
     members = [m for m in kernel.members if m.role == "outer"]
     width = first.size(first.columns)
-    columns = 64 if not isinstance(width, int) else min(64, power_of_two(width))
-    rows = min(32, power_of_two(num_sharing))
+    # Few columns to a block: there are not many, and every one is a long way down.
+    columns = 16 if not isinstance(width, int) else min(16, power_of_two(width))
+    rows = min(128, power_of_two(num_sharing))
     tile = Tile("join", rows, columns, 4)
     frame = Frame(kernel, first.buffers, tile, dialect)
     w, masks = frame.w, {}

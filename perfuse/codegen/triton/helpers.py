@@ -88,13 +88,21 @@ def pf_digamma(given):
 """,
     "pf_philox": """
 def pf_philox(seed, index):
+  # Philox4x32-10. A product of 64 bits is one instruction where its halves would be two.
   key = seed.to(tl.uint64)
-  low = index.to(tl.uint64)
-  c0 = low.to(tl.uint32)
-  zero = c0 ^ c0
-  k0 = zero | key.to(tl.uint32)
-  k1 = zero | (key >> 32).to(tl.uint32)
-  return tl.philox_impl(c0, (low >> 32).to(tl.uint32), zero, zero, k0, k1, 10)
+  k0, k1 = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+  counter = index.to(tl.uint64)
+  c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+  c2 = c0 ^ c0
+  c3 = c2
+  for _ in tl.static_range(10):
+    p = c0.to(tl.uint64) * 0xD2511F53
+    q = c2.to(tl.uint64) * 0xCD9E8D57
+    c0, c1 = (q >> 32).to(tl.uint32) ^ c1 ^ k0, q.to(tl.uint32)
+    c2, c3 = (p >> 32).to(tl.uint32) ^ c3 ^ k1, p.to(tl.uint32)
+    k0 += 0x9E3779B9
+    k1 += 0xBB67AE85
+  return c0, c1, c2, c3
 """,
     "pf_unit": """
 def pf_unit(bits):
@@ -102,9 +110,10 @@ def pf_unit(bits):
 """,
     "pf_rand": """
 def pf_rand(seed, index):
+  # Four neighbours share a call: the compiler sees that the counters of a thread's are the same.
   x0, x1, x2, x3 = pf_philox(seed, index >> 2)
-  odd = (index & 1) != 0
-  return pf_unit(tl.where((index & 2) != 0, tl.where(odd, x3, x2), tl.where(odd, x1, x0)))
+  word = index.to(tl.int32) & 3
+  return pf_unit(tl.where(word < 2, tl.where(word == 0, x0, x1), tl.where(word == 2, x2, x3)))
 """,
     "pf_randn": """
 def pf_randn(seed, index):
@@ -140,6 +149,11 @@ def pf_max(a, b):
 def pf_min(a, b):
   return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "pf_exp_mid": """
+def pf_exp_mid(x):
+  # exp where it does not matter whether the smallest numbers become zero, which is cheaper.
+  return tl.exp2(x * 1.4426950408889634)
+""",
     "pf_exp_below": """
 def pf_exp_below(x, top):
   # exp(x - top); nothing at all where there is no top yet.
@@ -159,6 +173,18 @@ def pf_argmin(a, i, b, j):
   is_equal = (a == b) | (is_nan & (b != b))
   is_first = (a < b) | (is_nan & (b == b)) | (is_equal & (i < j))
   return tl.where(is_first, a, b), tl.where(is_first, i, j)
+""",
+    "pf_first_argmax": """
+def pf_first_argmax(x, at, nowhere: tl.constexpr, axis: tl.constexpr):
+  # Two plain reductions are fewer instructions than one of pairs. If there is something that is not
+  # a number, the largest is not one either, and nothing equals it.
+  top = tl.reduce(x, axis, pf_max, keep_dims=True)
+  return top, tl.min(tl.where((x == top) | (x != x), at, nowhere), axis, keep_dims=True)
+""",
+    "pf_first_argmin": """
+def pf_first_argmin(x, at, nowhere: tl.constexpr, axis: tl.constexpr):
+  top = tl.reduce(x, axis, pf_min, keep_dims=True)
+  return top, tl.min(tl.where((x == top) | (x != x), at, nowhere), axis, keep_dims=True)
 """,
     "pf_last_block": """
 def pf_last_block(counter, programs):

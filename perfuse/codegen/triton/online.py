@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import COLUMNS, Block, Emitter
 from perfuse.codegen.triton.frame import Frame
+from perfuse.codegen.triton.pairing import dependent_pair
 from perfuse.codegen.writer import Writer
-from perfuse.ir.dtype import DType
-from perfuse.ir.expr import Expr
 from perfuse.schedule.plan import Kernel, Member
+
+_GROUP = 8  # neighbours in one thread: sixteen bytes of halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,31 @@ class Pair(ABC):
 
 
 class Exponentials(Pair):
-    """A maximum, and the sum of exponentials relative to it."""
+    """A maximum, and the sum of exponentials relative to it.
+
+    Each group of neighbours, which one thread holds, has a maximum and a sum of its own: what was
+    summed is scaled down once a group and step, not once an element.
+    """
+
+    def _group(self, frame: Frame) -> int:
+        return min(_GROUP, frame.tile.columns)
+
+    def declare(self, frame: Frame, w: Writer) -> None:
+        groups = f"[R, {frame.tile.columns // self._group(frame)}]"
+        frame.declare(w, self.first, groups)
+        frame.declare(w, self.second, groups)
 
     def step(self, frame: Frame, emitter: Emitter, block: Block) -> None:
         top, total = self.names(frame)
         (x,) = frame.lanes_text(emitter, self.first, block.mask(COLUMNS), "[R, C]", "")
-        seen = frame.names.local()
-        emitter.line(f"{seen} = pf_max({top}, {x})")
-        emitter.line(f"{total} = {total} * pf_exp_below({top}, {seen}) + pf_exp_below({x}, {seen})")
+        size = self._group(frame)
+        seen, base, parts = (frame.names.local() for _ in range(3))
+        emitter.line(f"{parts} = tl.reshape({x}, [R, C // {size}, {size}])")
+        emitter.line(f"{seen} = pf_max({top}, tl.reduce({parts}, 2, pf_max))")
+        # Any number will do below which there is nothing yet.
+        emitter.line(f"{base} = tl.where({seen} == float('-inf'), 0.0, {seen})")
+        added = f"tl.sum(pf_exp_mid({parts} - {base}[:, :, None]), 2)"
+        emitter.line(f"{total} = {total} * pf_exp_mid({top} - {base}) + {added}")
         emitter.line(f"{top} = {seen}")
 
     def first_text(self, frame: Frame) -> str:
@@ -70,7 +88,10 @@ class Moments(Pair):
 
     def declare(self, frame: Frame, w: Writer) -> None:
         super().declare(frame, w)
-        w.line(f"{self._count(frame)} = tl.zeros([R, C], tl.float32)")
+        width = frame.size(frame.columns)
+        # Steps over whole blocks count for all lanes alike.
+        is_whole = isinstance(width, int) and width >= frame.tile.columns
+        w.line(f"{self._count(frame)} = {'0.0' if is_whole else 'tl.zeros([R, C], tl.float32)'}")
 
     def _count(self, frame: Frame) -> str:
         return f"count_{frame.short(self.first)}"
@@ -79,15 +100,17 @@ class Moments(Pair):
         (mean, squares), count = self.names(frame), self._count(frame)
         (x,) = frame.lanes_text(emitter, self.first, None, "[R, C]", "")
         mask = block.mask(COLUMNS)
-        off = frame.names.local()
+        off, share = frame.names.local(), frame.names.local()
         if mask is None:
             emitter.line(f"{count} += 1.0")
             emitter.line(f"{off} = {x} - {mean}")
+            emitter.line(f"{share} = 1.0 / {count}")
         else:
-            emitter.line(f"{count} += {mask}.to(tl.float32)")
+            emitter.line(f"{count} = {count} + ({mask}).to(tl.float32)")
             emitter.line(f"{off} = tl.where({mask}, {x} - {mean}, 0.0)")
+            emitter.line(f"{share} = 1.0 / tl.maximum({count}, 1.0)")
         moved = frame.names.local()
-        emitter.line(f"{moved} = {mean} + {off} / tl.maximum({count}, 1.0)")
+        emitter.line(f"{moved} = {mean} + {off} * {share}")
         rest = f"({x} - {moved})"
         rest = rest if mask is None else f"tl.where({mask}, {rest}, 0.0)"
         emitter.line(f"{squares} += {off} * {rest}")
@@ -98,73 +121,16 @@ class Moments(Pair):
 
     def second_text(self, frame: Frame, first: str) -> str:
         (mean, squares), count = self.names(frame), self._count(frame)
-        whole = f"({first} / tl.sum({count}, 1, keep_dims=True))"
+        lanes = f"tl.broadcast_to({count}, [R, C])"
+        whole = f"({first} / tl.sum({lanes}, 1, keep_dims=True))"
         between = f"({mean} - {whole}) * ({mean} - {whole}) * {count}"
         return f"tl.sum({squares} + {between}, 1, keep_dims=True)"
 
 
 def find_pair(kernel: Kernel, number: int) -> Pair | None:
     """The pair that makes up the sweeps of two stages, if they consist of just that."""
-    first = [m for m in kernel.members if m.stage == number and _sweeps(kernel, m)]
-    second = [m for m in kernel.members if m.stage == number + 1 and _sweeps(kernel, m)]
-    if len(first) != 1 or len(second) != 1:
-        return None
-    one, two = first[0], second[0]
-    if one.role != "inner" or two.role != "inner" or two.loop.kind != "sum":
-        return None
-    if one.loop.value.dtype is not DType.F32 or two.loop.value.dtype is not DType.F32:
-        return None
-    value = _unfolded(kernel, two.loop.value)
-    if one.loop.kind == "max" and _is_relative(value, one):
-        return Exponentials(one, two)
-    if one.loop.kind == "sum" and _is_square_about_mean(kernel, value, one):
-        return Moments(one, two)
-    return None
+    found = dependent_pair(kernel, number)
+    return None if found is None else _PAIRS[found.kind](found.first, found.second)
 
 
-def _sweeps(kernel: Kernel, m: Member) -> bool:
-    return m.role not in ("row", "full") or (m.role == "full" and m.loop.out in kernel.stored)
-
-
-def _unfolded(kernel: Kernel, value: Expr) -> Expr:
-    """The formula behind a load of what the kernel makes for itself."""
-    if value.op != "load" or value.args:
-        return value
-    makers = [m for m in kernel.members if m.loop.out == value.attr[0] and m.role == "full"]
-    return makers[0].loop.value if len(makers) == 1 else value
-
-
-def _reads(value: Expr, member: Member) -> bool:
-    """The value is the result of a member."""
-    is_load = value.op == "load" and not value.args
-    return is_load and value.attr == (member.loop.out, member.loop.index)
-
-
-def _is_relative(value: Expr, largest: Member) -> bool:
-    """exp(x - max(x)) for the x of that maximum."""
-    if value.op not in ("exp", "exp_mid") or value.args[0].op != "sub":
-        return False
-    x, top = value.args[0].args
-    return _reads(top, largest) and x is largest.loop.value
-
-
-def _is_square_about_mean(kernel: Kernel, value: Expr, total: Member) -> bool:
-    """(x - mean) squared, for the x of that sum and the mean made of it."""
-    if value.op != "mul" or value.args[0] is not value.args[1] or value.args[0].op != "sub":
-        return False
-    x, mean = value.args[0].args
-    if x is not total.loop.value:
-        return False
-    makers = [m for m in kernel.members if m.role == "row" and _reads(mean, m)]
-    if len(makers) != 1 or makers[0].loop.value.op != "div":
-        return False
-    over, count = makers[0].loop.value.args
-    return _reads(over, total) and count.op == "const" and _num_columns(kernel) == count.attr
-
-
-def _num_columns(kernel: Kernel) -> float:
-    count = 1.0
-    for axis in kernel.axes:
-        if axis.reduced:
-            count *= axis.size if isinstance(axis.size, int) else float("nan")
-    return count
+_PAIRS: dict[str, type[Pair]] = {"exponentials": Exponentials, "moments": Moments}

@@ -6,14 +6,20 @@ from collections.abc import Sequence
 
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
 from perfuse.ir.dtype import DType
-from perfuse.schedule.plan import Member
+from perfuse.schedule.plan import Member, static_product
 
 # Beyond every position: lanes outside lose against any that is inside.
-_NOWHERE = 2**63 - 1
+_NOWHERE = {DType.I32: 2**31 - 1, DType.I64: 2**63 - 1}
 
 
 def is_position(member: Member) -> bool:
     return member.loop.kind.startswith("arg")
+
+
+def position_dtype(member: Member) -> DType:
+    """Positions of a row that is known to be short enough have half the bits."""
+    count = static_product([a.size for a in member.loop.axes if a.reduced])
+    return DType.I32 if count is not None and count < _NOWHERE[DType.I32] else DType.I64
 
 
 def kind_dtype(member: Member) -> DType:
@@ -22,26 +28,29 @@ def kind_dtype(member: Member) -> DType:
 
 
 def result_dtype(member: Member) -> DType:
-    return DType.I64 if is_position(member) else kind_dtype(member)
+    return position_dtype(member) if is_position(member) else kind_dtype(member)
 
 
 def storage_dtypes(member: Member) -> tuple[DType, ...]:
     """How what a block found is kept in memory for others."""
     own = DType.U8 if kind_dtype(member) is DType.BOOL else kind_dtype(member)
-    return (own, DType.I64) if is_position(member) else (own,)
+    return (own, position_dtype(member)) if is_position(member) else (own,)
 
 
 def starts(member: Member) -> tuple[str, ...]:
     """Where each part of an accumulator begins."""
     dtype = kind_dtype(member)
     first = literal(start(member.loop.kind, dtype), dtype)
-    return (first, literal(_NOWHERE, DType.I64)) if is_position(member) else (first,)
+    if not is_position(member):
+        return (first,)
+    kind = position_dtype(member)
+    return (first, literal(_NOWHERE[kind], kind))
 
 
 def declarations(member: Member, names: Sequence[str], shape: str) -> list[str]:
     """The statements that make an accumulator of a shape."""
     dtype = kind_dtype(member)
-    numbers = [bare(start(member.loop.kind, dtype), dtype), str(_NOWHERE)]
+    numbers = [bare(start(member.loop.kind, dtype), dtype), str(_NOWHERE[position_dtype(member)])]
     return [
         f"{name} = tl.full({shape}, {number}, {kind})"
         for name, number, kind in zip(names, numbers, part_types(member), strict=False)
@@ -59,7 +68,7 @@ def read_back(member: Member, text: str) -> str:
 
 def part_types(member: Member) -> tuple[str, ...]:
     own = COMPUTE_TYPE[kind_dtype(member)]
-    return (own, "tl.int64") if is_position(member) else (own,)
+    return (own, COMPUTE_TYPE[position_dtype(member)]) if is_position(member) else (own,)
 
 
 def combined(member: Member, a: Sequence[str], b: Sequence[str]) -> str:
@@ -83,6 +92,9 @@ def joined(member: Member, parts: Sequence[str], axis: int, *, keep: bool = True
     """The lanes along an axis in one."""
     kind, dtype = member.loop.kind, kind_dtype(member)
     dims = ", keep_dims=True" if keep else ""
+    if is_position(member) and dtype.is_float and keep:
+        nowhere = _NOWHERE[position_dtype(member)]
+        return f"pf_first_{kind}({parts[0]}, {parts[1]}, {nowhere}, {axis})"
     if is_position(member):
         return f"tl.reduce(({parts[0]}, {parts[1]}), {axis}, pf_{kind}{dims})"
     x = parts[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from perfuse.codegen.triton import online, reduce
@@ -33,12 +34,14 @@ def rows_text(frame: Frame) -> KernelText:
         writer.block_of_rows(w)
         return frame.text((blocks, 1, 1))
     writer.carry.declare_for(w, is_swept=tile.is_swept)
-    first = frame.program(0)
-    with w.indented(
+    around = writer.around(w)
+    first, loop = frame.program(0), w.child()
+    with loop.indented(
         f"for block in tl.range({first}, {frame.dim(blocks)}, {tile.programs}, "
         f"num_stages={1 if tile.is_swept else tile.num_stages}):"
     ):
-        writer.block_of_rows(w)
+        writer.block_of_rows(loop, around)
+    w.take(loop)
     writer.finish(w)
     return frame.text((tile.programs, 1, 1))
 
@@ -65,16 +68,24 @@ class Rows:
 
     # -- rows ------------------------------------------------------------------------------
 
-    def block_of_rows(self, w: Writer) -> None:
-        row = self.place_rows(w)
-        if not self.tile.is_swept:
+    def around(self, w: Writer) -> Row:
+        """What is the same for all rows that one program takes: columns that it holds, scalars."""
+        masks: dict[int, str] = {}
+        if self.tile.is_swept:
+            return Row(Scope(w, frozenset(), None), masks)
+        self.place_columns(w, "0", masks)
+        return Row(Scope(w, self.frame.atoms(self.frame.columns), None), masks)
+
+    def block_of_rows(self, w: Writer, around: Row | None = None) -> None:
+        row = self.place_rows(w, around)
+        if not self.tile.is_swept and around is None:
             self.place_columns(w, "0", row.masks)
         for number in range(self.num_stages):
             self.stage(w, row, number)
 
-    def place_rows(self, w: Writer) -> Row:
+    def place_rows(self, w: Writer, around: Row | None = None) -> Row:
         """The variables of a block's rows."""
-        frame, masks = self.frame, {}
+        frame, masks = self.frame, {} if around is None else dict(around.masks)
         height = frame.size(frame.rows)
         w.line("row = block * R + tl.arange(0, R)[:, None]")
         if not (isinstance(height, int) and height % self.tile.rows == 0):
@@ -85,17 +96,17 @@ class Rows:
         known = frame.atoms(frame.rows)
         if not self.tile.is_swept:
             known |= frame.atoms(frame.columns)
-        return Row(Scope(w, known, None), masks)
+        return Row(Scope(w, known, None if around is None else around.scope), masks)
 
     def place_columns(
-        self, w: Writer, start: str, masks: dict[int, str], limit: str | None = None
+        self, w: Writer, start: str, masks: dict[int, str], *, is_whole: bool = False
     ) -> None:
         """The variables of a block's columns, and their mask where some lie outside."""
         frame, width = self.frame, self.width
         base = "" if start == "0" else f"{start} + "
         w.line(f"column = {base}tl.arange(0, C)[None, :]")
-        if limit is not None or not (isinstance(width, int) and width % self.tile.columns == 0):
-            w.line(f"in_columns = column < {limit or frame.dim(width)}")
+        if not (is_whole or (isinstance(width, int) and width % self.tile.columns == 0)):
+            w.line(f"in_columns = column < {frame.dim(width)}")
             masks[COLUMNS] = "in_columns"
         frame.place_axes(w, frame.columns, "column")
 
@@ -154,26 +165,18 @@ class Rows:
             frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
 
     def _position(self) -> str:
-        return "(column + tl.zeros([R, C], tl.int64))"
+        return "column"
 
     # -- sweeps ----------------------------------------------------------------------------
 
-    def sweep(
-        self, w: Writer, row: Row, members: list[Member], first: str, last: str,
-        limit: str | None = None,
-    ) -> None:  # fmt: skip
+    def sweep(self, w: Writer, row: Row, members: list[Member], first: str, last: str) -> None:
         """One pass over the columns in steps of a block, then the lanes joined."""
         frame = self.frame
         folding = [m for m in members if m.role == "inner"]
         for m in folding:
             frame.declare(w, m, "[R, C]")
-        loop = w.child()
-        stages = self.tile.num_stages
-        with loop.indented(f"for start in tl.range({first}, {last}, C, num_stages={stages}):"):
-            masks = dict(row.masks)
-            self.place_columns(loop, "start", masks, limit)
-            scope = Scope(loop, frame.atoms(frame.columns), row.scope)
-            block = frame.block(masks)
+
+        def step(scope: Scope, block: Block) -> None:
             made = dict(row.results)  # what this step of the sweep makes is gone after it
             for m in members:
                 emitter = frame.emitter(scope, block, m, made)
@@ -181,26 +184,53 @@ class Rows:
                     made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
                 else:
                     self._swept(emitter, block, m)
-        w.take(loop)
+
+        self._over_columns(w, row, first, last, step)
         for m in folding:
             self.join(row, m)
 
     def _sweep_online(self, w: Writer, row: Row, pair: online.Pair) -> None:
         """Two stages in one pass: their results are both known after it."""
-        frame, stages = self.frame, self.tile.num_stages
+        frame = self.frame
         pair.declare(frame, w)
-        loop = w.child()
-        limit = frame.dim(self.width)
-        with loop.indented(f"for start in tl.range(0, {limit}, C, num_stages={stages}):"):
-            masks = dict(row.masks)
-            self.place_columns(loop, "start", masks)
-            scope = Scope(loop, frame.atoms(frame.columns), row.scope)
-            block = frame.block(masks)
+
+        def step(scope: Scope, block: Block) -> None:
             pair.step(frame, frame.emitter(scope, block, pair.first, row.results), block)
-        w.take(loop)
+
+        self._over_columns(w, row, "0", frame.dim(self.width), step)
         self._finish_one(row, pair.first, pair.first_text(frame))
         first = row.results[pair.first.loop.out].text
         self._finish_one(row, pair.second, pair.second_text(frame, first))
+
+    def _over_columns(
+        self, w: Writer, row: Row, first: str, last: str, step: Callable[[Scope, Block], None]
+    ) -> None:
+        """A step for each block of columns: whole ones need no mask, and then what is left."""
+        whole = self._num_whole() if first == "0" else None
+        end, stages = last if whole is None else str(whole), self.tile.num_stages
+        loop = w.child()
+        with loop.indented(f"for start in tl.range({first}, {end}, C, num_stages={stages}):"):
+            self._step(loop, row, step, is_whole=whole is not None)
+        w.take(loop)
+        if whole is not None:
+            rest = w.child()
+            self._step(rest, row, step, is_whole=False, start=str(whole))
+            w.take(rest)
+
+    def _num_whole(self) -> int | None:
+        """The columns in whole blocks, where there are some and a part of one is left over."""
+        width, columns = self.width, self.tile.columns
+        if not isinstance(width, int) or width < columns or width % columns == 0:
+            return None
+        return width // columns * columns
+
+    def _step(
+        self, w: Writer, row: Row, step: Callable[[Scope, Block], None], *, is_whole: bool,
+        start: str = "start",
+    ) -> None:  # fmt: skip
+        frame, masks = self.frame, dict(row.masks)
+        self.place_columns(w, start, masks, is_whole=is_whole)
+        step(Scope(w, frame.atoms(frame.columns), row.scope), frame.block(masks))
 
     def _finish_one(self, row: Row, m: Member, text: str) -> None:
         value = self.frame.finished(self._row_emitter(row, m), m, text, ROWS)

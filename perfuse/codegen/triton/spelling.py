@@ -44,11 +44,11 @@ _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _FLOATS = {
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "libdevice.trunc({0})",
     "round": "libdevice.nearbyint({0})", "sqrt": "tl.sqrt_rn({0})",
-    "rsqrt": "libdevice.rsqrt({0})", "reciprocal": "(1.0 / {0})", "exp_mid": "tl.exp({0})",
+    "rsqrt": "libdevice.rsqrt({0})", "reciprocal": "(1.0 / {0})", "exp_mid": "pf_exp_mid({0})",
     "exp2_mid": "tl.exp2({0})",
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "expm1": "libdevice.expm1({0})",
     "log": "tl.log({0})", "log2": "tl.log2({0})", "log10": "libdevice.log10({0})",
-    "log1p": "libdevice.log1p({0})", "sigmoid": "(1.0 / (1.0 + tl.exp(-({0}))))",
+    "log1p": "libdevice.log1p({0})", "sigmoid": "(1.0 / (1.0 + pf_exp_mid(-({0}))))",
     "tanh": "libdevice.tanh({0})", "sin": "libdevice.sin({0})", "cos": "libdevice.cos({0})",
     "tan": "libdevice.tan({0})", "sinh": "libdevice.sinh({0})", "cosh": "libdevice.cosh({0})",
     "asin": "libdevice.asin({0})", "acos": "libdevice.acos({0})", "atan": "libdevice.atan({0})",
@@ -67,7 +67,10 @@ _FLOATS = {
     "isfinite": "(tl.abs({0}) < float('inf'))", "signbit": "(libdevice.signbit({0}) != 0)",
 }  # fmt: skip
 # Of doubles alone: what the ones above have for float32 only.
-_DOUBLES = {"sqrt": "tl.sqrt({0})"}
+_DOUBLES = {
+    "sqrt": "tl.sqrt({0})", "exp_mid": "tl.exp({0})",
+    "sigmoid": "(1.0 / (1.0 + tl.exp(-({0}))))",
+}  # fmt: skip
 _INTS = {
     "floor": "{0}", "ceil": "{0}", "trunc": "{0}", "round": "{0}", "bit_not": "~({0})",
     "min": "tl.minimum({0}, {1})", "max": "tl.maximum({0}, {1})", "fmin": "tl.minimum({0}, {1})",

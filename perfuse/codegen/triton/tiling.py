@@ -1,6 +1,8 @@
 """How a kernel is cut into blocks, decided before anything is written.
 
 flat      nothing is reduced, or all of it: blocks of a flat index
+grouped   the same, in groups of neighbours that share what does not vary along the last axis
+stacked   blocks of the inner axes for several steps of the first, where much is the same for each
 turned    a loop that reads against the grain: tiles of two axes
 rows      blocks of whole rows; a row is held in registers, or swept in steps when it is long
 columns   sums over rows: blocks of columns, each running down its share of the rows
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from perfuse.codegen.triton.pairing import is_one_sweep
 from perfuse.gpu import BLOCK_THREADS
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
@@ -25,7 +28,9 @@ MOST_HELD = 32768  # columns of a row that registers of one block hold
 MOST_SCANNED = 8192
 LONG_ROW = 32768
 ELEMENTS_A_THREAD = 16
+READ_A_THREAD = 128  # bytes a thread has on their way where all it does is read
 WARP = 32
+GROUP = 8  # neighbours along the last axis: sixteen bytes of halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,9 @@ class Tile:
         swept = " swept" if self.is_swept else ""
         shared = f" / {self.splits}" if self.splits > 1 else ""
         rounds = f", {self.programs} programs" if self.programs else ""
-        return (
-            f"{self.kind}{swept} {self.rows}x{self.columns}{shared}, {self.num_warps} warps{rounds}"
-        )
+        stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
+        size = f"{self.rows}x{self.columns}{shared}"
+        return f"{self.kind}{swept} {size}, {self.num_warps} warps{stages}{rounds}"
 
 
 def power_of_two(size: int) -> int:
@@ -110,7 +115,7 @@ def _elements_read(tile: Tile, kernel: Kernel) -> int:
     rows, columns = ({a.atom for a in axes} for axes in (rows_of(kernel), columns_of(kernel)))
     total = 0
     for used in (read.variables() for read in reads):
-        is_flat = tile.kind in ("flat", "turned", "scatter")
+        is_flat = tile.kind in ("flat", "grouped", "stacked", "turned", "scatter")
         height = tile.rows if is_flat or used & rows else 1
         total += height * (tile.columns if is_flat or used & columns else 1)
     return total
@@ -145,7 +150,7 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
         return _flat_tile(kernel, machine, roles, widest)
     if roles <= {"full", "outer", "all"}:
         return _columns_tile(rows, columns, machine)
-    return _rows_tile(kernel, machine, roles)
+    return _rows_tile(kernel, machine, roles, widest)
 
 
 def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -> Tile:
@@ -164,7 +169,42 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
             "flat", 1, block, _warps(block, 8, 8), num_stages=3,
             programs=max(1, min(most, blocks or most)),
         )  # fmt: skip
-    return Tile("flat", 1, block, max(1, min(4, block // 128)))
+    tile = Tile("flat", 1, block, max(1, min(4, block // 128)))
+    is_grouped = block >= GROUP * WARP and _can_group(kernel) and _shares_rows(kernel)
+    return _grouped(tile) if is_grouped else tile
+
+
+def _grouped(tile: Tile) -> Tile:
+    return replace(tile, kind="grouped", rows=tile.columns // GROUP, columns=GROUP)
+
+
+def _looping(kernel: Kernel) -> list[Axis]:
+    return [a for a in kernel.axes if a.atom is not None]
+
+
+def _stacked_tiles(kernel: Kernel) -> list[Tile]:
+    """Tiles of several steps of the first axis, where something large is read again for each."""
+    axes = _looping(kernel)
+    first, size = axes[0] if axes else None, _static(tuple(axes[1:]))
+    if first is None or not isinstance(first.size, int) or size is None or size % 1024:
+        return []
+    reads = [r.variables() for m in kernel.members for r in m.loop.reads()]
+    if all(first.atom in found for found in reads if found):
+        return []
+    return [Tile("stacked", r, 1024, 4) for r in (2, 4) if first.size % r == 0]
+
+
+def _can_group(kernel: Kernel) -> bool:
+    axes = _looping(kernel)
+    return len(axes) > 1 and isinstance(axes[-1].size, int) and axes[-1].size % GROUP == 0
+
+
+def _shares_rows(kernel: Kernel) -> bool:
+    """Whether neighbours along the last axis have more than shifts in common: divisions, loads."""
+    last = _looping(kernel)[-1]
+    reads = [r.variables() for m in kernel.members for r in m.loop.reads()]
+    is_divided = isinstance(last.size, int) and last.size & (last.size - 1) != 0
+    return is_divided or any(last.atom not in found for found in reads if found)
 
 
 def _scan_tile(kernel: Kernel) -> Tile:
@@ -199,7 +239,7 @@ def is_vertical(kernel: Kernel) -> bool:
     return bool(kernel.axes) and not kernel.axes[-1].reduced and kernel.axes[-1].atom is not None
 
 
-def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
+def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -> Tile:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
     carries = _carries(kernel)
     if width is not None and height is not None and not carries:
@@ -207,8 +247,15 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
             return _split_tile(kernel, height, width, machine)
     if is_vertical(kernel):
         tile = _vertical_tile(height, width)
+    elif width is not None and width >= LONG_ROW // 2 and not carries and is_one_sweep(kernel):
+        is_few = height is not None and height < 8 * machine.num_processors
+        block, warps = (4096, 16) if is_few else (2048, 4)
+        tile = Tile("rows", 1, block, warps, num_stages=4, is_swept=True)
     elif width is not None and power_of_two(width) <= _most_held(kernel):
         tile = _held_tile(height, power_of_two(width), machine)
+        if not _stores_rows(kernel):
+            warps = _warps(tile.rows * tile.columns, READ_A_THREAD // widest)
+            tile = replace(tile, num_warps=min(tile.num_warps, warps))
     else:
         tile = Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True)
     return _going_round(tile, height, machine, roles) if carries else tile
@@ -217,20 +264,28 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str]) -> Tile:
 def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[str]) -> Tile:
     """Blocks that take one piece after another, with accumulators for what crosses rows.
 
-    For columns every block leaves as many sums as a row is long: few blocks, of many rows.
+    For columns every block leaves as many sums as a row is long, so there are few blocks; a thread
+    has the same columns of every row, and what belongs to a column is read once.
     """
     has_columns = "outer" in roles
-    rows = tile.rows
-    if has_columns and not tile.is_swept:
-        rows = max(rows, 4096 // tile.columns)
-        if height is not None:
+    rows, warps = tile.rows, tile.num_warps
+    if not tile.is_swept:
+        if has_columns:
+            warps = max(1, min(16, tile.columns // (WARP * GROUP)))
+            rows = max(1, 2 * WARP * GROUP * warps // tile.columns)
+        else:
+            warps = _warps(rows * tile.columns, 32)
+        if has_columns and height is not None:
             rows = max(1, min(rows, _below(height // machine.num_processors)))
-    elements = rows * tile.columns
-    warps = tile.num_warps if tile.is_swept else _warps(elements, 16 if has_columns else 32)
     blocks = None if height is None else -(-height // rows)
-    most = machine.num_processors * (2 if has_columns else max(1, 16 // warps))
+    most = machine.num_processors * max(2 if has_columns else 1, 16 // warps)
     programs = max(1, min(most, blocks or most))
     return replace(tile, rows=rows, num_warps=warps, num_stages=3, programs=programs)
+
+
+def _stores_rows(kernel: Kernel) -> bool:
+    """Whether anything as long as a row is written."""
+    return any(m.role == "full" and m.loop.out in kernel.stored for m in kernel.members)
 
 
 def _most_held(kernel: Kernel) -> int:
@@ -280,6 +335,7 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
     best = choose_tile(kernel, machine, widest)
     others = {
         "flat": _other_flat,
+        "grouped": _other_grouped,
         "turned": _other_turned,
         "rows": _other_rows,
         "columns": _other_columns,
@@ -291,17 +347,30 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
 
 def widest_of(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
     """Bytes of the widest element that the kernel moves for every position."""
-    names = {*kernel.reads(), *kernel.stored}
-    sizes = [buffers[n].dtype.num_bytes for n in names if buffers[n].num_elements != 1]
-    return max(sizes, default=4)
+    counts = {
+        n: static_product((buffers[n].num_elements,)) for n in (*kernel.reads(), *kernel.stored)
+    }
+    most = max((count for count in counts.values() if count is not None), default=1)
+    wide = [n for n, count in counts.items() if count is None or count > max(1, most // 8)]
+    return max((buffers[n].dtype.num_bytes for n in wide), default=4)
 
 
 def _other_flat(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     if best.programs is not None:
-        wide = [replace(best, columns=c, num_warps=w) for c, w in ((2048, 8), (4096, 8), (2048, 4))]
+        cuts = ((2048, 8, 3), (4096, 8, 3), (2048, 4, 3), (4096, 8, 1), (8192, 8, 1), (4096, 4, 1))
+        wide = [replace(best, columns=c, num_warps=w, num_stages=s) for c, w, s in cuts]
         return [replace(t, programs=machine.num_processors * k) for t in wide for k in (4, 8)]
     sizes = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8))
-    return [replace(best, columns=c, num_warps=w) for c, w in sizes]
+    found = [replace(best, columns=c, num_warps=w) for c, w in sizes]
+    if _can_group(kernel):
+        found.append(_grouped(replace(best, columns=2048)))
+    return [*found, *_stacked_tiles(kernel)]
+
+
+def _other_grouped(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
+    sizes = ((64, 4), (128, 4), (128, 2), (256, 4), (256, 8))
+    flat = replace(best, kind="flat", rows=1, columns=best.rows * best.columns)
+    return [flat, *(replace(best, rows=r, num_warps=w) for r, w in sizes)]
 
 
 def _other_turned(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
@@ -311,32 +380,56 @@ def _other_turned(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
 
 def _other_rows(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
-    carries = _carries(kernel)
-    found = []
-    if best.is_swept:
-        sizes = ((1024, 4), (2048, 4), (4096, 8), (4096, 16))
-        found += [
-            replace(best, columns=c, num_warps=w) for c, w in sizes if not is_vertical(kernel)
-        ]
-    else:
-        found += [replace(best, num_warps=w) for w in (best.num_warps * 2, best.num_warps // 2)]
-        found += [replace(best, rows=r) for r in (best.rows * 2, best.rows // 2) if r >= 1]
     if height is None or width is None or is_vertical(kernel):
-        return found
-    if not carries and not best.is_swept:
-        rounds = [replace(best, num_stages=s, programs=machine.num_processors * k)
-                  for s in (2, 3) for k in (1, 2, 4, 8) if k * best.num_warps <= 64]  # fmt: skip
-        found += [t for t in rounds if (t.programs or 0) <= height]
-        if best.columns >= 8192:
-            found.append(Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True))
-            found.append(Tile("rows", 1, 1024, 4, num_stages=4, is_swept=True))
-    if carries and best.programs is not None:
-        found += [replace(best, programs=machine.num_processors * k) for k in (1, 2, 4, 8)]
+        return []
+    if best.is_swept:
+        return _other_swept(kernel, best, width)
+    if _carries(kernel):
+        return _other_carrying(best, height, machine)
+    changes = [*((1, w) for w in (0.25, 0.5, 2.0, 4.0)), (2, 1.0), (2, 2.0), (0.5, 1.0)]
+    found = [_scaled(best, r, w) for r, w in changes]
+    rounds = [replace(best, num_stages=s, programs=machine.num_processors * k)
+              for s in (2, 3) for k in (1, 2, 4, 8) if k * best.num_warps <= 64]  # fmt: skip
+    found += [t for t in rounds if (t.programs or 0) <= height]
+    if best.columns >= 8192:
+        found.append(Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True))
+        found.append(Tile("rows", 1, 1024, 4, num_stages=4, is_swept=True))
     return found
 
 
+def _scaled(tile: Tile, rows: float, warps: float) -> Tile:
+    return replace(
+        tile, rows=max(1, int(tile.rows * rows)), num_warps=max(1, int(tile.num_warps * warps))
+    )
+
+
+def _other_swept(kernel: Kernel, best: Tile, width: int) -> list[Tile]:
+    sizes = ((1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (4096, 16))
+    found = [replace(best, columns=c, num_warps=w) for c, w in sizes]
+    found += [replace(best, num_stages=s) for s in (1, 2, 3, 4, 5)]
+    if power_of_two(width) <= _most_held(kernel) and best.programs is None:
+        found.append(Tile("rows", 1, power_of_two(width), 32))
+    return found
+
+
+def _other_carrying(best: Tile, height: int, machine: Machine) -> list[Tile]:
+    found = []
+    for rows, per_processor in ((1, 2), (1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (2, 6), (4, 2)):
+        programs = min(machine.num_processors * per_processor, -(-height // rows))
+        found.append(replace(best, rows=rows, programs=programs))
+    found += [replace(best, num_warps=w) for w in (best.num_warps * 2, best.num_warps // 2)]
+    return [*found, replace(best, num_stages=2), replace(best, num_stages=4)]
+
+
 def _other_columns(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
-    found = [replace(best, splits=s) for s in (best.splits * 2, max(1, best.splits // 2))]
-    for rows, columns, warps in ((16, 256, 8), (64, 64, 8), (8, 512, 8), (16, 128, 4)):
-        found.append(replace(best, rows=rows, columns=columns, num_warps=warps))
+    height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
+    if height is None or width is None:
+        return []
+    shapes = ((32, 128, 8), (64, 128, 8), (32, 256, 8), (16, 512, 8), (32, 128, 4), (16, 256, 4))
+    found = []
+    for rows, columns, warps in shapes:
+        across = -(-width // columns)
+        for stages, per_processor in ((1, 4), (3, 4), (1, 8), (4, 2)):
+            splits = max(1, min(machine.num_processors * per_processor // across, height // rows))
+            found.append(Tile("columns", rows, columns, warps, stages, splits=splits))
     return found

@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from perfuse.codegen.triton.blocks import columns_text, flat_text, scatter_text, turned_text
-from perfuse.codegen.triton.carry import join_columns
+from perfuse.codegen.triton.blocks import (
+    columns_text,
+    flat_text,
+    grouped_text,
+    scatter_text,
+    stacked_text,
+    turned_text,
+)
+from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.helpers import helper_text
@@ -30,6 +37,8 @@ from triton.language.extra import libdevice
 
 _ONE_LAUNCH = {
     "flat": flat_text,
+    "grouped": grouped_text,
+    "stacked": stacked_text,
     "turned": turned_text,
     "scatter": scatter_text,
     "scan": scan_text,
@@ -106,7 +115,7 @@ def _texts(
         return split_texts(frame)
     texts = [_ONE_LAUNCH[tile.kind](frame)]
     sharing = tile.splits if tile.kind == "columns" else tile.programs or 1
-    is_left = sharing > 1 or tile.is_swept
+    is_left = (sharing > 1 or tile.is_swept) and not joins_itself(tile, frame.size(frame.columns))
     if is_left and any(m.role == "outer" for m in kernel.members):
         texts.append(join_columns(kernel, frame, sharing, dialect))
     return texts

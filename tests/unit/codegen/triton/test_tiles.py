@@ -55,12 +55,24 @@ def scaled_with_amax(x: Tensor) -> tuple[Tensor, Tensor]:
     return x * 2, x.abs().amax()
 
 
+def with_ties() -> Tensor:
+    x = f32(9, 21).round()
+    x[2, 5] = x[2, 9] = torch.nan
+    x[4] = -torch.inf
+    x[5, 20] = torch.inf
+    return x
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "flat": (lambda x: x * 2 + 1, (f32(23, 7),)),
     "flat_all": (scaled_with_amax, (f32(23, 7),)),
+    "grouped": (lambda x, s: x * s, (f32(7, 24), f32(7, 1))),
+    "stacked": (lambda x, b: x + b, (f32(4, 3, 16), f32(3, 16))),
     "turned": (lambda x: x.t().contiguous() + 1, (f32(37, 41),)),
     "rows": (lambda x: torch.softmax(x, -1), (f32(9, 21),)),
     "rows_var": (lambda x: x.var(-1), (f32(9, 21) + 5,)),
+    "rows_argmax": (lambda x: x.argmax(-1), (with_ties(),)),
+    "rows_argmin": (lambda x: x.argmin(-1), (with_ties(),)),
     "rows_outer": (normalised_and_summed, (f32(9, 21), f32(9, 21))),
     "rows_down": (lambda x: x.amax(1), (f32(3, 9, 17),)),
     "columns": (lambda x: x.sum(0), (f32(39, 21),)),
@@ -75,6 +87,12 @@ FORCED: dict[str, list[Tile]] = {
         Tile("split", 1, 8, 1, 1, True, None, 2),
         Tile("split", 4, 4, 1, 1, True, None, 3),
     ],
+    "rows_argmax": [
+        Tile("rows", 2, 8, 1, is_swept=True),
+        Tile("split", 1, 8, 1, 1, True, None, 2),
+    ],
+    "grouped": [Tile("grouped", 4, 8, 1), Tile("grouped", 8, 8, 1), Tile("flat", 1, 32, 1)],
+    "stacked": [Tile("stacked", 2, 16, 1), Tile("stacked", 4, 8, 1)],
     "rows_var": [Tile("rows", 1, 8, 1, is_swept=True), Tile("rows", 2, 4, 1, is_swept=True)],
     "rows_outer": [
         Tile("rows", 2, 32, 1, programs=2),

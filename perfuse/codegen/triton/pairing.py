@@ -1,0 +1,91 @@
+"""Which two reductions of a row, one dependent on the other, can be made in one sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.schedule.plan import Kernel, Member
+
+
+@dataclass(frozen=True, slots=True)
+class Dependent:
+    """A maximum and a sum of exponentials below it, or a sum and squares about its mean."""
+
+    kind: str
+    first: Member
+    second: Member
+
+
+def dependent_pair(kernel: Kernel, number: int) -> Dependent | None:
+    """The pair that makes up the sweeps of two stages, if they consist of just that."""
+    first = [m for m in kernel.members if m.stage == number and _sweeps(kernel, m)]
+    second = [m for m in kernel.members if m.stage == number + 1 and _sweeps(kernel, m)]
+    if len(first) != 1 or len(second) != 1:
+        return None
+    one, two = first[0], second[0]
+    if one.role != "inner" or two.role != "inner" or two.loop.kind != "sum":
+        return None
+    if one.loop.value.dtype is not DType.F32 or two.loop.value.dtype is not DType.F32:
+        return None
+    value = _unfolded(kernel, two.loop.value)
+    if one.loop.kind == "max" and _is_relative(value, one):
+        return Dependent("exponentials", one, two)
+    if one.loop.kind == "sum" and _is_square_about_mean(kernel, value, one):
+        return Dependent("moments", one, two)
+    return None
+
+
+def is_one_sweep(kernel: Kernel) -> bool:
+    """Whether a pair is all there is to sweep for: a row swept in steps is read just once."""
+    sweeping = [m for m in kernel.members if _sweeps(kernel, m)]
+    return len(sweeping) == 2 and dependent_pair(kernel, sweeping[0].stage) is not None
+
+
+def _sweeps(kernel: Kernel, m: Member) -> bool:
+    return m.role not in ("row", "full") or (m.role == "full" and m.loop.out in kernel.stored)
+
+
+def _unfolded(kernel: Kernel, value: Expr) -> Expr:
+    """The formula behind a load of what the kernel makes for itself."""
+    if value.op != "load" or value.args:
+        return value
+    makers = [m for m in kernel.members if m.loop.out == value.attr[0] and m.role == "full"]
+    return makers[0].loop.value if len(makers) == 1 else value
+
+
+def _reads(value: Expr, member: Member) -> bool:
+    """The value is the result of a member."""
+    is_load = value.op == "load" and not value.args
+    return is_load and value.attr == (member.loop.out, member.loop.index)
+
+
+def _is_relative(value: Expr, largest: Member) -> bool:
+    """exp(x - max(x)) for the x of that maximum."""
+    if value.op not in ("exp", "exp_mid") or value.args[0].op != "sub":
+        return False
+    x, top = value.args[0].args
+    return _reads(top, largest) and x is largest.loop.value
+
+
+def _is_square_about_mean(kernel: Kernel, value: Expr, total: Member) -> bool:
+    """(x - mean) squared, for the x of that sum and the mean made of it."""
+    if value.op != "mul" or value.args[0] is not value.args[1] or value.args[0].op != "sub":
+        return False
+    x, mean = value.args[0].args
+    if x is not total.loop.value:
+        return False
+    makers = [m for m in kernel.members if m.role == "row" and _reads(mean, m)]
+    if len(makers) != 1 or makers[0].loop.value.op != "div":
+        return False
+    over, count = makers[0].loop.value.args
+    return _reads(over, total) and count.op == "const" and _num_columns(kernel) == count.attr
+
+
+def _num_columns(kernel: Kernel) -> float:
+    count = 1.0
+    for axis in kernel.axes:
+        if axis.reduced:
+            count *= axis.size if isinstance(axis.size, int) else float("nan")
+    return count
