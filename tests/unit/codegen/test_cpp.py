@@ -125,9 +125,6 @@ def streams(fn: Callable[..., Any], *inputs: Tensor, limit: int | None = None) -
 STREAMED = {
     "moves as much as half the cache": (lambda x, y: x + y, (f32(96, 64), f32(96, 64)), None, True),
     "fits": (lambda x: x * x, (f32(32, 64),), None, False),
-    "mostly written, and fits": (lambda x: x.double(), (f32(64, 64),), None, False),
-    "mostly written, and does not fit": (lambda x: x.double(), (f32(80, 64),), None, True),
-    "mostly read": (lambda x: x.half(), (f32(128, 64),), None, True),
     "is read by the next step": (lambda x, y: torch.mm(x + y, x), (f32(96, 96),) * 2, None, False),
     "as large as the cache": (lambda x: torch.mm(x + 1, x), (f32(128, 128),), None, False),
     "twice the cache": (lambda x: torch.mm(x + 1, x), (f32(192, 192),), None, True),
