@@ -84,8 +84,8 @@ class Sweeps:
         # Nobody waits for it, so it would only drive out what this kernel reads. On one thread with
         # 32 MiB of cache: `add` of 3 x 16 MiB 1.33 ms instead of 2.26, `layer_norm` of 2 x 16 MiB
         # 1.39 instead of 1.78, `e5m2_dq` of 4 and 16 MiB 0.72 instead of 1.0.
-        # Called back to back on the same memory the last would take 0.46 instead of 0.60 without it,
-        # but taking turns with other work, as in the benchmark, 0.77 instead of 0.67.
+        # (Back to back on the same memory the last takes 0.46 instead of 0.60 without streaming,
+        # but in turns with other work, as in the benchmark, 0.77 instead of 0.67.)
         return size >= cache // _LEAST_SHARE and self.kernel.num_bytes >= cache // 2
 
     def declare(self, w: Writer) -> None:
