@@ -13,6 +13,7 @@ from perfuse.budget.choose import choose_cut
 from perfuse.capture import warm
 from perfuse.capture.device import device_of
 from perfuse.capture.failure import compile_or_eager, warn_eager
+from perfuse.capture.frame_chunks import keep_frame_chunks
 from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, cut_observers, observers
@@ -31,6 +32,7 @@ from perfuse.torch_compat import never_trace
 # When the backend is first named, which is before anything is captured for it. A backward that is
 # compiled in the middle of a traced function is no part of that function.
 pause_garbage_collection()
+keep_frame_chunks()
 never_trace("perfuse")
 
 
