@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import json
+import os
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,7 @@ if str(ROOT) not in sys.path:  # also when started as a script
 
 from benchmarks import machine, report  # noqa: E402
 from benchmarks.contest import take_turns  # noqa: E402
-from benchmarks.cpu import in_process, progress_bar  # noqa: E402
+from benchmarks.cpu import in_process  # noqa: E402
 from benchmarks.gpu_worker import device_times  # noqa: E402
 from benchmarks.interleaved import CpuClock  # noqa: E402
 from benchmarks.memory_cases import Program, cases  # noqa: E402
@@ -41,6 +46,7 @@ from benchmarks.report import OURS, PEER, Row  # noqa: E402
 
 ENGINES = ("eager", PEER, OURS)
 PARTITION_RUNS = 3
+TURN = "BENCHMARK_TURN"  # a file that whoever measures holds
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -50,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="regular expression on the names of programs")
     parser.add_argument("--budget", type=float, default=3.0, help="seconds of measuring a program")
+    parser.add_argument("--jobs", type=int, help="programs that compile at a time; 6 for a GPU")
     parser.add_argument("--results", type=Path, help="where the results go")
     parser.add_argument("--case", help="measure this one program here and print JSON")
     parser.add_argument("--partition", help="time this compiler's partitioner and print JSON")
@@ -70,18 +77,11 @@ def measure_all(arguments: argparse.Namespace) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     document: Row = {"machine": machine.describe(), "device": arguments.device}
     names = [n for n in cases(False) if re.search(arguments.only, n)]
-    common = ["--device", arguments.device, "--budget", str(arguments.budget)]
-    rows = []
-    with progress_bar(console) as progress:
-        bar = progress.add_task("programs", total=len(names))
-        for name in names:
-            progress.update(bar, description=name)
-            rows.append(in_process(["benchmarks.memory", "--case", name, *common], {}))
-            rows[-1].setdefault("name", name)
-            progress.advance(bar)
+    rows = measured_rows(names, arguments, console)
     document["memory"] = rows
     tables = [memory_table(rows)]
-    if re.search(arguments.only, "partition"):
+    # The partitioner does not know of devices, and twelve layers take long to compile for a GPU.
+    if re.search(arguments.only, "partition") and (arguments.device == "cpu" or arguments.only):
         document["partition"] = partition_rows(arguments.device)
         tables.append(partition_table(document["partition"]))
     for table in tables:
@@ -89,6 +89,33 @@ def measure_all(arguments: argparse.Namespace) -> None:
     date = datetime.date.today().isoformat()
     default = ROOT / "benchmarks" / "results" / f"{date}-memory-{arguments.device}"
     report.save(arguments.results or default, document, tables)
+
+
+def measured_rows(names: list[str], arguments: argparse.Namespace, console: Console) -> list[Row]:
+    """A row a program, printed as they come; what compiles together is timed one by one."""
+    common = ["--device", arguments.device, "--budget", str(arguments.budget)]
+    jobs = arguments.jobs or (1 if arguments.device == "cpu" else 6)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        turn = {TURN: str(Path(folder) / "turn")} if jobs > 1 else {}
+
+        def row(name: str) -> Row:
+            found = in_process(["benchmarks.memory", "--case", name, *common], turn)
+            console.print({"name": name, **found})
+            console.file.flush()
+            return {"name": name, **found}
+
+        return list(pool.map(row, names))
+
+
+@contextmanager
+def my_turn() -> Iterator[None]:
+    """Nobody else is measuring."""
+    if TURN not in os.environ:
+        yield
+        return
+    with open(os.environ[TURN], "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 # -- one program ---------------------------------------------------------------------------------
@@ -104,10 +131,11 @@ def measure(name: str, device_name: str, budget_s: float) -> Row:
     for step in steps.values():
         step()  # compiles
     kept = {engine: kept_bytes(program, fn) for engine, fn in functions.items()}
-    if device.type == "cpu":
-        times = take_turns(steps, budget_s, CpuClock(steps))
-    else:
-        times = device_times(steps, device_name, budget_s)["ms"]
+    with my_turn():
+        if device.type == "cpu":
+            times = take_turns(steps, budget_s, CpuClock(steps))
+        else:
+            times = device_times(steps, device_name, budget_s)["ms"]
     return {"name": name, "kept_bytes": kept, "times_ms": times}
 
 

@@ -145,12 +145,24 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 TICKS = (0.125, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 4, 6, 8, 12, 16)
 
 
+def pyplot() -> Any:
+    """Charts without a display; None where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no chart: matplotlib is not installed here")
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as found
+
+    return found
+
+
 def draw_chart(path: Path, document: Row) -> None:
     """Speed relative to the peer, a bar a case; the peer is the line at 1."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
+    if plt is None:
+        return
 
     rows = [r for kind in ("kernels", "models") for r in document.get(kind, []) if r["peer_ms"]]
     if not rows:

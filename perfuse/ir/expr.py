@@ -68,7 +68,17 @@ _COST_LIMIT = 1 << 20
 class Expr:
     """One scalar value. Build with the functions of this module, never directly."""
 
-    __slots__ = ("__weakref__", "_vars", "args", "attr", "cost", "dtype", "num_loads", "op")
+    __slots__ = (
+        "__weakref__",
+        "_loads",
+        "_vars",
+        "args",
+        "attr",
+        "cost",
+        "dtype",
+        "num_loads",
+        "op",
+    )
     op: str
     args: tuple[Expr, ...]
     dtype: DType
@@ -76,6 +86,7 @@ class Expr:
     cost: int
     num_loads: int
     _vars: frozenset[Atom] | None
+    _loads: tuple[Expr, ...] | None
 
     def __repr__(self) -> str:
         return self.text()
@@ -144,6 +155,7 @@ def _make(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any = None) -> Ex
     if found is None:
         found = Expr()
         found.op, found.args, found.dtype, found.attr, found._vars = op, args, dtype, attr, None
+        found._loads = None
         own = SCALAR_OPS[op].cost if op in SCALAR_OPS else _LEAF_COST[op]
         cost = own + sum(a.cost for a in args)
         loads = (op == "load") + sum(a.num_loads for a in args)
@@ -321,7 +333,11 @@ def _value_atoms(index: Dim) -> list[Atom]:
 
 def loads_of(value: Expr) -> list[Expr]:
     """The loads a value performs, in evaluation order."""
-    return [e for e in walk(value, set()) if e.op == "load"]
+    if value.op == "load":
+        return [e for e in walk(value, set()) if e.op == "load"]  # kept, it would keep itself
+    if value._loads is None:
+        value._loads = tuple(e for e in walk(value, set()) if e.op == "load")
+    return list(value._loads)
 
 
 def guard_loads(value: Expr, mask: Expr) -> Expr:

@@ -195,6 +195,7 @@ def _reused(plan: Plan, turns: Sequence[Sequence[Step]]) -> dict[str, str]:
     shown = output_buffers(plan.program).union(
         *(touched(step) for step in plan.steps if isinstance(step, Extern))
     )
+    buffers = plan.program.buffers
     taken: dict[str, str] = {}
     seen: set[str] = set()
     number = 0
@@ -203,11 +204,12 @@ def _reused(plan: Plan, turns: Sequence[Sequence[Step]]) -> dict[str, str]:
         for step in steps:
             for name in sorted(touched(step) - seen):
                 seen.add(name)
-                old = _spare_for(plan.program.buffers.get(name), spare, name not in shown)
+                old = _spare_for(buffers.get(name), spare, name not in shown)
                 if old is not None:
                     spare.remove(old)
-                    taken[name] = taken.get(old.name, old.name)
-            spare += [b for b in _dying(plan, step, last, number) if b.role == "temp"]
+                    taken[name] = old.name
+            dead = [b for b in _dying(plan, step, last, number) if b.role == "temp"]
+            spare += [buffers[taken.get(b.name, b.name)] for b in dead]
             number += 1
     return taken
 
