@@ -75,11 +75,13 @@ def compile_kernel(job: Job) -> tuple[CodeObject, str]:
 def _options(job: Job) -> dict[str, Any]:
     kernel = job.kernel
     # Assertions are compiled in debug mode only, which would also check sums of ints for overflow.
+    # Products are rounded before they are added, as eager's are: fused, a*b - a*b is not zero.
     return {
         "num_warps": kernel.num_warps,
         "num_stages": kernel.num_stages,
         "debug": "device_assert" in job.text,
         "sanitize_overflow": False,
+        "enable_fp_fusion": False,
     }
 
 

@@ -113,6 +113,7 @@ def test_random_numbers_differ_between_replays() -> None:
     assert counted("recorded") == {"cudagraph.recorded": 1}
 
 
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_reasons_are_counted() -> None:
     fn = perfuse.compile(lambda x: x.nonzero() + 1, mode=MODE)
     x = torch.tensor([0.0, 1.0, 2.0], device="cuda")
