@@ -26,7 +26,7 @@ def reshape(x: Tensor) -> Tensor:
 
 
 def sizes_as_numbers(x: Tensor) -> Tensor:
-    return x.sum(0) / x.shape[0] + torch.arange(x.shape[1])
+    return x.sum(0) / x.shape[0] + torch.arange(x.shape[1], device=x.device)
 
 
 def concatenate(x: Tensor) -> Tensor:

@@ -66,10 +66,10 @@ class Carry:
         emitter = frame.emitter(scope, Block({}, {}, {}), m, {})
         count = frame.dim(programs)
         block = min(_MOST_JOINED, power_of_two(programs) if isinstance(programs, int) else 1024)
-        joined, part, at = (frame.names.local() for _ in range(3))
+        joined, part, at, step = (frame.names.local() for _ in range(4))
         w.line(reduce.declarations(m, [joined], f"[{block}]")[0])
-        with w.indented(f"for first in range(0, {count}, {block}):"):
-            w.line(f"{at} = first + tl.arange(0, {block})")
+        with w.indented(f"for {step} in range(0, {count}, {block}):"):
+            w.line(f"{at} = {step} + tl.arange(0, {block})")
             load = f"tl.load({place} + {at}, {at} < {count}, other=0, volatile=True)"
             (start,) = reduce.starts(m)
             w.line(f"{part} = tl.where({at} < {count}, {reduce.read_back(m, load)}, {start})")
@@ -114,10 +114,10 @@ class Carry:
         frame, sharing = self.frame, self.num_sharing
         rows = min(power_of_two(sharing), max(1, _MOST_JOINED // frame.tile.columns))
         (place,), (start,) = frame.scratch_of(m, ix.mul(width, sharing)), reduce.starts(m)
-        joined, part, at = (frame.names.local() for _ in range(3))
+        joined, part, at, step = (frame.names.local() for _ in range(4))
         w.line(reduce.declarations(m, [joined], f"[{rows}, C]")[0])
-        with w.indented(f"for first in range(0, {sharing}, {rows}):"):
-            w.line(f"{at} = first + tl.arange(0, {rows})[:, None]")
+        with w.indented(f"for {step} in range(0, {sharing}, {rows}):"):
+            w.line(f"{at} = {step} + tl.arange(0, {rows})[:, None]")
             mask = block.mask(COLUMNS)
             known = f"({at} < {sharing})" + ("" if mask is None else f" & {mask}")
             where = f"{place} + {at} * ({frame.dim(width)}) + column"
