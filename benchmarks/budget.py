@@ -179,17 +179,17 @@ def _seconds(step: Callable[[], None], training: Training, device: str) -> float
 
 
 def sweep(
-    name: str, points: int, device: str, sizes: Sizes, told: Callable[[Row], None]
+    name: str, points: range, device: str, sizes: Sizes, told: Callable[[Row], None]
 ) -> list[Row]:
-    """The rows of a model from the largest budget to the smallest."""
+    """The rows of a model from the largest budget to the smallest; `points` may be the last."""
     torch.manual_seed(0)
     training = MODELS[name](sizes, device)
     first, last = (measure(training, fraction, device) for fraction in (1.0, 0.0))
     most, least = first["simulated"], last["simulated"]
     low = least - (most - least) // 10
     rows: list[Row] = []
-    for point in range(points):
-        budget = most - (most - low) * point // max(points - 1, 1)
+    for point in points:
+        budget = most - (most - low) * point // max(points.stop - 1, 1)
         known = last if budget <= least else rows[-1] if rows else first
         # What fits a smaller budget too is chosen for it too: the same program, measured already.
         is_known = known["simulated"] <= budget or known is last
@@ -262,6 +262,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", help="one of the models")
     parser.add_argument("--points", type=int, default=POINTS)
+    parser.add_argument("--first", type=int, default=0, help="the point to begin with")
     parser.add_argument("--results", type=Path, help="where the results go")
     parser.add_argument("--rows", type=Path, help="only measure, and leave the rows in this file")
     arguments = parser.parse_args()
@@ -288,14 +289,16 @@ def _here(names: Sequence[str], arguments: argparse.Namespace, console: Console)
         console.file.flush()
 
     rows: list[Row] = []
+    points = range(arguments.first, arguments.points)
     for name in names:
-        rows += sweep(name, arguments.points, arguments.device, SIZES[arguments.device], told)
+        rows += sweep(name, points, arguments.device, SIZES[arguments.device], told)
     return rows
 
 
 def _in_processes(names: Sequence[str], arguments: argparse.Namespace) -> list[Row]:
     """Each model in a process of its own, all at once, their rows printed as they come."""
     common = ["--device", arguments.device, "--points", str(arguments.points)]
+    common += ["--first", str(arguments.first)]
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{name}.json" for name in names]
         command = [sys.executable, "-m", "benchmarks.budget", *common]
