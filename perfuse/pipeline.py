@@ -76,7 +76,7 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
         verify_program(program, "lower")
     plan = run("schedule", schedule, program, own)  # which loops share a kernel
     if context.settings.verify:
-        verify_plan(plan, has_arena=not on_gpu)
+        verify_plan(plan)
     finish = _for_gpu if on_gpu else _for_cpu
     sources, host, load, key = finish(run, plan, own, context)  # text, and what is built of it
     call = run("load", load) if loads else _not_loaded

@@ -535,6 +535,13 @@ def current_gpu_getter() -> Callable[[], int]:
     return getter
 
 
+def capture_getter() -> Callable[[], bool]:
+    """A function that tells whether the current stream's work is being recorded as a graph."""
+    private: Any = torch._C
+    getter: Callable[[], bool] | None = getattr(private, "_cuda_isCurrentStreamCapturing", None)
+    return getter or torch.cuda.is_current_stream_capturing
+
+
 def gpu_allocator() -> Callable[..., torch.Tensor]:
     """A function: shape, strides, dtype -> memory on the current GPU, contents undefined."""
     guards: Any = torch._C._dynamo.guards

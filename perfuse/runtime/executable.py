@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource, function_name
-from perfuse.runtime.layout import HOST_FILE, resolve_op, with_strides
+from perfuse.runtime.layout import HOST_FILE, resolve_op, window, with_strides
 from perfuse.runtime.pool import empty_strided, pooled
 from perfuse.schedule.memory import SMALLEST_POOLED
 
@@ -37,24 +37,13 @@ class Frame:
         base = self.arena.data_ptr() + skip
         for place, offset in host.fixed_pointers:
             self.pointers[place] = base + offset
-        self.windows = [
-            _window(self.arena[skip + w.offset :], w.dtype, w.shape, w.strides)
-            for w in host.windows
-        ]
+        self.windows = [window(self.arena[skip:], made) for made in host.windows]
 
 
 def _arena(num_bytes: int) -> torch.Tensor:
     if num_bytes < SMALLEST_POOLED:
         return torch.empty(num_bytes, dtype=torch.uint8)
     return pooled(num_bytes, torch.uint8, num_bytes)
-
-
-def _window(
-    memory: torch.Tensor, dtype: str, shape: Sequence[int], strides: Sequence[int]
-) -> torch.Tensor:
-    kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
-    whole = memory[: memory.numel() // kind.itemsize * kind.itemsize].view(kind)
-    return whole.as_strided(shape, strides, whole.storage_offset())
 
 
 def new_seeds(count: int) -> torch.Tensor:

@@ -9,12 +9,24 @@ import torch
 
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
+from perfuse.runtime.layout import window
 
 
 class GpuFrame:
     """Addresses, sizes and grids, what is launched from them, and memory that is kept."""
 
-    __slots__ = ("grids", "home", "kept", "memory", "pointers", "segments", "sizes", "tables")
+    __slots__ = (
+        "arena",
+        "grids",
+        "home",
+        "kept",
+        "memory",
+        "pointers",
+        "segments",
+        "sizes",
+        "tables",
+        "windows",
+    )
 
     def __init__(self, host: HostSource, home: list[GpuFrame]) -> None:
         assert host.gpu is not None
@@ -25,7 +37,18 @@ class GpuFrame:
         self.grids = array("q", _grids(self.tables))
         self.segments: list[Any] = []
         self.memory: Any = None  # what the segments point to
-        self.kept = [_filled(r.pattern, r.count, self.tables.device) for r in self.tables.kept]
+        # The same for all calls, whatever mode the first is made in.
+        with torch.inference_mode(False), torch.no_grad():
+            self._take_memory(host)
+
+    def _take_memory(self, host: HostSource) -> None:
+        device = self.tables.device
+        self.arena = torch.empty(host.arena_bytes, dtype=torch.uint8, device=device)
+        start = self.arena.data_ptr()
+        for place, offset in host.fixed_pointers:
+            self.pointers[place] = start + offset
+        self.windows = [window(self.arena, made) for made in host.windows]
+        self.kept = [_filled(r.pattern, r.count, device) for r in self.tables.kept]
         for row, memory in zip(self.tables.kept, self.kept, strict=True):
             self.pointers[row.pointer] = memory.data_ptr()
 

@@ -13,7 +13,12 @@ from perfuse.codegen.host.program import HostSource, function_name
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.layout import HOST_FILE, resolve_op, with_strides
-from perfuse.torch_compat import current_gpu_getter, gpu_allocator, raw_stream_getter
+from perfuse.torch_compat import (
+    capture_getter,
+    current_gpu_getter,
+    gpu_allocator,
+    raw_stream_getter,
+)
 
 Call = Callable[[list[Any]], tuple[Any, ...]]
 ALIGNMENT = 16
@@ -77,10 +82,11 @@ def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
     homes: dict[int, list[GpuFrame]] = {}
     assert host.gpu is not None
     on_gpu = torch.device(host.gpu.device).type != "cpu"
-    keeps_memory = on_gpu and (bool(host.gpu.kept) or launcher.keeps_memory)
+    has_own = bool(host.gpu.kept) or launcher.keeps_memory or host.arena_bytes > 0
+    keeps_memory, is_capturing = on_gpu and has_own, capture_getter()
 
     def take_frame(stream: int) -> GpuFrame:
-        if keeps_memory and torch.cuda.is_current_stream_capturing():
+        if keeps_memory and is_capturing():
             frame = GpuFrame(host, [])
             launcher.prepare(frame)
             return frame

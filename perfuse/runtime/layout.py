@@ -7,10 +7,19 @@ from typing import Any
 
 import torch
 
+from perfuse.codegen.host.program import Window
 from perfuse.torch_compat import bare_op
 
 # Where the text of host programs seems to be: beside our own files, which Dynamo does not trace.
 HOST_FILE = str(Path(__file__).with_name("<host program>"))
+
+
+def window(memory: torch.Tensor, made: Window) -> torch.Tensor:
+    """A tensor over a piece of memory, given as bytes."""
+    kind: torch.dtype = getattr(torch, made.dtype.removeprefix("torch."))
+    rest = memory[made.offset :]
+    whole = rest[: rest.numel() // kind.itemsize * kind.itemsize].view(kind)
+    return whole.as_strided(made.shape, made.strides, whole.storage_offset())
 
 
 def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

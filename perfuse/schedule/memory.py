@@ -50,6 +50,27 @@ def output_buffers(program: Program) -> set[str]:
     return {o.buffer for o in program.outputs if isinstance(o, View)}
 
 
+def arena_buffers(
+    program: Program, steps: tuple[Step, ...], largest: int | None = None
+) -> dict[str, int]:
+    """Temporaries that may lie in an arena, with their bytes: of known size, less than `largest`,
+    and done with when the step that touches them ends."""
+    refused = output_buffers(program)
+    for step in steps:
+        # Those of PyTorch itself do; a collective may go on reading in the background.
+        if isinstance(step, Extern) and not step.op.startswith("aten."):
+            refused |= touched(step)
+    found = {}
+    for name in {name for step in steps for name in touched(step)} - refused:
+        buffer = program.buffers.get(name)
+        size = num_bytes(buffer) if buffer is not None and buffer.role == "temp" else None
+        if buffer is None or size is None or static_product(buffer.shape) is None:
+            continue
+        if largest is None or size < largest:
+            found[name] = size
+    return found
+
+
 def num_bytes(buffer: Buffer) -> int | None:
     """Bytes of storage, when known before the program runs."""
     count = static_product((buffer.num_elements,))
@@ -59,8 +80,8 @@ def num_bytes(buffer: Buffer) -> int | None:
 def place(
     program: Program, steps: tuple[Step, ...], largest: int | None = None
 ) -> tuple[dict[str, int], int]:
-    """Arena offsets for temporaries of known size, less than `largest`, that stay inside."""
-    leaving = output_buffers(program)
+    """Arena offsets for the temporaries that may lie there, and the bytes of the whole."""
+    sizes = arena_buffers(program, steps, largest)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, step in enumerate(steps):
@@ -70,15 +91,8 @@ def place(
     places: dict[str, int] = {}
     live: list[tuple[int, int, int]] = []  # offset, end, last step
     total = 0
-    for name in sorted(first, key=lambda n: (first[n], n)):
-        buffer = program.buffers.get(name)
-        if buffer is None or buffer.role != "temp" or name in leaving:
-            continue
-        size = num_bytes(buffer)
-        if size is None or static_product(buffer.shape) is None:
-            continue
-        if largest is not None and size >= largest:
-            continue
+    for name in sorted(sizes, key=lambda n: (first[n], n)):
+        size = sizes[name]
         live = [piece for piece in live if piece[2] >= first[name]]
         offset = _first_fit(live, size)
         places[name] = offset

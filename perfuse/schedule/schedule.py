@@ -18,6 +18,11 @@ from perfuse.schedule.rounded import store_as_rounded
 # Calls between two loops that may still become one kernel where memory is dear: those of a block.
 NEAR = 4
 
+# Temporaries on a GPU below the first of these lie in an arena that a program keeps; where that
+# would be large, below the next.
+SMALL_ON_GPU = (1 << 16, 1 << 14, 1 << 12)
+GPU_ARENA_BYTES = 1 << 20
+
 # Calls that do nothing but make a tensor of one number.
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
@@ -59,10 +64,22 @@ def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
 def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
     """The plan with temporaries in an arena: all, or those smaller than `largest`."""
     if context.target.gpu is not None:
-        # Temporaries come from PyTorch's allocator there, which other programs share.
-        return plan
+        return _placed_on_gpu(plan, context)
     places, arena_bytes = memory.place(plan.program, plan.steps, largest)
     return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
+
+
+def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
+    """The plan with its small temporaries in an arena: each costs the host more than the GPU.
+
+    Others come from PyTorch's allocator, which other programs share.
+    """
+    limits = SMALL_ON_GPU if context.settings.memory_budget is None else ()
+    for largest in limits:
+        places, arena_bytes = memory.place(plan.program, plan.steps, largest)
+        if arena_bytes <= GPU_ARENA_BYTES:
+            return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
+    return replace(plan, arena_limit=0)
 
 
 def _smallest(program: Program, context: Context) -> Plan:

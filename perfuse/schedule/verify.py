@@ -6,13 +6,13 @@ from perfuse.errors import SpecError
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import Extern
 from perfuse.ir.verify import given_names, is_empty
-from perfuse.schedule.memory import num_bytes, output_buffers, touched
-from perfuse.schedule.plan import ROLES, Kernel, Member, Plan, Step, static_product
+from perfuse.schedule.memory import arena_buffers, output_buffers, touched
+from perfuse.schedule.plan import ROLES, Kernel, Member, Plan, Step
 
 _STAGE = "after schedule"
 
 
-def verify_plan(plan: Plan, has_arena: bool = True) -> None:
+def verify_plan(plan: Plan) -> None:
     """Raise SpecError at the first step that breaks the rules."""
     _check_coverage(plan)
     made = given_names(plan.program)
@@ -26,8 +26,7 @@ def verify_plan(plan: Plan, has_arena: bool = True) -> None:
     for name in output_buffers(plan.program) - made:
         if not is_empty(plan.program.buffers[name]):
             raise SpecError(f"{_STAGE}: the result {name} never reaches memory")
-    if has_arena:
-        _check_places(plan)
+    _check_places(plan)
 
 
 def _check_coverage(plan: Plan) -> None:
@@ -101,23 +100,14 @@ def _check_places(plan: Plan) -> None:
         for name in touched(step):
             first.setdefault(name, number)
             last[name] = number
-    leaving = output_buffers(plan.program)
     spans = []
-    for name, begin in first.items():
-        buffer = plan.program.buffers.get(name)
-        if buffer is None or buffer.role != "temp" or name in leaving:
-            continue
-        size = num_bytes(buffer)
-        if static_product(buffer.shape) is None or size is None:
-            continue
-        if plan.arena_limit is not None and size >= plan.arena_limit:
-            continue
+    for name, size in arena_buffers(plan.program, plan.steps, plan.arena_limit).items():
         if name not in plan.places:
             raise SpecError(f"{_STAGE}: {name} has no place")
-        offset, size = plan.places[name], num_bytes(buffer) or 0
+        offset = plan.places[name]
         if offset + size > plan.arena_bytes:
             raise SpecError(f"{_STAGE}: {name} ends past the arena of {plan.arena_bytes} bytes")
-        spans.append((name, begin, last[name], offset, offset + size))
+        spans.append((name, first[name], last[name], offset, offset + size))
     for i, (name, begin, end, low, high) in enumerate(spans):
         for other, begin2, end2, low2, high2 in spans[:i]:
             if begin <= end2 and begin2 <= end and low < high2 and low2 < high:

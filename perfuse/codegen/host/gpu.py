@@ -1,7 +1,8 @@
 """`generate_gpu_host`: the Plan's steps as one Python function that launches GPU kernels.
 
-Names in the text, besides those of program.py: `G` the table of grids, `F` the segments. Memory
-comes from PyTorch's allocator, in the order of the stream, and goes back after its last use.
+Names in the text, besides those of program.py: `G` the table of grids, `F` the segments. Small
+temporaries lie in the arena of a frame, which belongs to one stream. Other memory comes from
+PyTorch's allocator, in the order of the stream, and goes back after its last use.
 Kernels between two calls are one segment, launched by one call: what dies inside a segment is used
 again inside it, and where much memory dies, the segment ends.
 """
@@ -26,6 +27,9 @@ from perfuse.torch_compat import element_bytes
 def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) -> HostSource:
     return _GpuWriter(plan, sources, device).run()
 
+
+# Scratch of a kernel up to this size is kept with the arena.
+SMALL_SCRATCH_BYTES = 1 << 18
 
 # Scratch of one kernel that shares a piece of memory starts at multiples of this.
 ALIGNMENT = 256
@@ -81,6 +85,8 @@ class _GpuWriter(HostWriter):
         self.spare: dict[str, int] = {}  # dead temporaries of the pending segment, their bytes
         self.made_as: dict[str, str] = {}  # whose tensor a buffer is that took over another's
         self.scratch_bytes: dict[str, int | None] = {}
+        self.scratch_places: dict[int, int] = {}  # place in P -> byte offset in the arena
+        self.arena_bytes = -(-plan.arena_bytes // ALIGNMENT) * ALIGNMENT
 
     def _seen_by_calls(self) -> set[str]:
         calls = [step for step in self.plan.steps if isinstance(step, Extern)]
@@ -103,7 +109,9 @@ class _GpuWriter(HostWriter):
         self._bind_sizes()
         w.line("stream = current_stream()")
         w.line("frame = take_frame(stream)")
-        w.line("P, S, G, F = frame.pointers, frame.sizes, frame.grids, frame.segments")
+        w.line("P, F, T = frame.pointers, frame.segments, frame.windows")
+        if self.sizes or self._has_unknown_grid():
+            w.line("S, G = frame.sizes, frame.grids")
         self._fill_sizes()
         for name in self.places:
             buffer = self.program.buffers.get(name)
@@ -118,15 +126,21 @@ class _GpuWriter(HostWriter):
             "def call(args):\n" + w.text(),
             len(self.places) + 1,
             len(self.sizes) + 1,
-            0,
-            (),
-            (),
+            self.arena_bytes,
+            tuple(self.windows),
+            (*self._fixed_pointers(), *self.scratch_places.items()),
             tuple(self.program.constants),
             len(self.program.inputs),
             (),
             tuple(dict.fromkeys(s.op for s in self.plan.steps if isinstance(s, Extern))),
             self._tables(),
         )
+
+    def _has_unknown_grid(self) -> bool:
+        every = [launch for launches in self.sources.launches for launch in launches]
+        dims = [d for launch in every for d in (*launch.grid, *(s.size for s in launch.scratch))]
+        dims += [self.program.buffers[n].num_elements for launch in every for n, _ in launch.fills]
+        return any(not isinstance(d, int) for d in dims)
 
     def _tables(self) -> GpuTables:
         written = {name for step in self.plan.steps for name in _written(step)}
@@ -229,6 +243,9 @@ class _GpuWriter(HostWriter):
                 self._keep(_scoped(kernel, scratch.name), scratch)
         fresh = [s for s in every.values() if not s.is_kept]
         known = [s for s in fresh if isinstance(s.size, int)]
+        if sum(_num_bytes(s) for s in known) <= SMALL_SCRATCH_BYTES:
+            self._place_scratch(kernel, known)
+            fresh, known = [s for s in fresh if s not in known], []
         if len(known) > 1:
             self._one_piece(kernel, known, number)
         for scratch in fresh:
@@ -238,6 +255,14 @@ class _GpuWriter(HostWriter):
                 made = f"empty(({size},), (1,), {to_torch(scratch.dtype)})"
                 self._own(name, made, bytes_known, number)
                 self._set_pointer(name)
+
+    def _place_scratch(self, kernel: Kernel, known: list[Scratch]) -> None:
+        """After the arena, where the scratch of every kernel lies: they run one after another."""
+        offset = -(-self.plan.arena_bytes // ALIGNMENT) * ALIGNMENT
+        for scratch in known:
+            self.scratch_places[self.places[_scoped(kernel, scratch.name)]] = offset
+            offset += -(-_num_bytes(scratch) // ALIGNMENT) * ALIGNMENT
+        self.arena_bytes = max(self.arena_bytes, offset)
 
     def _keep(self, name: str, scratch: Scratch) -> None:
         assert isinstance(scratch.size, int), "kept memory has a size known now"
@@ -297,7 +322,8 @@ class _GpuWriter(HostWriter):
 
     def _allocate(self, name: str) -> None:
         buffer = self.program.buffers[name]
-        found = self._spare_for(buffer) if name not in self.ready else None
+        is_new = name not in self.ready and name not in self.plan.places
+        found = self._spare_for(buffer) if is_new else None
         if found is None:
             super()._allocate(name)
             return

@@ -265,6 +265,11 @@ class HostWriter:
         made = Window(start, str(to_torch(buffer.dtype)), tuple(view.shape), tuple(view.strides))  # type: ignore[arg-type]
         return f"T[{self.windows.setdefault(made, len(self.windows))}]"
 
+    def _fixed_pointers(self) -> tuple[tuple[int, int], ...]:
+        """Places in P of what lies in the arena, with its byte offset there."""
+        every = ((place, self.plan.places.get(name)) for name, place in self.places.items())
+        return tuple((place, offset) for place, offset in every if offset is not None)
+
     def _output(self, value: Any) -> str:
         if isinstance(value, View):
             return self._view(value)
@@ -295,18 +300,13 @@ class _CpuWriter(HostWriter):
             w.line("frames.append(frame)")
         w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
         text = "def call(args):\n" + w.text()
-        fixed = tuple(
-            (place, self.plan.places[name])
-            for name, place in self.places.items()
-            if name in self.plan.places
-        )
         return HostSource(
             text,
             len(self.places) + 1,
             len(self.sources.sizes) + 1,
             self.plan.arena_bytes,
             tuple(self.windows),
-            fixed,
+            self._fixed_pointers(),
             tuple(self.program.constants),
             len(self.program.inputs),
             tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +117,45 @@ def test_a_second_process_would_load_it() -> None:
     assert counters.snapshot()["capture.cache_hit"] == before + 1
 
 
-def test_memory_that_dies_in_a_segment_is_used_again() -> None:
+def test_memory_that_dies_in_a_segment_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
             x = torch.exp(x / x.sum(0)) + x.sum(1, keepdim=True)
             x = x.t().contiguous()
         return x.relu()
 
+    monkeypatch.setattr("perfuse.schedule.schedule.SMALL_ON_GPU", ())  # as if all were large
     x = torch.rand(8, 8)
     got, (_, host) = run_and_get_code(compiled(fn), x)
     torch.testing.assert_close(got, fn(x))
     assert any(line.strip().startswith("P[") and "= P[" in line for line in host.splitlines())
+
+
+def three_steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (torch.exp(x) @ w).relu() + 1
+
+
+def test_small_temporaries_cost_no_allocation() -> None:
+    x, y, w = torch.rand(3, 6, 6)
+    fn = compiled(three_steps)
+    with torch.inference_mode():  # the frame of later calls is not made there for good
+        fn(x, w)
+    first, (_, host) = run_and_get_code(fn, x, w)
+    second = fn(y, w)
+    torch.testing.assert_close(first, three_steps(x, w))
+    torch.testing.assert_close(second, three_steps(y, w))
+    assert host.count("empty(") == 1 and "out=T[" in host
+
+
+def test_calls_that_overlap_have_an_arena_each() -> None:
+    fn = compiled(three_steps)
+    inputs = [torch.rand(6, 6) for _ in range(4)]
+    w = torch.rand(6, 6)
+    fn(inputs[0], w)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda x: fn(x, w), inputs * 3))
+    for got, x in zip(results, inputs * 3, strict=True):
+        torch.testing.assert_close(got, three_steps(x, w))
 
 
 def test_an_artefact_holds_its_kernels(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,6 +69,13 @@ def test_results_and_arguments_have_no_place() -> None:
     buffers = {**program.buffers, "b1": given_one}
     leaving = Program((), buffers, program.nodes, (View("b0", (64,), (1,)),))
     assert list(place(leaving, leaving.nodes)[0]) == ["b2"]
+
+
+def test_what_a_collective_may_still_read_has_no_place() -> None:
+    program = program_of([Life(64, 0, 1), Life(64, 2, 3)])
+    late = replace(program.nodes[1], op="_c10d_functional.all_reduce.default")
+    nodes = (program.nodes[0], late, *program.nodes[2:])
+    assert list(place(program, nodes)[0]) == ["b1"]
 
 
 def test_bytes_count_the_gaps_between_strides() -> None:
