@@ -12,10 +12,16 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from perfuse.runtime.executable import Call
 from perfuse.runtime.layout import with_strides
-from perfuse.torch_compat import disabled_autocast, function_apply, release_saved
+from perfuse.torch_compat import (
+    call_backward_directly,
+    disabled_autocast,
+    function_apply,
+    release_saved,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class Tangent:
     strides: tuple[int, ...]
     device: str
 
-    def made_from(self, gradient: torch.Tensor | None) -> torch.Tensor:
+    def made_from(self, gradient: Tensor | None) -> Tensor:
         """The gradient as the backward wants it; zeros where none came."""
         if gradient is None:
             dtype = getattr(torch, self.dtype)
@@ -134,34 +140,38 @@ def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
 
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            results = [_own(value) for value in run([*args])]
+            # A window on memory becomes a tensor in its own right: autograd may refuse to write
+            # to a view.
+            results = [
+                value.detach() if isinstance(value, Tensor) and value._is_view() else value
+                for value in run([*args])
+            ]
             outputs = tuple(results[:num_outputs])
             ctx.save_for_backward(*results[num_outputs:])
             ctx.set_materialize_grads(False)
             if without_grad:
                 constant = [outputs[i] for i in without_grad]
-                ctx.mark_non_differentiable(*(c for c in constant if isinstance(c, torch.Tensor)))
+                ctx.mark_non_differentiable(*(c for c in constant if isinstance(c, Tensor)))
             return outputs
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             args = [*ctx.saved_tensors]
             release_saved(ctx)  # the program forgets each after its last use
-            args += [t.made_from(gradients[t.output]) for t in tangents]
+            for tangent in tangents:
+                gradient = gradients[tangent.output]
+                is_fit = gradient is not None and gradient.stride() == tangent.strides
+                args.append(gradient if is_fit else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
                 return once.apply(backward(), facts, _marker(), *args)
             return _plainly(backward(), args, is_autocast)
 
+    call_backward_directly(CompiledGraph)
     return CompiledGraph
 
 
-def _own(value: Any) -> Any:
-    """A window on memory as a tensor in its own right: autograd may refuse to write to a view."""
-    return value.detach() if isinstance(value, torch.Tensor) and value._is_view() else value
-
-
-def _marker() -> torch.Tensor:
+def _marker() -> Tensor:
     return torch.empty(0, requires_grad=True)
 
 
