@@ -313,7 +313,15 @@ EFFECTS = (
     P("dynamic_columns", lambda x: x.sum(0).cumsum(0), lambda: [randn(33, 70)], dynamic=True),
 )
 
-SMALL = (*POINTWISE, *REDUCTIONS, *ROWS, *MOVES, *FLOAT8, *EFFECTS)
+PRODUCTS = (
+    P("small_product_fb", lambda x, y: F.gelu(x + 1) @ y * 2, lambda: [leaf(5, 7), leaf(7, 6)]),
+    P("small_product_turned", lambda x, y: x.t() @ y.t(), lambda: [randn(7, 5), randn(6, 7)]),
+    P("small_product_of_one", lambda x, y: x @ y, lambda: [randn(5, 1), randn(1, 6)]),
+    P("small_product_bf16", torch.mm, lambda: [bf16(5, 33), bf16(33, 6)], widens=True),
+    P("small_linear_fb", F.linear, lambda: [leaf(3, 8), leaf(5, 8), leaf(5)]),
+)
+
+SMALL = (*POINTWISE, *REDUCTIONS, *ROWS, *MOVES, *FLOAT8, *EFFECTS, *PRODUCTS)
 
 LARGE = (
     P("large_sum_all", torch.sum, lambda: [randn(3000, 4000)]),

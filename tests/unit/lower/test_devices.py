@@ -53,6 +53,17 @@ def test_a_number_that_the_graph_spells_out_is_in_the_kernel() -> None:
     assert "2.5" in graph.kernels
 
 
+def test_a_small_product_is_a_loop() -> None:
+    def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x + 1) @ y * 2, -1)
+
+    small = generated(chain, ("cuda", (16, 32)), ("cuda", (32, 64)))
+    assert "aten" not in small.plan
+    assert small.host.count("launch(") == 1
+    large = generated(chain, ("cuda", (64, 32)), ("cuda", (32, 64)))
+    assert "aten.mm.out" in large.plan
+
+
 def test_work_on_the_cpu_stays_there() -> None:
     graph = generated(lambda x, y: (x + 1, y.exp() * 2), ("cuda", (64,)), ("cpu", (8,)))
     assert "aten.exp.default(i1)" in graph.plan

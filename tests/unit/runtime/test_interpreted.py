@@ -26,6 +26,7 @@ GENERATOR = "perfuse.pipeline.generate_triton"
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(GENERATOR, plain_triton.generate_triton)
+    monkeypatch.setattr("perfuse.lower.families.products.SMALL_PRODUCT", 0)  # calls, please
     reset_dynamo()
     with fresh_cache(), perfuse.config.patch({"gpu.interpret": True, "verify": True}):
         yield
