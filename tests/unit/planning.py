@@ -57,7 +57,7 @@ def plan_of(module: GraphModule, context: Context = CONTEXT) -> Plan:
     program = lower_graph(run_passes(module), context)
     verify_program(program, "lower")
     plan = schedule(program, context)
-    verify_plan(plan, has_arena=context.target.gpu is None)
+    verify_plan(plan)
     return plan
 
 

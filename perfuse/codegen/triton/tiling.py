@@ -275,7 +275,9 @@ def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[st
             rows = max(1, 2 * WARP * GROUP * warps // tile.columns)
         else:
             warps = _warps(rows * tile.columns, 32)
-        if has_columns and height is not None:
+        if has_columns and height is not None and power_of_two(height) <= rows:
+            rows = power_of_two(height)  # one block for all: nothing is left to be joined
+        elif has_columns and height is not None:
             rows = max(1, min(rows, _below(height // machine.num_processors)))
     blocks = None if height is None else -(-height // rows)
     most = machine.num_processors * max(2 if has_columns else 1, 16 // warps)
