@@ -24,7 +24,8 @@ _ALIGNED_BYTES = 16
 _SMALLEST_SIDE, _SMALLEST_WORK = 256, 1 << 30
 
 # How much longer a product takes with unaligned rows of an operand, or of its result alone.
-# H200, bfloat16, 8192x50257x768: 6.7 ms for a gradient with such an operand, 0.93 ms padded.
+# H200, bfloat16, 8192x50257x768: 6.7 ms for a gradient with such an operand, 0.93 ms padded. The
+# factor of the result alone is an estimate; python -m benchmarks.gpu_padding measures both.
 _SLOWDOWN_OF_OPERANDS, _SLOWDOWN_OF_RESULT = 4.0, 1.25
 # Operations that the library does while a copy moves a byte: 680 TFLOP/s, 4 TB/s.
 _WORK_A_BYTE = 170

@@ -40,6 +40,9 @@ MAX_CHAIN = 64
 # exist anyway, and it would have to be written. One part in this many is the price of a write.
 SLACK = 16
 
+# A result is the caller's too, and adds nothing while he holds on to it; he may let go of it.
+SHARE_OF_A_RESULT = 0.5
+
 # Values that come from more tensors than this count as tensors of their own.
 MAX_ORIGINS = 8
 
@@ -79,6 +82,7 @@ class _Problem:
             self._aliases.of_node(node).is_mutated = True
         self._recomputable: dict[Node, bool] = {}
         self._stored = self._find_stored()
+        self._results = {self._stored.get(node, node) for node in roles.results}
         self._more_reads = self._find_more_reads()
         self.read = self._read_by_backward()
 
@@ -118,7 +122,9 @@ class _Problem:
         if is_tuple(node):
             return INFINITE  # its parts can be kept, it cannot
         if node in self._stored:
-            price = float(kept_bytes(self._stored[node]))  # of a part of it, all stays
+            whole = self._stored[node]
+            price = float(kept_bytes(whole))  # of a part of it, all stays
+            price *= SHARE_OF_A_RESULT if whole in self._results else 1.0
         else:
             price = kept_bytes(node) * (1 + 1 / SLACK)
         if self.is_wanted(node) and self.can_recompute(node):

@@ -15,6 +15,7 @@ class Roles:
     forward: set[Node]  # needed for the forward's results, or an effect of the forward
     backward: set[Node]  # must run in the backward
     needed_backward: set[Node]  # reached from the gradients
+    results: list[Node]  # what the caller gets of the forward
     gradients: list[Node]
     overwritten: list[Node]  # primals that get a new value before the backward runs
 
@@ -38,7 +39,7 @@ class Roles:
             for n in needed
             if n in after or (n not in forward and n.op == "call_function" and not _is_movable(n))
         }
-        return Roles(forward, backward, needed, gradients, overwritten)
+        return Roles(forward, backward, needed, results, gradients, overwritten)
 
 
 def is_tagged_backward(node: Node) -> bool:

@@ -18,7 +18,9 @@ from perfuse.graph.saving.costs import Work, num_flops, work_of
 from perfuse.graph.saving.flow import INFINITE, SINK, SOURCE, Network
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
+from perfuse.ir.program import View
 from tests.unit.graph.joint import Builder, aten, kept, roles_of, run_halves, traced_joint
+from tests.unit.planning import plans_of
 
 EDGES = st.lists(
     st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 50) | st.just(INFINITE)),
@@ -60,6 +62,20 @@ def test_the_source_of_a_cast_is_kept() -> None:
     x = torch.randn(32, 32, dtype=torch.bfloat16)
     (node,) = kept_of(wide, x, x)
     assert node.meta["val"].dtype is torch.bfloat16
+
+
+def test_a_result_is_kept_instead_of_a_value_of_its_size() -> None:
+    """A model returns its logits beside the loss: they are there, log-probabilities are not."""
+
+    def logits_and_loss(x: Tensor, w: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (x @ w).view(4, 8, -1)
+        return F.cross_entropy(logits.view(-1, w.shape[1]), labels), logits
+
+    x, w = (torch.randn(n, m).bfloat16().requires_grad_() for n, m in ((32, 16), (16, 512)))
+    forward, _ = plans_of(logits_and_loss, x, w, torch.zeros(32, dtype=torch.int64))
+    made = [o.buffer for o in forward.program.outputs if isinstance(o, View)]
+    large = {n for n in made if forward.program.buffers[n].num_elements == 32 * 512}
+    assert len(large) == 1, str(forward)
 
 
 def test_a_mask_is_kept_as_bytes() -> None:
