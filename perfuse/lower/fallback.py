@@ -98,7 +98,7 @@ def _result(builder: Builder, expected: Any) -> Any:
         if dtype is None or not is_computable(expected, builder.device):
             return Opaque(builder.new_name(), expected)
         shape = builder.symbols.dims(expected.shape)
-        strides = builder.symbols.dims(expected.stride())
+        strides = builder.symbols.strides(expected.stride())
         return builder.tensor_of(builder.new_buffer(dtype, shape, strides, role="extern"))
     if isinstance(expected, torch.SymInt):
         return builder.symbols.dim(expected)
@@ -121,7 +121,7 @@ def _argument(builder: Builder, value: Any, meta: Any) -> Any:
     if isinstance(value, Tensor):
         strides = None
         if isinstance(meta, torch.Tensor):
-            wanted = builder.symbols.dims(meta.stride())
+            wanted = builder.symbols.strides(meta.stride())
             dense = all(s != 0 for s, n in zip(wanted, value.shape, strict=True) if n != 1)
             strides = wanted if dense else None
         return builder.view_of(value, strides)

@@ -132,7 +132,7 @@ class _Lowering:
         buffer = self.builder.new_buffer(
             dtype,
             self.symbols.dims(value.shape),
-            self.symbols.dims(value.stride()),
+            self.symbols.strides(value.stride()),
             role=role,
             name=name,
             is_aligned=isinstance(start, int) and start * dtype.num_bytes % 16 == 0,
@@ -179,13 +179,13 @@ class _Lowering:
         base = self.builder.realize(value, dense_strides(meta, self.symbols))
         view = as_view(base)
         assert view is not None
-        if not same_layout(view, self.symbols.dims(meta.stride())):
+        if not same_layout(view, self.symbols.strides(meta.stride())):
             return None
         self.values[root] = base
         start = self.symbols.dim(meta.storage_offset())
         offset = self.symbols.dim(expected.storage_offset())
         shape = self.symbols.dims(expected.shape)
-        strides = self.symbols.dims(expected.stride())
+        strides = self.symbols.strides(expected.stride())
         moved = ix.add(ix.add(offset, ix.mul(start, -1)), view.offset)
         window = View(view.buffer, shape, strides, moved)
         if reaches_outside(window, self.builder.buffers[view.buffer]):
@@ -350,7 +350,7 @@ class _Lowering:
 
     def _output_view(self, node: FxNode, value: Tensor, claimed: dict[str, FxNode]) -> View:
         shape = self.symbols.dims(node.meta["val"].shape)
-        strides = self.symbols.dims(node.meta["val"].stride())
+        strides = self.symbols.strides(node.meta["val"].stride())
         repeated = [st == 0 and sz != 1 for st, sz in zip(strides, shape, strict=True)]
         if any(repeated):
             once = [1 if r else size for r, size in zip(repeated, shape, strict=True)]

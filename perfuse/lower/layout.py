@@ -25,25 +25,23 @@ def reaches_outside(window: View, buffer: Buffer) -> bool:
 
 def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:
     """Eager's strides for a result, when they cover memory without gaps or overlap."""
-    return dense(symbols.dims(expected.shape), symbols.dims(expected.stride()))
+    return dense(symbols.dims(expected.shape), symbols.strides(expected.stride()))
 
 
 def dense(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """The strides, when they cover memory without gaps or overlap."""
-    dims = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
-    if not all(isinstance(d, int) for pair in dims for d in pair):
-        # Symbolic strides cannot be sorted by value: dense only if they are row-major.
-        step: Dim = 1
-        for stride, size in reversed(dims):
-            if stride != step:
-                return None
-            step = ix.mul(step, size)
-        return strides
-    step = 1
-    for stride, size in sorted(dims, key=lambda pair: pair[0]):  # type: ignore[arg-type,return-value]
-        if stride != step:
+    """The strides, when they cover memory without gaps or overlap.
+
+    The axes are taken from the innermost out, each where the ones before it end: symbols have no
+    order, but they can be equal.
+    """
+    left = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    step: Dim = 1
+    while left:
+        found = next((pair for pair in left if pair[0] == step), None)
+        if found is None:
             return None
-        step = ix.mul(step, size)
+        left.remove(found)
+        step = ix.mul(step, found[1])
     return strides
 
 
@@ -64,5 +62,7 @@ def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ..
     pairs = [(st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1]
     fixed = [(st, sz) for st, sz in pairs if isinstance(st, int) and isinstance(sz, int)]
     if len(fixed) < len(pairs):
-        return dense(shape, strides)
+        # Symbols have no order. Two elements in one place would be equal, so that a window that may
+        # overlap does no harm; one that surely does is not worth its memory.
+        return None if len({st for st, _ in pairs}) < len(pairs) else strides
     return None if overlaps([sz for _, sz in fixed], [st for st, _ in fixed]) else strides

@@ -30,12 +30,25 @@ class Symbols:
     def dim(self, value: int | torch.SymInt) -> Dim:
         if isinstance(value, int):
             return int(value)
+        return self._convert(self._expression(value))
+
+    def _expression(self, value: torch.SymInt) -> sympy.Expr:
         for name, least in least_values(value).items():
             self._least.setdefault(name, least)
-        return self._convert(sympy.sympify(value.node.expr))
+        return sympy.sympify(value.node.expr)
 
     def dims(self, values: Any) -> tuple[Dim, ...]:
         return tuple(self.dim(v) for v in values)
+
+    def strides(self, values: Any) -> tuple[Dim, ...]:
+        """Steps through memory, in which PyTorch counts an empty axis as one of a single element.
+
+        There is nothing to step to then, and a stride that is the size itself makes a flat loop.
+        """
+        return tuple(int(v) if isinstance(v, int) else self._stride(v) for v in values)
+
+    def _stride(self, value: torch.SymInt) -> Dim:
+        return self._convert(self._expression(value).replace(_is_floored, _unfloored))
 
     def _convert(self, expr: sympy.Expr) -> Dim:
         if expr.is_Integer:
@@ -68,6 +81,16 @@ class Symbols:
         name = f"z{len(self.derived)}"
         self.derived[name] = formula
         return ix.symbol(name, least)
+
+
+def _is_floored(expr: sympy.Basic) -> bool:
+    """max(1, a size)"""
+    return type(expr).__name__ == "Max" and len(expr.args) == 2 and 1 in expr.args
+
+
+def _unfloored(floored: sympy.Expr) -> sympy.Expr:
+    first, second = floored.args
+    return second if first == 1 else first
 
 
 def host_formula(expr: sympy.Expr) -> str:

@@ -58,6 +58,16 @@ def norm_along_one_element(x: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def comparison_saved_transposed(x: Tensor) -> Tensor:
+    places = torch.zeros_like(x, dtype=torch.int64)
+    return torch.scatter_reduce(x, -2, places, x, "amax")
+
+
+def sorted_window_saved_transposed(x: Tensor) -> Tensor:
+    window = torch.cumsum(x, 0)[1:-1, 1::2].transpose(0, 1)
+    return torch.sort(window, 0)[0] * window.sin()
+
+
 def silu_of_every_second_row(x: Tensor) -> Tensor:
     return F.silu(x[::2])
 
@@ -130,6 +140,18 @@ ROWS = (
         "norm_of_one_dynamic",
         norm_along_one_element,
         lambda: [randn(3, 1, 7, grad=True)],
+        dynamic=True,
+    ),
+    Behaviour(
+        "saved_transposed",
+        comparison_saved_transposed,
+        lambda: [randn(16, 16).t().requires_grad_()],
+        dynamic=True,
+    ),
+    Behaviour(
+        "saved_window",
+        sorted_window_saved_transposed,
+        lambda: [randn(17, 19, grad=True)],
         dynamic=True,
     ),
     Behaviour("masked_own", silu_of_every_second_row, lambda: [randn(1, 31, 70, grad=True)]),

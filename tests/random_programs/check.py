@@ -68,6 +68,9 @@ def check_sizes(
         return Verdict("error", f"{type(error).__name__}: {' '.join(str(error).split())[:600]}")
     if got["aliases"] != eager["aliases"]:
         return Verdict("wrong", f"aliases {got['aliases']}, eager {eager['aliases']}")
+    layouts = zip(got["strides"], eager["strides"], strict=True)
+    if any(mine != theirs for mine, theirs in layouts if theirs is not None):
+        return Verdict("wrong", f"strides {got['strides']}, eager {eager['strides']}")
     eps = program.float_eps()
     exact, *spreads = (exact_of(program, values, eps, way) for way in ("", *DIRECTIONS))
     found = complaints(
@@ -89,7 +92,22 @@ def evaluate(program: Program, function: Function, values: list[Tensor]) -> dict
         if output.numel()
         and output.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
     ]
-    return {"values": result, "aliases": aliases}
+    return {"values": result, "aliases": aliases, "strides": [steps(o) for o in outputs]}
+
+
+def steps(x: Tensor) -> list[int] | None:
+    """The strides that code behind the compiled function may rely on, to ask for a view of `x`.
+
+    None where elements share memory: a compiler may part them.
+    """
+    pairs = zip(x.shape, x.stride(), strict=True)
+    strides = [(stride, size) for size, stride in pairs if size > 1] if x.numel() else []
+    span = 1
+    for stride, size in sorted(strides):
+        if stride < span:
+            return None
+        span += stride * (size - 1)
+    return [stride for stride, _ in strides]
 
 
 def gradients(outputs: list[Tensor], values: list[Tensor]) -> list[Tensor]:

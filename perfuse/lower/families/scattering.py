@@ -178,8 +178,10 @@ def refuse_overlap(builder: Builder) -> None:
     Not where an element is repeated (a stride of 0): it copies such a tensor densely.
     """
     traced = builder.arguments[0]
-    dims = builder.symbols.dims
-    strides = [s for s, n in zip(dims(traced.stride()), dims(traced.shape), strict=True) if n != 1]
+    pairs = zip(
+        builder.symbols.strides(traced.stride()), builder.symbols.dims(traced.shape), strict=True
+    )
+    strides = [stride for stride, size in pairs if size != 1]
     if 0 not in strides and len(set(strides)) < len(strides):
         raise CannotLower("elements of the tensor share memory")
 
