@@ -1,9 +1,10 @@
 """Products on a GPU whose rows do not start at multiples of sixteen bytes: padded until they do.
 
 The library has fast kernels only for tensors with aligned rows: a product with a vocabulary of
-50257 columns and its gradients take several times as long as with 50264. Zeros are added where they add nothing,
-and what they give is cut off. Padding fuses into whatever makes an operand, and cutting off into
-whatever reads the result; where neither can be, memory is copied, and that has to be worth it.
+50257 columns and its gradients take several times as long as with 50264. Zeros are added where
+they add nothing, and what they give is cut off. Padding fuses into whatever makes an operand, and
+cutting off into whatever reads the result; where neither can be, memory is copied, and that has to
+be worth it.
 """
 
 from __future__ import annotations
