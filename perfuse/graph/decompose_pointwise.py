@@ -14,15 +14,15 @@ from perfuse.graph.decompose_softmax import opmath
 _SQRT_HALF = math.sqrt(0.5)
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 # Twice the argument of the tanh in gelu's approximation is x (a + b x^2).
-_GELU_LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
-_GELU_CUBIC = 0.044715 * _GELU_LINEAR
+GELU_LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
+_GELU_CUBIC = 0.044715 * GELU_LINEAR
 # Past this, tanh(softplus(x)) is 1 in float32 and float64 alike, and e^x squared is still finite.
 _MISH_LIMIT = 20.0
 
 
 def _tanh_gelu_twice(x: Tensor) -> Tensor:
     """2u of tanh-gelu: (1 + tanh(u)) / 2 is sigmoid(2u), no cancellation, and less to compute."""
-    return x * (_GELU_LINEAR + _GELU_CUBIC * (x * x))
+    return x * (GELU_LINEAR + _GELU_CUBIC * (x * x))
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -40,7 +40,7 @@ def _tanh_gelu_slope(x: Tensor) -> Tensor:
     e = torch.exp(-torch.abs(w))
     d = torch.reciprocal(1.0 + e)
     gate = torch.where(w < 0, e * d, d)
-    inner_slope = _GELU_LINEAR + 3.0 * _GELU_CUBIC * (x * x)
+    inner_slope = GELU_LINEAR + 3.0 * _GELU_CUBIC * (x * x)
     return gate + x * inner_slope * (e * d * d)
 
 

@@ -52,9 +52,11 @@ class Names:
     """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
 
     def __init__(
-        self, buffers: dict[str, Buffer], written: frozenset[str], dialect: Dialect
-    ) -> None:
+        self, buffers: dict[str, Buffer], written: frozenset[str], dialect: Dialect,
+        streamed: frozenset[tuple[str, Dim]] = frozenset(),
+    ) -> None:  # fmt: skip
         self.buffers = buffers
+        self.streamed = streamed  # what is read just once, and where: not for the cache to keep
         self.written = written
         self.dialect = dialect
         self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
@@ -297,7 +299,8 @@ class Emitter:
         elif masks:
             other = ", other=0" if not self._is_small(buffer) else ""
         mask = f", {' & '.join(masks)}" if masks else ""
-        text = self._widened(f"tl.load({address}{mask}{other})", buffer)
+        once = ", eviction_policy='evict_first'" if e.attr in self.names.streamed else ""
+        text = self._widened(f"tl.load({address}{mask}{other}{once})", buffer)
         value = self.named(Value(text, e.dtype, lanes))
         if fill is None or condition is None or (other and e.args[1].op == "const"):
             return value

@@ -20,6 +20,7 @@ from perfuse.codegen.triton.emit import (
 )
 from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.spelling import POINTER_TYPE, start
+from perfuse.codegen.triton.streaming import streamed_places
 from perfuse.codegen.triton.tiling import Tile, columns_of, rows_of
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
@@ -60,7 +61,8 @@ class Frame:
         self.kernel = kernel
         self.buffers = buffers
         self.tile = tile
-        self.names = Names(buffers, kernel.stored, dialect)
+        streamed = streamed_places(kernel, buffers, tile)
+        self.names = Names(buffers, kernel.stored, dialect, streamed)
         self.rows, self.columns = rows_of(kernel), columns_of(kernel)
         self.makers: dict[str, list[Member]] = {}
         for m in kernel.members:

@@ -72,7 +72,7 @@ class Exponentials(Pair):
         # Any number will do below which there is nothing yet.
         emitter.line(f"{base} = tl.where({seen} == float('-inf'), 0.0, {seen})")
         added = f"tl.sum(pf_exp_mid({parts} - {base}[:, :, None]), 2)"
-        emitter.line(f"{total} = {total} * pf_exp_mid({top} - {base}) + {added}")
+        emitter.line(f"{total} = tl.fma({total}, pf_exp_mid({top} - {base}), {added})")
         emitter.line(f"{top} = {seen}")
 
     def first_text(self, frame: Frame) -> str:
@@ -110,10 +110,10 @@ class Moments(Pair):
             emitter.line(f"{off} = tl.where({mask}, {x} - {mean}, 0.0)")
             emitter.line(f"{share} = 1.0 / tl.maximum({count}, 1.0)")
         moved = frame.names.local()
-        emitter.line(f"{moved} = {mean} + {off} * {share}")
+        emitter.line(f"{moved} = tl.fma({off}, {share}, {mean})")
         rest = f"({x} - {moved})"
         rest = rest if mask is None else f"tl.where({mask}, {rest}, 0.0)"
-        emitter.line(f"{squares} += {off} * {rest}")
+        emitter.line(f"{squares} = tl.fma({off}, {rest}, {squares})")
         emitter.line(f"{mean} = {moved}")
 
     def first_text(self, frame: Frame) -> str:

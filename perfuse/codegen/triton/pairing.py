@@ -43,6 +43,11 @@ def is_one_sweep(kernel: Kernel) -> bool:
     return len(sweeping) == 2 and dependent_pair(kernel, sweeping[0].stage) is not None
 
 
+def sweeping_stages(kernel: Kernel) -> frozenset[int]:
+    """The stages that go over whole rows."""
+    return frozenset(m.stage for m in kernel.members if _sweeps(kernel, m))
+
+
 def _sweeps(kernel: Kernel, m: Member) -> bool:
     return m.role not in ("row", "full") or (m.role == "full" and m.loop.out in kernel.stored)
 

@@ -27,9 +27,12 @@ FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
 MOST_SCANNED = 8192
 LONG_ROW = 32768
+LARGE_BYTES = 32 << 20  # what is read of a tensor that a cache could not hold anyway
 ELEMENTS_A_THREAD = 16
 READ_A_THREAD = 128  # bytes a thread has on their way where all it does is read
 WARP = 32
+MANY_LOADS = 5
+PLAIN_COST = 16  # in units of one add, for an element
 GROUP = 8  # neighbours along the last axis: sixteen bytes of halves
 
 
@@ -58,14 +61,16 @@ class Tile:
     is_swept: bool = False  # rows are longer than a block
     programs: int | None = None  # blocks go round until the work is done; None: a block each
     splits: int = 1  # blocks that share one row, or one column
+    streams: bool = True  # what is large and read once is the first that caches give up
 
     def __str__(self) -> str:
         swept = " swept" if self.is_swept else ""
         shared = f" / {self.splits}" if self.splits > 1 else ""
         rounds = f", {self.programs} programs" if self.programs else ""
         stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
+        cached = "" if self.streams else ", cached"
         size = f"{self.rows}x{self.columns}{shared}"
-        return f"{self.kind}{swept} {size}, {self.num_warps} warps{stages}{rounds}"
+        return f"{self.kind}{swept} {size}, {self.num_warps} warps{stages}{rounds}{cached}"
 
 
 def power_of_two(size: int) -> int:
@@ -145,11 +150,10 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
         return _scan_tile(kernel)
     if "scatter" in roles:
         return Tile("scatter", 1, 512, 4)
-    rows, columns = rows_of(kernel), columns_of(kernel)
-    if not columns:
+    if not columns_of(kernel):
         return _flat_tile(kernel, machine, roles, widest)
     if roles <= {"full", "outer", "all"}:
-        return _columns_tile(rows, columns, machine)
+        return _columns_tile(kernel, machine)
     return _rows_tile(kernel, machine, roles, widest)
 
 
@@ -157,7 +161,9 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
     if turned_axis(kernel) is not None and "all" not in roles:
         return Tile("turned", 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
-    block = FLAT_BLOCK if widest > 2 else 2 * FLAT_BLOCK  # sixteen bytes a load either way
+    # Sixteen bytes a load either way; where much is loaded, fewer at a time, and more blocks.
+    is_wide = widest <= 2 and ("all" in roles or _num_loads(kernel) < MANY_LOADS)
+    block = 2 * FLAT_BLOCK if is_wide else FLAT_BLOCK
     if total is not None:
         while block > 128 and total < block * machine.num_processors:
             block //= 2
@@ -172,6 +178,12 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
     tile = Tile("flat", 1, block, max(1, min(4, block // 128)))
     is_grouped = block >= GROUP * WARP and _can_group(kernel) and _shares_rows(kernel)
     return _grouped(tile) if is_grouped else tile
+
+
+def _num_loads(kernel: Kernel) -> int:
+    made = {m.loop.out for m in kernel.members}
+    reads = {r.attr for m in kernel.members for r in m.loop.reads()}
+    return sum(name not in made for name, _ in reads)
 
 
 def _grouped(tile: Tile) -> Tile:
@@ -216,18 +228,27 @@ def _scan_tile(kernel: Kernel) -> Tile:
     return Tile("scan", 1, 2048, 8, is_swept=True)
 
 
-def _columns_tile(rows: tuple[Axis, ...], columns: tuple[Axis, ...], machine: Machine) -> Tile:
-    width, height = _static(columns), _static(rows)
+def _columns_tile(kernel: Kernel, machine: Machine) -> Tile:
+    height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
+    # Where little is computed, few blocks with much on its way; else threads to hide it behind.
+    warps, stages, per_processor = (4, 4, 2) if _is_plain_sum(kernel) else (8, 3, 4)
     block = min(128, power_of_two(width)) if width is not None else 64
     step = max(1, min(64, 4096 // block))
     if height is not None:
         step = min(step, power_of_two(height))
     across = -(-width // block) if width is not None else 32
-    wanted = max(1, 4 * machine.num_processors // across)
+    wanted = max(1, per_processor * machine.num_processors // across)
     if height is not None:
-        wanted = min(wanted, max(1, height // (4 * step)))
+        wanted = min(wanted, max(1, height // (stages * step)))
     splits = _below(wanted) if wanted < 8 else wanted
-    return Tile("columns", step, block, _warps(step * block), num_stages=2, splits=splits)
+    warps = min(warps, _warps(step * block))
+    return Tile("columns", step, block, warps, num_stages=stages, splits=splits)
+
+
+def _is_plain_sum(kernel: Kernel) -> bool:
+    """Nothing but reductions, of not much more than what is read."""
+    costs = [m.loop.value.cost for m in kernel.members]
+    return not _stores_rows(kernel) and sum(costs) <= PLAIN_COST
 
 
 def _static(axes: tuple[Axis, ...]) -> int | None:
@@ -249,8 +270,8 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
         tile = _vertical_tile(height, width)
     elif width is not None and width >= LONG_ROW // 2 and not carries and is_one_sweep(kernel):
         is_few = height is not None and height < 8 * machine.num_processors
-        block, warps = (4096, 16) if is_few else (2048, 4)
-        tile = Tile("rows", 1, block, warps, num_stages=4, is_swept=True)
+        block, warps, stages = (4096, 16, 3) if is_few else (2048, 4, 4)
+        tile = Tile("rows", 1, block, warps, num_stages=stages, is_swept=True)
     elif width is not None and power_of_two(width) <= _most_held(kernel):
         tile = _held_tile(height, power_of_two(width), machine)
         if not _stores_rows(kernel):
@@ -272,7 +293,7 @@ def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[st
     if not tile.is_swept:
         if has_columns:
             warps = max(1, min(16, tile.columns // (WARP * GROUP)))
-            rows = max(1, 2 * WARP * GROUP * warps // tile.columns)
+            rows = max(1, (4 if warps <= 4 else 2) * WARP * GROUP * warps // tile.columns)
         else:
             warps = _warps(rows * tile.columns, 32)
         if has_columns and height is not None and power_of_two(height) <= rows:
@@ -280,7 +301,7 @@ def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[st
         elif has_columns and height is not None:
             rows = max(1, min(rows, _below(height // machine.num_processors)))
     blocks = None if height is None else -(-height // rows)
-    most = machine.num_processors * max(2 if has_columns else 1, 16 // warps)
+    most = machine.num_processors * (max(2, 8 // warps) if has_columns else max(1, 16 // warps))
     programs = max(1, min(most, blocks or most))
     return replace(tile, rows=rows, num_warps=warps, num_stages=3, programs=programs)
 
@@ -343,8 +364,17 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
         "columns": _other_columns,
     }.get(best.kind)
     found = [best] if others is None else [best, *others(kernel, best, machine)]
+    if may_stream(kernel, widest):
+        found.append(replace(best, streams=False))
     found = [fitted(t, kernel, machine, widest) for t in found if t.num_warps >= 1]
     return list(dict.fromkeys(found))
+
+
+def may_stream(kernel: Kernel, num_bytes: int) -> bool:
+    """Whether a kernel reduces so many elements of this size that no cache holds them."""
+    count = static_product([a.size for a in kernel.axes])
+    reduces = any(m.role in ("inner", "outer", "all") for m in kernel.members)
+    return reduces and count is not None and count * num_bytes >= LARGE_BYTES
 
 
 def widest_of(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
@@ -359,10 +389,12 @@ def widest_of(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
 
 def _other_flat(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     if best.programs is not None:
-        cuts = ((2048, 8, 3), (4096, 8, 3), (2048, 4, 3), (4096, 8, 1), (8192, 8, 1), (4096, 4, 1))
-        wide = [replace(best, columns=c, num_warps=w, num_stages=s) for c, w, s in cuts]
-        return [replace(t, programs=machine.num_processors * k) for t in wide for k in (4, 8)]
-    sizes = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8))
+        cuts = ((2048, 8, 3, 8), (2048, 4, 3, 8), (4096, 8, 3, 4), (4096, 8, 1, 4), (8192, 8, 1, 4))
+        return [
+            replace(best, columns=c, num_warps=w, num_stages=s, programs=machine.num_processors * k)
+            for c, w, s, k in cuts
+        ]
+    sizes = ((1024, 4), (2048, 4), (2048, 8), (4096, 8))
     found = [replace(best, columns=c, num_warps=w) for c, w in sizes]
     if _can_group(kernel):
         found.append(_grouped(replace(best, columns=2048)))
@@ -385,13 +417,13 @@ def _other_rows(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     if height is None or width is None or is_vertical(kernel):
         return []
     if best.is_swept:
-        return _other_swept(kernel, best, width)
+        return _other_swept(best)
     if _carries(kernel):
         return _other_carrying(best, height, machine)
-    changes = [*((1, w) for w in (0.25, 0.5, 2.0, 4.0)), (2, 1.0), (2, 2.0), (0.5, 1.0)]
+    changes = [*((1, w) for w in (0.5, 2.0, 4.0)), (2, 1.0), (2, 2.0), (0.5, 1.0)]
     found = [_scaled(best, r, w) for r, w in changes]
-    rounds = [replace(best, num_stages=s, programs=machine.num_processors * k)
-              for s in (2, 3) for k in (1, 2, 4, 8) if k * best.num_warps <= 64]  # fmt: skip
+    rounds = [replace(best, num_stages=3, programs=machine.num_processors * k)
+              for k in (2, 8) if k * best.num_warps <= 64]  # fmt: skip
     found += [t for t in rounds if (t.programs or 0) <= height]
     if best.columns >= 8192:
         found.append(Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True))
@@ -405,33 +437,29 @@ def _scaled(tile: Tile, rows: float, warps: float) -> Tile:
     )
 
 
-def _other_swept(kernel: Kernel, best: Tile, width: int) -> list[Tile]:
+def _other_swept(best: Tile) -> list[Tile]:
     sizes = ((1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (4096, 16))
     found = [replace(best, columns=c, num_warps=w) for c, w in sizes]
-    found += [replace(best, num_stages=s) for s in (1, 2, 3, 4, 5)]
-    if power_of_two(width) <= _most_held(kernel) and best.programs is None:
-        found.append(Tile("rows", 1, power_of_two(width), 32))
-    return found
+    return found + [replace(best, num_stages=s) for s in (1, 3, 4)]
 
 
 def _other_carrying(best: Tile, height: int, machine: Machine) -> list[Tile]:
     found = []
-    for rows, per_processor in ((1, 2), (1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (2, 6), (4, 2)):
+    for rows, per_processor in ((1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (4, 2)):
         programs = min(machine.num_processors * per_processor, -(-height // rows))
         found.append(replace(best, rows=rows, programs=programs))
-    found += [replace(best, num_warps=w) for w in (best.num_warps * 2, best.num_warps // 2)]
-    return [*found, replace(best, num_stages=2), replace(best, num_stages=4)]
+    return [*found, replace(best, num_warps=best.num_warps // 2), replace(best, num_stages=4)]
 
 
 def _other_columns(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
     if height is None or width is None:
         return []
-    shapes = ((32, 128, 8), (64, 128, 8), (32, 256, 8), (16, 512, 8), (32, 128, 4), (16, 256, 4))
+    shapes = ((32, 128, 8), (64, 128, 8), (32, 256, 8), (32, 128, 4), (16, 256, 4))
     found = []
     for rows, columns, warps in shapes:
         across = -(-width // columns)
-        for stages, per_processor in ((1, 4), (3, 4), (1, 8), (4, 2)):
+        for stages, per_processor in ((1, 32 // warps), (3, 4), (4, 2)):
             splits = max(1, min(machine.num_processors * per_processor // across, height // rows))
             found.append(Tile("columns", rows, columns, warps, stages, splits=splits))
     return found

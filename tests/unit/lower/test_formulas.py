@@ -57,6 +57,11 @@ def test_rewrites(row: Row) -> None:
     assert row.gone not in text and num_exps >= row.exps and "tanh" not in text, text
 
 
+def test_the_line_in_gelu_is_rounded_once() -> None:
+    assert "fma(" in printed(lambda x: F.gelu(x, approximate="tanh"))
+    assert "fma(" not in printed(lambda x: x * x * 0.3 + 0.7)
+
+
 @pytest.mark.parametrize("row", KEPT, ids=str)
 def test_leaves_alone(row: Row) -> None:
     assert row.gone in printed(row.fn)

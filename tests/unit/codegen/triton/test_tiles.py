@@ -188,6 +188,21 @@ def test_a_block_has_no_more_threads_than_the_gpu_gives_it() -> None:
         assert max(warp * tile.num_warps for tile in tiles) == 1024
 
 
+def test_columns_have_more_threads_where_more_is_computed() -> None:
+    x = torch.empty(16_384, 4096)
+    plain, _ = only_kernel(lambda x: x.sum(0), x)
+    dear, _ = only_kernel(lambda x: torch.tanh(x).exp().sum(0), x)
+    assert str(choose_tile(plain, Machine())) == "columns 32x128 / 8, 4 warps, 4 stages"
+    assert str(choose_tile(dear, Machine())) == "columns 32x128 / 16, 8 warps, 3 stages"
+
+
+@pytest.mark.parametrize(("num_loads", "columns"), [(4, 2048), (5, 1024)])
+def test_blocks_are_smaller_where_much_is_loaded(num_loads: int, columns: int) -> None:
+    given = [torch.empty(1024, 1024, dtype=torch.bfloat16) for _ in range(num_loads)]
+    kernel, _ = only_kernel(lambda *xs: sum(xs), *given)
+    assert choose_tile(kernel, Machine(), widest=2).columns == columns
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_smaller_tiles_come_to_an_end(name: str) -> None:
     kernel, _ = only_kernel(PROGRAMS[name][0], *PROGRAMS[name][1])
