@@ -455,7 +455,7 @@ def _other_columns(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
     if height is None or width is None:
         return []
-    shapes = ((32, 128, 8), (64, 128, 8), (32, 256, 8), (32, 128, 4), (16, 256, 4))
+    shapes = ((32, 128, 8), (16, 128, 8), (64, 128, 8), (32, 256, 8), (32, 128, 4), (16, 256, 4))
     found = []
     for rows, columns, warps in shapes:
         across = -(-width // columns)
