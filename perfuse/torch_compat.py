@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.node import has_side_effect
 from torch.utils import flop_counter as _flop_counter
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
@@ -371,6 +372,11 @@ def never_trace(package: str) -> None:
     import torch._dynamo.trace_rules as rules
 
     rules.add(package)
+
+
+def keep_checks() -> None:
+    """Before PyTorch 2.12, AOTAutograd drops the check that a matrix was not singular."""
+    has_side_effect(torch.ops.aten._linalg_check_errors.default)
 
 
 def num_guards(values: Iterable[Any]) -> int:

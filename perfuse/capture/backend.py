@@ -27,13 +27,14 @@ from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
 from perfuse.runtime.wrapper import wrap
-from perfuse.torch_compat import never_trace
+from perfuse.torch_compat import keep_checks, never_trace
 
 # When the backend is first named, which is before anything is captured for it. A backward that is
 # compiled in the middle of a traced function is no part of that function.
 pause_garbage_collection()
 keep_frame_chunks()
 never_trace("perfuse")
+keep_checks()
 
 
 def perfuse_backend(

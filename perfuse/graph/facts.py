@@ -32,6 +32,7 @@ _EFFECTFUL_PACKETS = frozenset(
         "_functional_assert_scalar",
         "_functional_sym_constrain_range",
         "_functional_sym_constrain_range_for_size",
+        "_linalg_check_errors",
         "_local_scalar_dense",  # makes an unbacked symbol: two calls are two symbols
         "_print",
         "item",
