@@ -230,8 +230,8 @@ def _scan_tile(kernel: Kernel) -> Tile:
 
 def _columns_tile(kernel: Kernel, machine: Machine) -> Tile:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
-    # Where little is computed, few blocks with much on its way; else threads to hide it behind.
-    warps, stages, per_processor = (4, 4, 2) if _is_plain_sum(kernel) else (8, 3, 4)
+    # Few blocks with much on its way; where much is computed, more threads to hide it behind.
+    warps, stages, per_processor = (4, 4, 2) if _is_plain_sum(kernel) else (8, 4, 2)
     block = min(128, power_of_two(width)) if width is not None else 64
     step = max(1, min(64, 4096 // block))
     if height is not None:
