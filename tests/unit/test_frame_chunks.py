@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from perfuse import config
 from perfuse.capture import frame_chunks
 from perfuse.capture.frame_chunks import Keeper, build_keeper, find_keeper
 from perfuse.context import Context
 from perfuse.testing import fresh_cache
+from tests.behaviour.scripts import finish, start
 
 GET = ctypes.pythonapi.PyObject_GetArenaAllocator
 SET = ctypes.pythonapi.PyObject_SetArenaAllocator
@@ -117,23 +117,39 @@ def test_a_compiler_that_fails_is_counted_and_nothing_else(tmp_path: Path) -> No
         assert find_keeper(context) is None
 
 
-def test_a_stored_capture_brings_it_and_the_next_capture_uses_it(
-    before: list[int | None],
-) -> None:
-    seen = []
+# In a process of its own: what others captured before would have a say.
+CAPTURES = """
+import ctypes, json, sys
+import torch
+from perfuse import config
+from perfuse.capture.frame_chunks import find_keeper
+from perfuse.context import Context
 
-    def look(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        seen.append(arena())
-        return module.forward
+def arena():
+    current = (ctypes.c_void_p * 3)()
+    ctypes.pythonapi.PyObject_GetArenaAllocator(current)
+    return list(current)
 
-    with fresh_cache(), torch.no_grad():
-        torch.compile(lambda x: x.sin() + 1, backend="perfuse")(torch.ones(3))
-        assert find_keeper(Context.default()) is not None
-        torch.compile(lambda x: x.cos(), backend=look)(torch.ones(3))
-        with config.patch(keep_frame_chunks=False):
-            torch.compile(lambda x: x.tan(), backend=look)(torch.ones(3))
-    assert seen[0] != before
-    assert seen[1] == before == arena()
+def look(module, inputs):
+    seen.append(arena())
+    return module.forward
+
+seen, before = [], arena()
+with torch.no_grad():
+    torch.compile(lambda x: x.sin() + 1, backend="perfuse")(torch.ones(3))
+    is_stored = find_keeper(Context.default()) is not None
+    torch.compile(lambda x: x.cos(), backend=look)(torch.ones(3))
+    with config.patch(keep_frame_chunks=False):
+        torch.compile(lambda x: x.tan(), backend=look)(torch.ones(3))
+used, unused = (one != before for one in seen)
+is_left = arena() != before
+print(json.dumps({"is_stored": is_stored, "used": used, "unused": unused, "left": is_left}))
+"""
+
+
+def test_a_stored_capture_brings_it_and_the_next_capture_uses_it(tmp_path: Path) -> None:
+    found = finish(start(CAPTURES, tmp_path))
+    assert found == {"is_stored": True, "used": True, "unused": False, "left": False}
 
 
 def test_wrong_settings_are_not_told_by_a_capture(before: list[int | None]) -> None:
