@@ -28,8 +28,8 @@ if str(ROOT) not in sys.path:  # also when started as a script
 
 from benchmarks import machine  # noqa: E402
 from benchmarks.cases import Case  # noqa: E402
+from benchmarks.contest import TURN  # noqa: E402
 from benchmarks.gpu_cases import TARGETS, gpu_cases  # noqa: E402
-from benchmarks.gpu_worker import TURNS  # noqa: E402
 from benchmarks.report import OURS, PEER, geometric_mean, ratio  # noqa: E402
 from tests.harness.pool import Result, Task, run_tasks  # noqa: E402
 
@@ -116,13 +116,14 @@ def run_group(
         print(line(rows[-1], kind), flush=True)
 
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
+        turn = {TURN: os.path.join(cache, "turn")} if arguments.together else {}
         run_tasks(
             "benchmarks.gpu_worker",
             tasks,
             jobs=jobs,
             timeout_s=TIMEOUT_S[kind],
             on_result=record,
-            env={**cache_folders(cache), TURNS: cache},
+            env={**cache_folders(cache), **turn},
             time_limit_s=limit_s,
         )
     known = {row["name"] for row in rows}

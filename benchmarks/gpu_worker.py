@@ -10,12 +10,10 @@ Three times of a contestant, medians of interleaved rounds:
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +21,13 @@ import torch
 
 from benchmarks.cases import Case, Problem, bytes_moved, num_bytes
 from benchmarks.contest import (
+    TURN,
     Reading,
     Step,
     Steps,
     copy_step,
     first_calls,
+    my_turn,
     step_of,
     take_turns,
     wrong_results,
@@ -36,7 +36,6 @@ from benchmarks.gpu_cases import gpu_cases
 from tests.harness.devices import is_healthy, synchronize
 from tests.harness.pool import RETIRE, Result, Task, serve
 
-TURNS = "BENCH_TURNS"  # names a folder in which processes agree on who may measure
 WAIT_S = 200.0  # for those that never get through their first calls
 FLUSH_BYTES = 256 << 20  # five times the L2 of an H200
 HOST_CALLS = 100
@@ -93,7 +92,8 @@ def measure(case: Case, task: Task) -> Result:
     failures |= wrong_results(case, problem, results)
     moved = bytes_moved(case, problem, results["eager"])
     del results
-    with my_turn(task):
+    wait_for_others(task)
+    with my_turn():
         return measured(case, problem, steps, moved, task) | {
             "failures": failures,
             "first_s": {name: round(s, 3) for name, s in first_s.items()},
@@ -101,22 +101,17 @@ def measure(case: Case, task: Task) -> Result:
         }
 
 
-@contextmanager
-def my_turn(task: Task) -> Iterator[None]:
-    """Begins when all cases that compile together have done so, and nobody else is measuring."""
-    if task["num_together"] == 1:
-        yield
+def wait_for_others(task: Task) -> None:
+    """Until all cases that compile together have done so."""
+    if TURN not in os.environ:
         return
-    folder = Path(os.environ[TURNS])
+    folder = Path(os.environ[TURN]).parent
     (folder / f"{task['case']}.compiled").touch()
     deadline = time.monotonic() + WAIT_S
     while len(list(folder.glob("*.compiled"))) < task["num_together"]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
-    with (folder / "turn").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def measured(case: Case, problem: Problem, steps: Steps, moved: int, task: Task) -> Result:
@@ -199,8 +194,7 @@ def handle(task: Task, is_warm: set[str]) -> Result:
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         result = {"status": "error", "message": message}
-        with my_turn(task):  # the others wait for this case too
-            pass
+        wait_for_others(task)  # they wait for this case too
     gc.collect()
     if device == "cuda" and is_healthy(device):
         torch.cuda.empty_cache()

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import fcntl
 import json
-import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +34,7 @@ if str(ROOT) not in sys.path:  # also when started as a script
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import machine, report  # noqa: E402
-from benchmarks.contest import take_turns  # noqa: E402
+from benchmarks.contest import TURN, my_turn, take_turns  # noqa: E402
 from benchmarks.cpu import in_process  # noqa: E402
 from benchmarks.gpu_worker import device_times  # noqa: E402
 from benchmarks.interleaved import CpuClock  # noqa: E402
@@ -46,7 +43,6 @@ from benchmarks.report import OURS, PEER, Row  # noqa: E402
 
 ENGINES = ("eager", PEER, OURS)
 PARTITION_RUNS = 3
-TURN = "BENCHMARK_TURN"  # a file that whoever measures holds
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -105,17 +101,6 @@ def measured_rows(names: list[str], arguments: argparse.Namespace, console: Cons
             return {"name": name, **found}
 
         return list(pool.map(row, names))
-
-
-@contextmanager
-def my_turn() -> Iterator[None]:
-    """Nobody else is measuring."""
-    if TURN not in os.environ:
-        yield
-        return
-    with open(os.environ[TURN], "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # -- one program ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,11 @@ class Context:
         """This machine, the settings as they are now, and the process's counters."""
         chosen = config.snapshot() if settings is None else settings
         return Context(host_target(chosen), chosen, counters)
+
+    def num_jobs(self, num_tasks: int) -> int:
+        """How many of so many things to build are built at a time."""
+        jobs = self.settings.build.jobs or len(os.sched_getaffinity(0))
+        return max(1, min(jobs, num_tasks))
 
     @staticmethod
     def on(device: torch.device, settings: Settings) -> Context:

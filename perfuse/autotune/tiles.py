@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -81,16 +80,16 @@ def decide(
         return TileDecision(found["tile"], *rows)
     widest = widest_of(kernel, program.buffers)
     tiles = candidates(kernel, machine_of(context.target), widest)
-    _build_together(alone, tiles, build)
+    _build_together(alone, tiles, build, context.num_jobs(len(tiles)))
     decision = race(alone, tiles, measure)
     context.counters.inc("autotune.kernels_measured")
     store.put(key, {_FILE: json.dumps(asdict(decision), indent=1).encode()})
     return decision
 
 
-def _build_together(alone: Plan, tiles: list[Tile], build: Build) -> None:
+def _build_together(alone: Plan, tiles: list[Tile], build: Build, num_jobs: int) -> None:
     """Compile all candidates at once; what fails will fail again where it is measured."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(num_jobs) as pool:
         for made in [pool.submit(build, alone, tile) for tile in tiles]:
             with contextlib.suppress(Exception):
                 made.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -98,7 +97,7 @@ class _Run:
             self.run("-shared", *self._openmp_unlinked(), sources[0], "-o", LIBRARY)
         else:
             # Threads suffice: each only waits for its compiler.
-            with ThreadPoolExecutor(self._num_jobs(len(sources))) as pool:
+            with ThreadPoolExecutor(self.ctx.num_jobs(len(sources))) as pool:
                 list(pool.map(self._compile, sources))
             openmp = ("-fopenmp",) if self.ctx.target.is_clang() else ()
             self.run("-shared", *openmp, *(_object(name) for name in sources), "-o", LIBRARY)
@@ -139,10 +138,6 @@ class _Run:
         if self.ctx.target.is_clang():
             return self.flags
         return tuple("-Wp,-fopenmp" if flag == "-fopenmp" else flag for flag in self.flags)
-
-    def _num_jobs(self, num_sources: int) -> int:
-        jobs = self.ctx.settings.build.jobs or len(os.sched_getaffinity(0))
-        return max(1, min(jobs, num_sources))
 
     def _failure(self, command: tuple[str, ...], output: str) -> CompilerFailed:
         """The error, with the sources kept where the user can look at them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -100,15 +99,10 @@ def _compiled(
         store.put(key, {FACTS: facts, CODE: made.code, ASSEMBLY: assembly.encode()})
         return key, made
 
-    with ThreadPoolExecutor(_num_jobs(ctx, missing)) as pool:
+    with ThreadPoolExecutor(ctx.num_jobs(len(missing))) as pool:
         built = dict(pool.map(build, jobs.items()))
     ctx.counters.inc("build.kernels_compiled", len(built))
     return built
-
-
-def _num_jobs(ctx: Context, missing: dict[str, TritonKernel]) -> int:
-    jobs = ctx.settings.build.jobs or len(os.sched_getaffinity(0))
-    return max(1, min(jobs, len(missing)))
 
 
 def _key(text: str, kernel: TritonKernel, gpu: Gpu) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from perfuse.graph.facts import ancestors
 from perfuse.torch_compat import (
     OpOverload,
     OpOverloadPacket,
@@ -103,11 +104,8 @@ def _constants(graph: Graph) -> set[Node]:
 
 def _written(graph: Graph, constants: set[Node]) -> Iterator[Node]:
     """Constants that somebody may write to, and all that is made of them or with them."""
-    reached: set[Node] = set()
-    for node in graph.nodes:
-        if _writes(node):
-            for target in node.all_input_nodes:
-                reached |= {target, *_ancestors(target)} & constants
+    targets = [target for node in graph.nodes if _writes(node) for target in node.all_input_nodes]
+    reached = ancestors(targets) & constants
     for node in graph.nodes:
         if node in reached or any(n in reached for n in node.all_input_nodes):
             reached.add(node)
@@ -133,18 +131,6 @@ _IN_PLACE = frozenset(
     iadd iand ifloordiv ilshift imod imul ior ipow irshift isub itruediv ixor setitem
     """.split()
 )
-
-
-def _ancestors(node: Node) -> set[Node]:
-    """All that a value is made of, itself not counted."""
-    found: set[Node] = set()
-    waiting = [node]
-    while waiting:
-        for source in waiting.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                waiting.append(source)
-    return found
 
 
 def _form(mask: Node, constants: set[Node]) -> str | None:
@@ -177,7 +163,7 @@ def _shown(mask: torch.Tensor) -> torch.Tensor | None:
 
 def _computed(mask: Node) -> torch.Tensor:
     values: dict[Node, Any] = {}
-    needed = _ancestors(mask) | {mask}
+    needed = ancestors([mask])
     for node in mask.graph.nodes:
         if node in needed:
             args, kwargs = (_real(part, values) for part in (node.args, node.kwargs))

@@ -40,6 +40,10 @@ def _num_bytes(scratch: Scratch) -> int:
     return scratch.size * scratch.dtype.num_bytes
 
 
+def _rounded_up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def _scoped(kernel: Kernel, scratch: str) -> str:
     """The host's name of a kernel's scratch: unique in the program."""
     return f"{kernel.name}_{scratch}"
@@ -86,7 +90,7 @@ class _GpuWriter(HostWriter):
         self.made_as: dict[str, str] = {}  # whose tensor a buffer is that took over another's
         self.scratch_bytes: dict[str, int | None] = {}
         self.scratch_places: dict[int, int] = {}  # place in P -> byte offset in the arena
-        self.arena_bytes = -(-plan.arena_bytes // ALIGNMENT) * ALIGNMENT
+        self.arena_bytes = _rounded_up(plan.arena_bytes)
 
     def _seen_by_calls(self) -> set[str]:
         calls = [step for step in self.plan.steps if isinstance(step, Extern)]
@@ -258,10 +262,10 @@ class _GpuWriter(HostWriter):
 
     def _place_scratch(self, kernel: Kernel, known: list[Scratch]) -> None:
         """After the arena, where the scratch of every kernel lies: they run one after another."""
-        offset = -(-self.plan.arena_bytes // ALIGNMENT) * ALIGNMENT
+        offset = _rounded_up(self.plan.arena_bytes)
         for scratch in known:
             self.scratch_places[self.places[_scoped(kernel, scratch.name)]] = offset
-            offset += -(-_num_bytes(scratch) // ALIGNMENT) * ALIGNMENT
+            offset += _rounded_up(_num_bytes(scratch))
         self.arena_bytes = max(self.arena_bytes, offset)
 
     def _keep(self, name: str, scratch: Scratch) -> None:
@@ -273,7 +277,7 @@ class _GpuWriter(HostWriter):
         offsets, total = [], 0
         for scratch in known:
             offsets.append(total)
-            total += -(-_num_bytes(scratch) // ALIGNMENT) * ALIGNMENT
+            total += _rounded_up(_num_bytes(scratch))
         piece = _scoped(kernel, "scratch")
         self._own(piece, f"empty(({total},), (1,), torch.uint8)", total, number)
         self.w.line(f"p = {piece}.data_ptr()")

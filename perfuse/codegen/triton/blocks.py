@@ -39,10 +39,8 @@ def _flat_block(frame: Frame, w: Writer) -> Block:
     """The block of a flat index: all axes vary along its one kind of lane."""
     total = frame.size(frame.kernel.axes)
     w.line("at = start + tl.arange(0, C)")
-    masks = {}
-    if not (isinstance(total, int) and total % frame.tile.columns == 0):
-        w.line(f"inside = at < {frame.dim(total)}")
-        masks[ROWS] = "inside"
+    masks: dict[int, str] = {}
+    frame.mask_end(w, masks, "inside", "at", total, frame.tile.columns)
     frame.place_axes(w, frame.kernel.axes, "at")
     lanes_of = dict.fromkeys(frame.atoms(frame.kernel.axes), ROWS)
     return Block(lanes_of, masks, {ROWS: "tl.zeros([C], tl.int32)"})
@@ -58,21 +56,14 @@ def grouped_text(frame: Frame) -> KernelText:
     groups = ix.floordiv(last.size, tile.columns)
     total = ix.mul(frame.size(outer), groups)
     w.line(f"at = {frame.program(0)} * R + tl.arange(0, R)[:, None]")
-    masks = {}
-    if not (isinstance(total, int) and total % tile.rows == 0):
-        w.line(f"in_rows = at < {frame.dim(total)}")
-        masks[ROWS] = "in_rows"
+    masks: dict[int, str] = {}
+    frame.mask_end(w, masks, "in_rows", "at", total, tile.rows)
     w.line(f"{last.name} = at % ({frame.dim(groups)}) * C + tl.arange(0, C)[None, :]")
     frame.place_axes(w, outer, f"at // ({frame.dim(groups)})")
     lanes_of = dict.fromkeys(frame.atoms(outer), ROWS)
     lanes_of |= dict.fromkeys(frame.atoms([last]), ROWS | COLUMNS)
     block = Block(lanes_of, masks, frame.block({}).zeros)
-    scope = Scope(w, frame.atoms(frame.kernel.axes), None)
-    made: dict[str, Value] = {}
-    for m in frame.kernel.members:
-        if m.loop.out in frame.kernel.stored:
-            emitter = frame.emitter(scope, block, m, made)
-            made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
+    _store_all(frame, block)
     return frame.text((num_blocks(total, tile.rows), 1, 1))
 
 
@@ -88,13 +79,18 @@ def stacked_text(frame: Frame) -> KernelText:
     lanes_of = dict.fromkeys(frame.atoms([first]), ROWS)
     lanes_of |= dict.fromkeys(frame.atoms(inner), COLUMNS)
     block = Block(lanes_of, {}, frame.block({}).zeros)
-    scope = Scope(w, frame.atoms(frame.kernel.axes), None)
+    _store_all(frame, block)
+    return frame.text((ix.mul(across, down), 1, 1))
+
+
+def _store_all(frame: Frame, block: Block) -> None:
+    """Every member that is kept, for all lanes of a block of rows and columns."""
+    scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
         if m.loop.out in frame.kernel.stored:
             emitter = frame.emitter(scope, block, m, made)
             made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
-    return frame.text((ix.mul(across, down), 1, 1))
 
 
 def _flat_body(frame: Frame, w: Writer, around: Scope | None, carry: Carry) -> None:
@@ -141,21 +137,12 @@ def turned_text(frame: Frame) -> KernelText:
     w.line(f"{wide.name} = program % ({frame.dim(across)}) * C + tl.arange(0, C)[None, :]")
     w.line(f"{tall.name} = band % ({frame.dim(down)}) * R + tl.arange(0, R)[:, None]")
     frame.place_axes(w, others, f"band // ({frame.dim(down)})")
-    masks = {}
-    if not (isinstance(tall.size, int) and tall.size % tile.rows == 0):
-        w.line(f"in_rows = {tall.name} < {frame.dim(tall.size)}")
-        masks[ROWS] = "in_rows"
-    if not (isinstance(wide.size, int) and wide.size % tile.columns == 0):
-        w.line(f"in_columns = {wide.name} < {frame.dim(wide.size)}")
-        masks[COLUMNS] = "in_columns"
+    masks: dict[int, str] = {}
+    frame.mask_end(w, masks, "in_rows", tall.name, tall.size, tile.rows)
+    frame.mask_end(w, masks, "in_columns", wide.name, wide.size, tile.columns)
     zeros = frame.block({}).zeros
     block = Block({tall.atom: ROWS, wide.atom: COLUMNS}, masks, zeros)
-    scope = Scope(w, frame.atoms(frame.kernel.axes), None)
-    made: dict[str, Value] = {}
-    for m in frame.kernel.members:
-        if m.loop.out in frame.kernel.stored:
-            emitter = frame.emitter(scope, block, m, made)
-            made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
+    _store_all(frame, block)
     return frame.text((ix.mul(ix.mul(across, down), frame.size(others)), 1, 1))
 
 
@@ -165,20 +152,16 @@ def columns_text(frame: Frame) -> KernelText:
     width, height = frame.size(frame.columns), frame.size(frame.rows)
     across = num_blocks(width, tile.columns)
     carry = Carry(frame, "[R, C]", tile.splits)
-    masks = {}
+    masks: dict[int, str] = {}
     w.line(f"column = {frame.program(0)} * C + tl.arange(0, C)[None, :]")
-    if not (isinstance(width, int) and width % tile.columns == 0):
-        w.line(f"in_columns = column < {frame.dim(width)}")
-        masks[COLUMNS] = "in_columns"
+    frame.mask_end(w, masks, "in_columns", "column", width, tile.columns)
     frame.place_axes(w, frame.columns, "column")
     carry.declare(w)
     bounds = f"{frame.program(1)} * R, {frame.dim(height)}, R * {tile.splits}"
     around, loop = Scope(w, frame.atoms(frame.columns), None), w.child()
     with loop.indented(f"for first in tl.range({bounds}, num_stages={tile.num_stages}):"):
         loop.line("row = first + tl.arange(0, R)[:, None]")
-        if not (isinstance(height, int) and height % tile.rows == 0):
-            loop.line(f"in_rows = row < {frame.dim(height)}")
-            masks[ROWS] = "in_rows"
+        frame.mask_end(loop, masks, "in_rows", "row", height, tile.rows)
         frame.place_axes(loop, frame.rows, "row")
         block = frame.block(masks)
         scope = Scope(loop, frame.atoms(frame.kernel.axes), around)

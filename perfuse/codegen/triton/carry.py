@@ -141,11 +141,10 @@ def join_columns(kernel: Kernel, first: Frame, num_sharing: int, dialect: Dialec
     rows = min(128, power_of_two(num_sharing))
     tile = Tile("join", rows, columns, 4)
     frame = Frame(kernel, first.buffers, tile, dialect)
-    w, masks = frame.w, {}
+    w = frame.w
+    masks: dict[int, str] = {}
     w.line(f"column = {frame.program(0)} * C + tl.arange(0, C)[None, :]")
-    if not (isinstance(width, int) and width % columns == 0):
-        w.line(f"in_columns = column < {frame.dim(width)}")
-        masks[COLUMNS] = "in_columns"
+    frame.mask_end(w, masks, "in_columns", "column", width, columns)
     frame.place_axes(w, frame.columns, "column")
     carry = Carry(frame, "[R, C]", 1)
     for m in members:

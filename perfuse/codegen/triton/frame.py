@@ -161,6 +161,14 @@ class Frame:
         text = f"tl.program_id({axis})"
         return f"{text}.to(tl.int64)" if self.is_wide else text
 
+    def mask_end(
+        self, w: Writer, masks: dict[int, str], name: str, at: str, size: Dim, step: int
+    ) -> None:
+        """The mask of lanes past the end of a size; none where blocks of `step` divide it."""
+        if not (isinstance(size, int) and size % step == 0):
+            w.line(f"{name} = {at} < {self.dim(size)}")
+            masks[COLUMNS if name == "in_columns" else ROWS] = name
+
     def place_axes(self, w: Writer, axes: Sequence[Axis], flat: str) -> None:
         """The variables of axes from a position in their product, the last running fastest."""
         looping = [a for a in axes if a.atom is not None]

@@ -88,10 +88,8 @@ class Rows:
         frame, masks = self.frame, {} if around is None else dict(around.masks)
         height = frame.size(frame.rows)
         w.line("row = block * R + tl.arange(0, R)[:, None]")
-        if not (isinstance(height, int) and height % self.tile.rows == 0):
-            if self.tile.rows > 1:
-                w.line(f"in_rows = row < {frame.dim(height)}")
-                masks[ROWS] = "in_rows"
+        if self.tile.rows > 1:
+            frame.mask_end(w, masks, "in_rows", "row", height, self.tile.rows)
         frame.place_axes(w, frame.rows, "row")
         known = frame.atoms(frame.rows)
         if not self.tile.is_swept:
@@ -105,9 +103,8 @@ class Rows:
         frame, width = self.frame, self.width
         base = "" if start == "0" else f"{start} + "
         w.line(f"column = {base}tl.arange(0, C)[None, :]")
-        if not (is_whole or (isinstance(width, int) and width % self.tile.columns == 0)):
-            w.line(f"in_columns = column < {frame.dim(width)}")
-            masks[COLUMNS] = "in_columns"
+        if not is_whole:
+            frame.mask_end(w, masks, "in_columns", "column", width, self.tile.columns)
         frame.place_axes(w, frame.columns, "column")
 
     # -- stages ----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,22 +84,31 @@ def seeds(builder: Builder, count: int, *, device: Any) -> Tensor:
     return Tensor((count,), DType.I64, ex.load("seeds", at + start, DType.I64))
 
 
+def _at(
+    seeds: Tensor,
+    index: int,
+    size: Sequence[Dim],
+    dtype: Any,
+    number_of: Callable[[Expr, Expr, DType], Expr],
+) -> Tensor:
+    """Numbers that follow from one of the seeds and where they stand."""
+    chosen = _float_dtype(dtype)
+    seed = reindex(seeds, (), (index,)).value
+    return _made(size, chosen, number_of(seed, _flat_position(size), chosen))
+
+
 @lowers("perfuse.uniform_at.default")
 def uniform_at(
     builder: Builder, seeds: Tensor, index: int, size: Sequence[Dim], dtype: Any
 ) -> Tensor:
-    chosen = _float_dtype(dtype)
-    seed = reindex(seeds, (), (index,)).value
-    return _made(size, chosen, _uniform_of(seed, _flat_position(size), chosen))
+    return _at(seeds, index, size, dtype, _uniform_of)
 
 
 @lowers("perfuse.normal_at.default")
 def normal_at(
     builder: Builder, seeds: Tensor, index: int, size: Sequence[Dim], dtype: Any
 ) -> Tensor:
-    chosen = _float_dtype(dtype)
-    seed = reindex(seeds, (), (index,)).value
-    return _made(size, chosen, _normal_of(seed, _flat_position(size), chosen))
+    return _at(seeds, index, size, dtype, _normal_of)
 
 
 @lowers("aten.rand.default")
