@@ -18,6 +18,7 @@ from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Opaque, Program, View
 from perfuse.lower import fallback, families
+from perfuse.lower.aliases import alias_root, views_from
 from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.fallback import AtenCall
 from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
@@ -172,7 +173,7 @@ class _Lowering:
         if isinstance(expected, list | tuple):
             windows = [self._window_like(node, e) for e in expected]
             return None if any(w is None for w in windows) else windows
-        root = _alias_root(node.args[0])  # type: ignore[arg-type]
+        root = alias_root(node.args[0])  # type: ignore[arg-type]
         meta, value = root.meta["val"], self.values[root]
         if not isinstance(value, Tensor) or from_torch(expected.dtype) is not value.dtype:
             return None
@@ -342,11 +343,37 @@ class _Lowering:
             value = self._value(result)
             if isinstance(value, Tensor) and isinstance(result, FxNode):
                 if result not in made:
-                    made[result] = self._output_view(result, value, claimed)
+                    made[result] = self._replayed(result) or self._output_view(
+                        result, value, claimed
+                    )
                 outputs.append(made[result])
             else:
                 outputs.append(value)
         self.outputs = tuple(outputs)
+
+    def _replayed(self, node: FxNode) -> View | None:
+        """A result that looks at an input's shared elements, made by the program's own view ops.
+
+        Autograd goes back through the views it finds: `as_strided`, which fits all others, shares
+        a gradient out evenly among elements that lie in one place, and no other view does.
+        """
+        root = alias_root(node)
+        if root.op != "placeholder" or not self._may_overlap(root):
+            return None
+        chain = views_from(root, node)
+        value = self.values[root]
+        for view in chain:
+            args = [value, *self._args(view.args[1:])]
+            reason = "autograd goes back through it"
+            call = AtenCall.of(view, is_alias=True)
+            value = fallback.call_aten(self.builder, call, args, self._kwargs(view), reason)
+        return as_view(value) if chain and isinstance(value, Tensor) else None
+
+    def _may_overlap(self, node: FxNode) -> bool:
+        shape = self.symbols.dims(node.meta["val"].shape)
+        strides = self.symbols.strides(node.meta["val"].stride())
+        repeated = any(st == 0 and sz != 1 for st, sz in zip(strides, shape, strict=True))
+        return repeated or own_strides(shape, strides) is None
 
     def _output_view(self, node: FxNode, value: Tensor, claimed: dict[str, FxNode]) -> View:
         shape = self.symbols.dims(node.meta["val"].shape)
@@ -370,7 +397,7 @@ class _Lowering:
         value = self.builder.realize(value, strides)
         view = as_view(value)
         assert view is not None
-        root = _alias_root(node)
+        root = alias_root(node)
         owner = self.owners.get(view.buffer)
         role = self.builder.buffers[view.buffer].role
         first = claimed.setdefault(view.buffer, root)
@@ -402,12 +429,3 @@ def _whole_loads(tensor: Tensor) -> int:
     """Loads that step through the whole tensor; values repeated along an axis come for free."""
     axes = {ix.as_atom(p) for p in positions(tensor.shape)} - {None}
     return sum(axes <= read.variables() for read in ex.loads_of(tensor.value))
-
-
-def _alias_root(node: FxNode) -> FxNode:
-    """The node whose memory a chain of view ops looks at."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], FxNode):
-        if not (is_view_op(node.target) or node.target is torch.ops.aten.copy_.default):
-            break
-        node = node.args[0]
-    return node

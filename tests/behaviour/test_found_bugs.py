@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,6 +112,19 @@ def repeated_row() -> Tensor:
     return randn(1, 31).expand(17, -1).requires_grad_()
 
 
+def all_but_the_first(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.exp(), x.narrow(0, 1, x.shape[0] - 1)
+
+
+def repeated_leaf() -> Tensor:
+    """Elements in one place, of a tensor that is no view of another."""
+    return copy.deepcopy(randn(1).expand(16)).requires_grad_()
+
+
+def overlapping_leaf() -> Tensor:
+    return copy.deepcopy(randn(19).as_strided((16, 3), (1, 1))).requires_grad_()
+
+
 def overlapping() -> Tensor:
     return torch.arange(19).as_strided((16, 3), (1, 1))
 
@@ -190,6 +205,8 @@ ROWS = (
         lambda: [repeated_row(), randn(4, 4, grad=True)],
         dynamic=True,
     ),
+    Behaviour("repeated_leaf", all_but_the_first, lambda: [repeated_leaf()], dynamic=True),
+    Behaviour("overlapping_leaf", all_but_the_first, lambda: [overlapping_leaf()], dynamic=True),
     Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
 )
 
