@@ -2,9 +2,10 @@
 
 Three times of a contestant, medians of interleaved rounds:
 
-- `ms`: between two events, the L2 cache flushed before; where the host is slower than the device,
-  its time is in it, as it is for a user who calls nothing else
-- `device_ms`: the same with work queued ahead, so that the host is never waited for
+- `ms`: between two events, the L2 cache flushed before, in a row of its own calls; where the host
+  is slower than the device, its time is in it, as it is for a user who calls nothing else and in
+  `triton.testing.do_bench`
+- `device_ms`: one call with work queued ahead, so that the host is never waited for
 - `host_us`: wall time of a call in a row of calls nobody waits for
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,28 +41,42 @@ from tests.harness.pool import RETIRE, Result, Task, serve
 WAIT_S = 200.0  # for those that never get through their first calls
 FLUSH_BYTES = 256 << 20  # five times the L2 of an H200
 HOST_CALLS = 100
+LEAD_CALLS, ROW_CALLS = 2, 5
 CYCLES_PER_S = 2.0e9
 MEGA = 1e6
 
 
 class Stopwatch:
-    """The milliseconds of one call between two events; wall time where the device is the CPU."""
+    """The milliseconds of a call between two events; wall time where the device is the CPU."""
 
     def __init__(self, device: str, steps: Steps, *, is_ahead: bool) -> None:
         self.device = device
         num_bytes = FLUSH_BYTES if device == "cuda" else 8
         self.flush = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self.ahead_s = {n: 2 * host_seconds(s, device) + 1e-4 for n, s in steps.items()}
+        self.host_s = {n: host_seconds(s, device) for n, s in steps.items()}
         self.is_ahead = is_ahead
 
     def __call__(self, name: str, step: Step) -> Reading:
-        self.flush.zero_()
         if self.device != "cuda":
             spent_ms = host_seconds(step, self.device, 1) * 1e3
             return lambda: spent_ms
+        if not self.is_ahead:
+            return self.in_a_row(step)
+        self.flush.zero_()
+        torch.cuda._sleep(int((2 * self.host_s[name] + 1e-4) * CYCLES_PER_S))
+        return self.between_events(step)
+
+    def in_a_row(self, step: Step) -> Reading:
+        """The median; the first calls still have what was queued before, or nothing, ahead."""
+        torch.cuda.synchronize()
+        readings = []
+        for _ in range(LEAD_CALLS + ROW_CALLS):
+            self.flush.zero_()
+            readings.append(self.between_events(step))
+        return lambda: statistics.median(reading() for reading in readings[LEAD_CALLS:])
+
+    def between_events(self, step: Step) -> Reading:
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if self.is_ahead:
-            torch.cuda._sleep(int(self.ahead_s[name] * CYCLES_PER_S))
         began.record()
         step()
         ended.record()
