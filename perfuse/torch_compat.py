@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental._backward_state import BackwardState
-from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.experimental.symbolic_shapes import free_symbols, guard_or_false
 from torch.fx.node import has_side_effect
 from torch.utils import flop_counter as _flop_counter
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
@@ -355,6 +355,11 @@ def least_values(value: torch.SymInt) -> dict[str, int]:
         is_known = known is not None and known.lower.is_Integer
         found[str(symbol)] = int(known.lower) if is_known else UNKNOWN_LEAST
     return found
+
+
+def is_known_empty(x: torch.Tensor) -> bool:
+    """No elements while the graph is traced; sizes that only data tells count as some."""
+    return bool(guard_or_false(x.numel() == 0))
 
 
 def _sym_leaves(values: Iterable[Any]) -> Iterator[Any]:

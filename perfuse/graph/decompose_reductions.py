@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from perfuse.graph.decompose_softmax import opmath
+from perfuse.torch_compat import is_known_empty
 
 
 def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     acc = opmath(x) if x.is_floating_point() else x.to(torch.get_default_dtype())
-    if acc.numel() == 0:  # amax has no identity: the sum of nothing is 0, its log -inf
+    if is_known_empty(acc):  # amax has no identity: the sum of nothing is 0, its log -inf
         return torch.log(torch.sum(torch.exp(acc), dim, keepdim)).to(acc.dtype)
     # A maximum of infinity would make inf - inf: such rows are shifted by nothing, and stay inf.
     peak = torch.amax(acc, dim, keepdim=True)

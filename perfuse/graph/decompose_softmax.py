@@ -8,6 +8,8 @@ so that the partitioner may recompute it instead of saving a second tensor of th
 import torch
 from torch import Tensor
 
+from perfuse.torch_compat import is_known_empty
+
 _MEAN = 1  # at::Reduction::Mean
 
 
@@ -21,7 +23,7 @@ def _shifted(x: Tensor, dim: int) -> Tensor:
     # Eager's result is contiguous whatever its input, and a later view may rely on it.
     acc = opmath(x).contiguous()
     # amax has no identity: it refuses an empty axis, where there is nothing to shift.
-    return acc if acc.numel() == 0 else acc - torch.amax(acc, dim, keepdim=True)
+    return acc if is_known_empty(acc) else acc - torch.amax(acc, dim, keepdim=True)
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -34,7 +36,7 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax in which a row of nothing but -inf is 0: attention that sees no key."""
     acc = opmath(x if dtype is None else x.to(dtype)).contiguous()
-    if acc.numel() == 0:
+    if is_known_empty(acc):
         return acc.to(dtype or x.dtype)
     top = torch.amax(acc, dim, keepdim=True)
     e = torch.exp(acc - torch.where(top == -torch.inf, 0.0, top))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,15 @@ class Opaque:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A size that depends on data: `symbol` is the size of a call's result along an axis."""
+
+    symbol: str
+    out: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
     """An ATen call inside the program. Arguments are views, dims, plain values or lists of these.
 
@@ -135,6 +145,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
     returns_view: bool = False  # the result looks at an argument's memory and must be copied
+    measured: tuple[Measured, ...] = ()  # sizes that are known once the call is made
     origin: str = field(default="", compare=False)
 
     def leaves(self) -> list[Any]:
@@ -154,6 +165,10 @@ class Extern:
         visit([v for _, v in self.kwargs])
         return found
 
+    def makes(self) -> list[str]:
+        """Buffers, carried values and sizes that are there after the call."""
+        return [o for o in self.outs if o is not None] + [m.symbol for m in self.measured]
+
     def views(self) -> tuple[View, ...]:
         return tuple(v for v in self.leaves() if isinstance(v, View))
 
@@ -163,10 +178,11 @@ class Extern:
         for leaf in self.leaves():
             if isinstance(leaf, View):
                 names.append(leaf.buffer)
+                names += sizes_from_data([*leaf.shape, *leaf.strides, leaf.offset])
             elif isinstance(leaf, Opaque):
                 names.append(leaf.name)
             elif isinstance(leaf, ix.Index):
-                names += [a.parts[0] for a in ix.atoms_of(leaf) if a.parts[0].startswith("u")]
+                names += sizes_from_data([leaf])
         return names
 
     def __str__(self) -> str:
@@ -204,6 +220,12 @@ class Program:
             lines.append(f"  {node}  # {types}")
         lines.append(f"  return ({', '.join(map(str, self.outputs))})")
         return "\n".join(lines)
+
+
+def sizes_from_data(dims: Iterable[Dim]) -> list[str]:
+    """The size symbols among these that an earlier call of the program computes (u0, u1, ...)."""
+    atoms = {atom for dim in dims for atom in ix.atoms_of(dim) if atom.kind == "sym"}
+    return sorted(a.parts[0] for a in atoms if a.parts[0].startswith("u"))
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -6,7 +6,7 @@ from perfuse.errors import SpecError
 from perfuse.ir import index as ix
 from perfuse.ir.expr import index_variables
 from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Buffer, Extern, Loop, Node, Program, View
+from perfuse.ir.program import Buffer, Extern, Loop, Node, Program, View, sizes_from_data
 
 # Buffers of these roles hold something before the first node runs.
 GIVEN = ("input", "constant", "seeds")
@@ -29,6 +29,8 @@ def verify_program(program: Program, stage: str) -> None:
 def given_names(program: Program) -> set[str]:
     """What is there at the start: arguments, constants, sizes and seeds."""
     given = {*program.inputs, *program.constants, *(name for name, _ in program.symbols)}
+    arguments = [program.buffers[name] for name in program.inputs if name in program.buffers]
+    given.update(sizes_from_data(d for b in arguments for d in (*b.shape, *b.strides)))
     return given | {n for n, b in program.buffers.items() if b.role in GIVEN}
 
 
@@ -40,7 +42,7 @@ def names_read(node: Node) -> list[str]:
 
 def names_written(node: Node) -> list[str]:
     if isinstance(node, Extern):
-        return [o for o in node.outs if o is not None] + list(node.mutates)
+        return node.makes() + list(node.mutates)
     return [node.out]
 
 

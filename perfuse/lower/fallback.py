@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.fx import Node as FxNode
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
-from perfuse.ir.program import Extern, Opaque, View
+from perfuse.ir.program import Extern, Measured, Opaque, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.tensor import Tensor, as_view
 from perfuse.lower.traced import is_computable
@@ -54,6 +54,7 @@ def call_aten(
     several = isinstance(expected, list | tuple)
     results = [_result(builder, e) for e in (expected if several else [expected])]
     outs = tuple(_out_name(r) for r in results)
+    measured = _measured(builder, outs, expected if several else [expected])
     made = Extern(
         op_name(call.target),
         outs,
@@ -63,6 +64,7 @@ def call_aten(
         mutates=_mutated(call, args, kwargs),
         returns_list=several,
         returns_view=is_view_op(call.target) and not call.is_alias,
+        measured=measured,
         origin=builder.origin,
     )
     if ":" in made.op:
@@ -114,6 +116,20 @@ def _out_name(result: Any) -> str | None:
         return result.name
     atom = ix.as_atom(result) if isinstance(result, Index) else None
     return str(atom.parts[0]) if atom is not None else None
+
+
+def _measured(
+    builder: Builder, outs: Sequence[str | None], expected: Sequence[Any]
+) -> tuple[Measured, ...]:
+    """Sizes that nobody knows before the call: how many elements are not zero, say."""
+    found = []
+    for out, value in zip(outs, expected, strict=True):
+        shape = value.shape if out is not None and isinstance(value, torch.Tensor) else ()
+        for axis, size in enumerate(builder.symbols.dims(shape)):
+            for symbol in builder.symbols.newly_measured(size):
+                assert out is not None
+                found.append(Measured(symbol, out, axis))
+    return tuple(found)
 
 
 def _argument(builder: Builder, value: Any, meta: Any) -> Any:

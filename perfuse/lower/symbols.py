@@ -10,6 +10,7 @@ import torch
 from perfuse.errors import UnsupportedOp
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
+from perfuse.ir.program import sizes_from_data
 from perfuse.torch_compat import UNKNOWN_LEAST, least_values
 
 
@@ -18,6 +19,7 @@ class Symbols:
 
     def __init__(self) -> None:
         self.derived: dict[str, str] = {}  # name -> host formula, in order of definition
+        self._known: set[str] = set()  # sizes of arguments, and what calls before have found
         self._least: dict[str, int] = {}  # by symbol, as first met: a symbol has one spelling
 
     def learn(self, tensor: torch.Tensor) -> None:
@@ -26,11 +28,19 @@ class Symbols:
             if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
                 for name, least in least_values(value).items():
                     self._least[name] = max(least, 0)
+                    self._known.add(name)
 
     def dim(self, value: int | torch.SymInt) -> Dim:
         if isinstance(value, int):
             return int(value)
         return self._convert(self._expression(value))
+
+    def newly_measured(self, size: Dim) -> list[str]:
+        """The symbol that this size is, where it comes from data and is met for the first time."""
+        is_symbol = ix.as_atom(size) is not None
+        found = [s for s in sizes_from_data([size]) if is_symbol and s not in self._known]
+        self._known.update(found)
+        return found
 
     def _expression(self, value: torch.SymInt) -> sympy.Expr:
         for name, least in least_values(value).items():
@@ -73,6 +83,9 @@ class Symbols:
 
     def _opaque(self, expr: sympy.Expr) -> Dim:
         """A formula outside the algebra: the host computes it once, kernels see a symbol."""
+        if any(str(s).startswith("u") for s in expr.free_symbols):
+            # Such formulas are computed at the start of a call, where data has told nothing yet.
+            raise UnsupportedOp(f"size formula {expr} of a size that depends on data")
         formula = host_formula(expr)
         least = 0 if expr.is_nonnegative else UNKNOWN_LEAST
         for name, known in self.derived.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
 from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, Program
+from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, Program, sizes_from_data
 from perfuse.schedule import domain
 from perfuse.schedule.flow import Apart, check_flow, check_overwriting
 from perfuse.schedule.plan import Member, Refusal, static_product
@@ -360,17 +360,11 @@ def _bits(mask: int) -> list[int]:
 def accesses(node: Node) -> tuple[list[str], list[str]]:
     """Names of the buffers, carried values and sizes a node reads and writes."""
     if isinstance(node, Extern):
-        writes = [o for o in node.outs if o is not None] + list(node.mutates)
+        writes = node.makes() + list(node.mutates)
         return list(dict.fromkeys(node.reads())), list(dict.fromkeys(writes))
     names = [r.attr[0] for r in node.reads()]
-    return list(dict.fromkeys(names + sizes_from_data(node))), [node.out]
-
-
-def sizes_from_data(node: Loop) -> list[str]:
-    """Size symbols that an earlier call of the program computes (u0, u1, ...)."""
     dims = [a.size for a in node.axes] + [node.index] + [r.attr[1] for r in node.reads()]
-    atoms = {atom for d in dims for atom in ix.atoms_of(d) if atom.kind == "sym"}
-    return sorted(a.parts[0] for a in atoms if a.parts[0].startswith("u"))
+    return list(dict.fromkeys(names + sizes_from_data(dims))), [node.out]
 
 
 def _bytes_of(buffer: Buffer) -> int:

@@ -42,7 +42,7 @@ def is_forgotten_early(buffer: Buffer) -> bool:
 def touched(step: Step) -> set[str]:
     """Buffers in memory that a step reads or writes."""
     if isinstance(step, Extern):
-        return set(step.reads()) | {o for o in step.outs if o} | set(step.mutates)
+        return {*step.reads(), *step.makes(), *step.mutates}
     return set(step.reads()) | set(step.stored)
 
 

@@ -22,7 +22,7 @@ def verify_plan(plan: Plan) -> None:
             _check_kernel(step, plan)
             made |= step.stored
         else:
-            made |= {o for o in step.outs if o is not None} | set(step.mutates)
+            made |= {*step.makes(), *step.mutates}
     for name in output_buffers(plan.program) - made:
         if not is_empty(plan.program.buffers[name]):
             raise SpecError(f"{_STAGE}: the result {name} never reaches memory")

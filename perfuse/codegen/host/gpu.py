@@ -392,8 +392,7 @@ def _reason_unfit(plan: Plan) -> str:
         name = step.op.split(".")[1] if "." in step.op else step.op
         if step.op.startswith("py:") or name.startswith(_WAITING):
             return f"call_of_{name.removeprefix('py:')}"
-        made = [o for o in step.outs if o]
-        if any(o not in program.buffers and o.startswith("u") for o in made):
+        if any(o not in program.buffers and o.startswith("u") for o in step.makes()):
             return "size_depends_on_data"
         if _moves_to_host(step):
             return "copy_between_devices"

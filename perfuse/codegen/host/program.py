@@ -95,19 +95,24 @@ class HostWriter:
 
     def _bind_sizes(self) -> None:
         """Sizes that are not arguments are read off the shapes of those that are."""
-        for symbol in sorted(self._needed_symbols() - self.known_symbols):
-            found = self._find_symbol(symbol)
-            if found is not None:
-                self.w.line(f"{symbol} = {found}")
-                self.known_symbols.add(symbol)
+        unknown = self._needed_symbols() - self.known_symbols
+        while found := [(s, text) for s in sorted(unknown) if (text := self._find_symbol(s))]:
+            for symbol, text in found:
+                self.w.line(f"{symbol} = {text}")
+            self.known_symbols |= {symbol for symbol, _ in found}
+            unknown -= self.known_symbols
         for name, formula in self.program.symbols:
             self.w.line(f"{name} = {formula}")
+            self.known_symbols.add(name)
 
     def _fill_sizes(self) -> None:
         """Put the sizes that are known at entry into their table."""
-        for k, symbol in enumerate(self.sizes):
-            if not symbol.startswith("u"):
-                self.w.line(f"S[{k + 1}] = {symbol}")
+        for symbol in self.sizes:
+            if symbol in self.known_symbols:
+                self._set_size(symbol)
+
+    def _set_size(self, symbol: str) -> None:
+        self.w.line(f"S[{self.sizes.index(symbol) + 1}] = {symbol}")
 
     def _needed_symbols(self) -> set[str]:
         dims: list[Any] = []
@@ -123,19 +128,31 @@ class HostWriter:
                     )
         dims += list(self.program.outputs)
         found = symbols_in(dims) | set(self.sizes)
-        return {s for s in found if not s.startswith(("u", "z"))}
+        return {s for s in found if not s.startswith("z")}
 
     def _find_symbol(self, symbol: str) -> str | None:
-        for name in self.program.inputs:
-            buffer = self.program.buffers.get(name)
-            if buffer is None:
-                continue
-            for what, dims in (("size", buffer.shape), ("stride", buffer.strides)):
-                for i, dim in enumerate(dims):
-                    atom = ix.as_atom(dim)
-                    if atom is not None and atom.kind == "sym" and atom.parts[0] == symbol:
-                        return f"{name}.{what}({i})"
-        return None
+        """Where an argument's shape tells it: a size that is the symbol, or a sum that has it."""
+        places = [
+            (f"{name}.{what}({axis})", dim)
+            for name in self.program.inputs
+            if (buffer := self.program.buffers.get(name)) is not None
+            for what, dims in (("size", buffer.shape), ("stride", buffer.strides))
+            for axis, dim in enumerate(dims)
+        ]
+        known = ((place, self._rest_of(dim, symbol)) for place, dim in places)
+        found = [(place, rest) for place, rest in known if rest is not None]
+        if not found:
+            return None
+        place, rest = min(found, key=lambda entry: entry[1] != 0)
+        return place if rest == 0 else f"{place} - ({self._dim(rest)})"
+
+    def _rest_of(self, dim: Dim, symbol: str) -> Dim | None:
+        """What is left of `symbol + rest`, where all of the rest is known."""
+        named = [a for a in ix.atoms_of(dim) if a.kind == "sym" and a.parts[0] == symbol]
+        if not named or ix.coefficient_of(dim, named[0]) != 1:
+            return None
+        rest = ix.add(dim, -1 * ix.symbol(*named[0].parts))
+        return rest if symbols_in([rest]) <= self.known_symbols else None
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -189,6 +206,8 @@ class HostWriter:
         names = [o or "_" for o in step.outs]
         left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
         self.w.line(f"{left} = {function_name(step.op)}({', '.join(args)})")
+        for size in step.measured:
+            self.w.line(f"{size.symbol} = {size.out}.size({size.axis})")
         for made in step.outs:
             if made is None:
                 continue
@@ -196,8 +215,9 @@ class HostWriter:
                 self.w.line(f"{made} = {made}.clone()")
             if made in self.program.buffers:
                 self._adopt(made)
-            elif made in self.sizes:
-                self.w.line(f"S[{self.sizes.index(made) + 1}] = {made}")
+        for symbol in step.makes():
+            if symbol in self.sizes:
+                self._set_size(symbol)
 
     def _adopt(self, name: str) -> None:
         """A tensor that ATen made: kernels rely on the strides it was traced with."""
