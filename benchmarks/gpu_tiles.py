@@ -1,50 +1,206 @@
-"""What tuning measures: every candidate tile of each kernel of a case, in microseconds.
+"""What each way of cutting a kernel takes, and whether another should be the model's choice.
 
-python -m benchmarks.gpu_tiles --only '^(ce|ln_fp8)$'
+python -m benchmarks.gpu_tiles --only '^(sum_rows|amax_all)$'
+python -m benchmarks.gpu_tiles --build  # anywhere: compiled for an H100, not run
+
+Candidates of a kernel take turns, L2 flushed before each, and so do eager and the peer where the
+case is one kernel. Beside tuning's own candidates there are the wider ones of `benchmarks.tiles`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.cases import Case
-from benchmarks.contest import step_of
-from benchmarks.gpu_cases import gpu_cases
-from perfuse.testing import fresh_cache
+from benchmarks.cases import Case, Problem, backward_problem
+from benchmarks.contest import step_of, take_turns
+from benchmarks.gpu_cases import f32, gpu_cases
+from benchmarks.gpu_worker import Stopwatch
+from benchmarks.memory_cases import gelu_bias
+from benchmarks.tiles import wider
+from perfuse import config
+from perfuse.autotune.tiles import plan_of_one
+from perfuse.build.bundle import read_bundle
+from perfuse.build.store import Entry
+from perfuse.build.triton import build_bundle
+from perfuse.codegen.host.gpu import generate_gpu_host
+from perfuse.codegen.triton.sources import TritonSources
+from perfuse.codegen.triton.tiling import Tile, candidates, widest_of
+from perfuse.codegen.triton.unit import generate_triton, machine_of
+from perfuse.context import Context
+from perfuse.counters import counters
+from perfuse.runtime.launch import load_gpu
+from perfuse.runtime.measure import made_up_inputs
+from perfuse.schedule.plan import Kernel, Plan
+from perfuse.target import target_of
+from tests.unit.planning import plans_of
+
+SMALLEST_BYTES = 32 << 20
+SECONDS = 1.0  # of measuring, a kernel
+WORTHWHILE = 0.98  # of the model's choice: below it, another should be chosen
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One way to run the kernel: a tile, or another program."""
+
+    name: str
+    step: Step | None  # None where it did not compile or run
+    said: str  # registers and memory, or why it is out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="regular expression on the names of cases")
-    parser.add_argument("--mode", default="max-autotune-no-cudagraphs")
+    parser.add_argument("--build", action="store_true", help="compile for an H100, run nothing")
+    parser.add_argument("--shrink", type=int, default=1, help="with --build: divides the sizes")
     arguments = parser.parse_args()
-    console = Console(width=140)
-    for case in gpu_cases().values():
-        if case.kind == "kernel" and re.search(arguments.only, case.name):
-            with fresh_cache() as folder:
-                _run(case, arguments.mode)
-                _show(console, case.name, folder)
+    console, context = Console(width=140), _context(is_here=not arguments.build)
+    verdicts = []
+    for case in _cases(arguments.shrink):
+        if re.search(arguments.only, case.name):
+            began = time.perf_counter()
+            for table, verdict in _races(case, context, runs=not arguments.build):
+                console.print(table)
+                verdicts.append(verdict)
+            console.print(f"{case.name}: {time.perf_counter() - began:.1f} s", highlight=False)
+    for verdict in verdicts:
+        console.print(verdict, highlight=False)
 
 
-def _run(case: Case, mode: str) -> None:
-    with torch.device("cuda"):
+def _context(*, is_here: bool) -> Context:
+    settings = config.snapshot()
+    if is_here:
+        return Context.on(torch.device("cuda", torch.cuda.current_device()), settings)
+    return Context(target_of("cuda:90", settings), settings, counters)
+
+
+def _cases(shrink: int) -> list[Case]:
+    kernels = [case for case in gpu_cases(shrink).values() if case.kind == "kernel"]
+    wide = Case("gelu_bias_f32_fb", "kernel", "4096 8192x4096", partial(_gelu_bias, shrink))
+    return [*kernels, wide]
+
+
+def _gelu_bias(shrink: int) -> Problem:
+    return backward_problem(gelu_bias, [f32(4096).make(shrink), f32(8192, 4096).make(shrink)])
+
+
+def _races(case: Case, context: Context, *, runs: bool) -> Iterator[tuple[Table, str]]:
+    """A table and a verdict for each kernel of the case that reduces something large."""
+    with torch.device(context.device):
         problem = case.build()
-    step_of(problem, f"perfuse:{mode}")()
-    torch.cuda.synchronize()
+    with torch.set_grad_enabled(problem.has_backward):
+        plans = plans_of(problem.function, *problem.args, context=context)
+    kernels = [(k, plan) for plan in plans for k in plan.kernels]
+    is_alone, device = len(kernels) == 1, context.device.type
+    for number, (kernel, plan) in enumerate(kernels):
+        if (kernel.num_bytes < SMALLEST_BYTES and runs) or not _reduces(kernel):
+            continue
+        entrants = _entrants(kernel, plan_of_one(kernel, plan.program), context, runs=runs)
+        if runs and is_alone:
+            entrants += [Entrant(b, step_of(problem, b), "") for b in ("inductor", "eager")]
+        name, times = f"{case.name} kernel {number}", _times(entrants, device) if runs else {}
+        yield _table(name, entrants, times), _verdict(name, entrants, times)
 
 
-def _show(console: Console, name: str, folder: Path) -> None:
-    for path in sorted(folder.rglob("tile.json")):
-        rows = json.loads(path.read_text())["microseconds"]
-        best = min(time for _, time in rows)
-        shown = "; ".join(f"{'*' if t == best else ''}{t:.1f} {tile}" for tile, t in rows)
-        console.print(f"{name}: {shown}", highlight=False)
+def _reduces(kernel: Kernel) -> bool:
+    return any(m.role in ("inner", "outer", "all") for m in kernel.members)
+
+
+def _entrants(kernel: Kernel, alone: Plan, context: Context, *, runs: bool) -> list[Entrant]:
+    """Every candidate, the model's choice first, compiled together."""
+    machine, widest = machine_of(context.target), widest_of(kernel, alone.program.buffers)
+    tiles = candidates(kernel, machine, widest)
+    tiles = list(dict.fromkeys([*tiles, *wider(kernel, tiles[0], machine, widest)]))
+    with ThreadPoolExecutor(context.num_jobs(len(tiles))) as pool:
+        built = list(pool.map(lambda tile: _built(alone, tile, context), tiles))
+    inputs = made_up_inputs(alone.program, context.device) if runs else []
+    return [
+        _entrant(alone, tile, made, inputs, context, runs=runs)
+        for tile, made in zip(tiles, built, strict=True)
+    ]
+
+
+def _built(alone: Plan, tile: Tile, context: Context) -> tuple[TritonSources, Entry] | str:
+    try:
+        sources = generate_triton(alone, context, {alone.kernels[0].name: tile})
+        return sources, build_bundle(sources, context)
+    except Exception as error:  # a candidate that does not compile is a row, not the end
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
+
+
+def _entrant(
+    alone: Plan, tile: Tile, built: tuple[TritonSources, Entry] | str, inputs: list[Any],
+    context: Context, *, runs: bool,
+) -> Entrant:  # fmt: skip
+    if isinstance(built, str):
+        return Entrant(str(tile), None, built)
+    sources, entry = built
+    said = _usage(entry)
+    if not runs:
+        return Entrant(str(tile), None, said)
+    call = load_gpu(generate_gpu_host(alone, sources, context.device), entry, {}, context)
+    try:
+        call(list(inputs))
+    except Exception as error:  # nor is one that does not run
+        return Entrant(str(tile), None, f"{type(error).__name__}: {error}"[:60])
+    return Entrant(str(tile), lambda: call(list(inputs)), said)
+
+
+def _usage(entry: Entry) -> str:
+    """Registers and memory of the first kernel of a bundle."""
+    objects = read_bundle(lambda name: entry.file(name).read_bytes()).objects
+    if not objects:
+        return "interpreted"
+    made = objects[0]
+    spilt = f", {made.stack_bytes} B stack" if made.stack_bytes else ""
+    return f"{made.num_registers} registers, {made.shared_bytes >> 10} KiB{spilt}"
+
+
+def _times(entrants: list[Entrant], device: str) -> dict[str, float]:
+    """Microseconds of each, the medians of rounds in which all take their turn."""
+    steps = {e.name: e.step for e in entrants if e.step is not None}
+    clock = Stopwatch(device, steps, is_ahead=True)
+    found = take_turns(steps, SECONDS, clock)
+    return {name: 1e3 * times["median"] for name, times in found.items()}
+
+
+def _table(title: str, entrants: list[Entrant], times: dict[str, float]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in ("candidate", "us", "of the model's", "registers, shared memory"):
+        table.add_column(heading, justify="left" if heading == "candidate" else "right")
+    ours = times.get(entrants[0].name, float("nan"))
+    for entrant in sorted(entrants, key=lambda e: times.get(e.name, float("inf"))):
+        time_us = times.get(entrant.name)
+        shown = ("-", "-") if time_us is None else (f"{time_us:.1f}", f"{time_us / ours:.3f}")
+        name = f"{entrant.name}  <- the model's" if entrant is entrants[0] else entrant.name
+        table.add_row(name, *shown, entrant.said)
+    return table
+
+
+def _verdict(title: str, entrants: list[Entrant], times: dict[str, float]) -> str:
+    ours, rivals = entrants[0].name, ("inductor", "eager")
+    if ours not in times:
+        return (
+            f"{title}: {sum(e.said.endswith('KiB') for e in entrants)} of {len(entrants)} compiled"
+        )
+    best = min((name for name in times if name not in rivals), key=times.__getitem__)
+    told = "".join(f", {name} {times[name]:.1f}" for name in rivals if name in times)
+    is_better = times[best] < WORTHWHILE * times[ours]
+    advice = f"CHANGE to {best} ({times[best]:.1f})" if is_better else f"keep (best {best})"
+    return f"{title}: {ours} {times[ours]:.1f}{told}: {advice}"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 from perfuse.build.bundle import INTERPRETED, Bundle, CodeObject, bundle_files, facts_of
 from perfuse.build.compiler import open_store
+from perfuse.build.identity import kernel_compiler_digest
 from perfuse.build.kernel_text import text_of_kernel
 from perfuse.build.store import Entry, Store
 from perfuse.build.triton_compile import Job, compile_kernel, load_module
@@ -110,7 +111,8 @@ def _key(text: str, kernel: TritonKernel, gpu: Gpu) -> str:
     own = text_of_kernel(text, kernel.name)
     promised = (kernel.signature, kernel.constants, sorted(kernel.divisible))
     shape = (kernel.num_warps, kernel.num_stages)
-    said = repr((VERSION, triton_version(), gpu.kind, gpu.arch, gpu.warp, promised, shape, own))
+    compilers = (VERSION, kernel_compiler_digest(), triton_version())
+    said = repr((compilers, gpu.kind, gpu.arch, gpu.warp, promised, shape, own))
     return "kernel-" + hashlib.sha256(said.encode()).hexdigest()
 
 
