@@ -53,19 +53,21 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    _check_types(grad, input_dtype)
+    _check_types(grad, output, input_dtype)
     g, y = opmath(grad), opmath(output)
     # The difference first: close gradients cancel before they are rounded.
     return ((g - torch.sum(g * y, dim, keepdim=True)) * y).to(input_dtype).contiguous()
 
 
-def _check_types(grad: Tensor, input_dtype: torch.dtype) -> None:
+def _check_types(grad: Tensor, output: Tensor, input_dtype: torch.dtype) -> None:
     """Eager's rule on a GPU; on a CPU it has none."""
+    if grad.device.type != "cuda":
+        return
     is_widened = grad.dtype == torch.float32 and input_dtype in (torch.float16, torch.bfloat16)
-    if grad.device.type == "cuda" and grad.dtype != input_dtype and not is_widened:
+    if output.dtype != grad.dtype or (grad.dtype != input_dtype and not is_widened):
         raise RuntimeError(
-            f"expected input and grad types to match, or a half input and a float32 grad, "
-            f"but got {input_dtype} and {grad.dtype}"
+            f"expected output and grad of one type, which is the input's or float32 for a half "
+            f"input, but got {output.dtype} and {grad.dtype} for {input_dtype}"
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from perfuse.graph.decompositions import OWN, STANDARD, _find, decomposition_table
@@ -196,3 +197,25 @@ def test_products_are_kept_whole() -> None:
     names = {str(op) for op in TABLE}
     kept = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
     assert not names & {*kept, "aten.convolution.default", "aten.embedding_dense_backward.default"}
+
+
+@pytest.mark.parametrize(
+    ("grad", "output", "of_input", "is_right"),
+    [
+        (torch.float32, torch.float32, torch.float32, True),
+        (torch.float32, torch.float32, torch.float16, True),
+        (torch.float32, torch.float16, torch.float16, False),
+        (torch.float16, torch.float16, torch.float32, False),
+    ],
+)
+def test_types_of_softmax_backward_on_a_gpu(
+    grad: torch.dtype, output: torch.dtype, of_input: torch.dtype, is_right: bool
+) -> None:
+    backward = OWN["aten._softmax_backward_data.default"]
+    with FakeTensorMode():
+        args = (torch.empty(3, 4, device="cuda", dtype=dtype) for dtype in (grad, output))
+        if is_right:
+            assert backward(*args, -1, of_input).dtype == of_input
+            return
+        with pytest.raises(RuntimeError, match="one type"):
+            backward(*args, -1, of_input)
