@@ -139,6 +139,19 @@ def special_values() -> list[Any]:
     return [torch.tensor([float("nan"), infinity, -infinity, 0.0, -0.0, 1e-42, 1e38])]
 
 
+def extrema_with_nan(x: Tensor) -> tuple[Tensor, ...]:
+    """Along rows with a tail, down columns, and of everything."""
+    short = x.view(-1, 4, 3).amax(1)
+    return x.amax(1), x.amin(1), x.amax(0), x.amin(0), short, x.amax(), x.amin()
+
+
+def rows_with_and_without_nan() -> list[Any]:
+    x = randn(76, 72)
+    x[torch.arange(72), torch.arange(72)] = float("nan")
+    x[::7] = float("-inf")
+    return [x]
+
+
 def dtype_rows(dtype: torch.dtype) -> tuple[Behaviour, ...]:
     def inputs() -> list[Any]:
         return [(randn(6, 9) * 3).to(dtype), (randn(9) * 2).to(dtype)]
@@ -164,6 +177,7 @@ DTYPES = tuple(
     Behaviour("promotion", lambda x, y: x + y, lambda: [torch.arange(5), half(5)]),
     Behaviour("integer_division", lambda x: (x / 2, x // 3, x % 3), lambda: [torch.arange(-5, 6)]),
     Behaviour("special_values", of_special_values, special_values),
+    Behaviour("extrema_with_nan", extrema_with_nan, rows_with_and_without_nan),
 )
 
 

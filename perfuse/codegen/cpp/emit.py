@@ -7,7 +7,8 @@ scope and is computed once a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE, SPELLING, STORAGE_TYPE, literal
@@ -36,8 +37,9 @@ class Value:
 class Names:
     """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
 
-    def __init__(self, buffers: dict[str, Buffer]) -> None:
+    def __init__(self, buffers: dict[str, Buffer], used_once: frozenset[Expr]) -> None:
         self.buffers = buffers
+        self.used_once = used_once  # sigmoids of which a single value is made
         self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
         self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...
         self.written: set[str] = set()
@@ -66,6 +68,17 @@ Resolver = Callable[[Expr], "Value | Expr | None"]
 
 # The forms of min and max for a limit that is not NaN.
 _LIMITS = {"min": "pf::low", "max": "pf::high"}
+
+
+def sigmoids_used_once(values: Iterable[Expr]) -> frozenset[Expr]:
+    """Those that can be part of the product they are made for."""
+    seen: set[Expr] = set()
+    uses: Counter[Expr] = Counter()
+    for value in values:
+        uses[value] += 1
+        for e in ex.walk(value, seen):
+            uses.update(e.args)
+    return frozenset(e for e, count in uses.items() if e.op == "sigmoid" and count == 1)
 
 
 def _is_number(e: Expr) -> bool:
@@ -116,7 +129,8 @@ class Emitter:
             return self._assign(
                 Value(f"int64_t({text})" if not is_vector else text, e.dtype, is_vector), e
             )
-        args = [self.value(a) for a in e.args]
+        function, operands = self._function(e)
+        args = [self.value(a) for a in operands]
         is_vector = any(a.is_vector for a in args)
         spelled = [a.vector if is_vector else a.text for a in args]
         if e.op == "cast":
@@ -131,8 +145,16 @@ class Emitter:
             limit, other = spelled if _is_number(e.args[0]) else reversed(spelled)
             text = f"{_LIMITS[e.op]}({limit}, {other})"
         else:
-            text = f"{SPELLING[e.op]}({', '.join(spelled)})"
+            text = f"{function}({', '.join(spelled)})"
         return self._assign(Value(text, e.dtype, is_vector), e)
+
+    def _function(self, e: Expr) -> tuple[str, tuple[Expr, ...]]:
+        """What is called, and with what: a * sigmoid(x) is one function, which divides a, not 1."""
+        for a, s in (e.args, e.args[::-1]) if e.op == "mul" else ():
+            # A sigmoid that a whole row shares is better multiplied with than divided by.
+            if s in self.names.used_once and s.variables() >= a.variables():
+                return "pf::times_sigmoid", (a, s.args[0])
+        return SPELLING.get(e.op, e.op), e.args
 
     def _random(self, e: Expr, args: list[Value]) -> str:
         """The seed is one number for all lanes; so are the bounds of randint."""

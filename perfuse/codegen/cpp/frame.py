@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfuse.codegen.cpp.emit import Emitter, Names, Value
+from perfuse.codegen.cpp.emit import Emitter, Names, Value, sigmoids_used_once
 from perfuse.codegen.cpp.shape import KernelShape, shape_of
 from perfuse.codegen.cpp.spelling import ACCUMULATOR, COMPUTE_TYPE
 from perfuse.codegen.writer import Writer
@@ -29,7 +29,7 @@ class Frame:
         self.settings = context.settings
         self.target = context.target
         self.lanes = context.target.lanes
-        self.names = Names(buffers)
+        self.names = Names(buffers, sigmoids_used_once(m.loop.value for m in kernel.members))
         self.shape: KernelShape = shape_of(kernel, self.lanes)
 
     # -- members ---------------------------------------------------------------------------

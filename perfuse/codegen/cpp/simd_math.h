@@ -77,13 +77,14 @@ template <class I> PF_FN like<I, float> power_of_sixteenths(I n) {
 #endif
   }
 }
+// The magic number's ulp is a sixteenth, and the last four bits of the sum say which.
 template <class F> PF_FN exp_scaled<F> exp_split(F x) {
   using I = like<F, int32_t>;
-  const F magic = all<F>(12582912.0f), t = fma(x, all<F>(23.0831207f), magic), k = t - magic;
-  const F r = fma(k, all<F>(1.32621525e-5f), fma(k, all<F>(-0.0433349609375f), x));
-  const I n = bits_as<I>(t) - bits_as<I>(magic);
+  const F magic = all<F>(786432.0f), t = fma(x, all<F>(1.44269504f), magic), k = t - magic;
+  const F r = fma(k, all<F>(2.12194440e-4f), fma(k, all<F>(-0.693359375f), x));
+  const I n = bits_as<I>(t);
   const F y = power_of_sixteenths(n);
-  return {fma(y * r, poly(r, 1.0f, 0.500016265f, 0.166666672f), y), k * 0.0625f, n >> 4};
+  return {fma(y * r, poly(r, 1.0f, 0.500016265f, 0.166666672f), y), k, (n - bits_as<I>(magic)) >> 4};
 }
 #else
 template <class F> PF_FN exp_scaled<F> exp_split(F x) { return exp_series<1>(x); }
@@ -154,14 +155,16 @@ template <class X> PF_FN X tanh(X x) {
     return copysign(where(near_one, 1.0f - q, q), x);
   }
 }
-template <class X> PF_FN X sigmoid(X x) {
-  if constexpr (!in_float<X>) return all<X>(1) / (exp(-x) + 1.0);
+// a sigmoid(x) with one division and no product.
+template <class X> PF_FN X times_sigmoid(X a, X x) {
+  if constexpr (!in_float<X>) return a / (exp(-x) + 1.0);
   else {
     // Twice e^-x times half of 2^n, which alone would overflow. The series: a table's rounding would show.
     const auto p = exp_series<2>(low(all<X>(89.0f), high(all<X>(-86.0f), -x)));
-    return 1.0f / fma(p.y, power_of_two(p.n - 1), all<X>(1.0f));
+    return a / fma(p.y, power_of_two(p.n - 1), all<X>(1.0f));
   }
 }
+template <class X> PF_FN X sigmoid(X x) { return times_sigmoid(all<X>(1), x); }
 
 // ---- log and its family ------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import SCALAR_OPS
 from tests.unit.codegen.goldens import CONTEXT as GOLDEN_CONTEXT
 from tests.unit.codegen.goldens import GOLDEN, golden_path, kernels_text, sources_of
-from tests.unit.lower.samples import f32
+from tests.unit.lower.samples import f32, u8
 from tests.unit.planning import CONTEXT, plans_of
 
 HEADER_TEXT = "\n".join(path.read_text() for path in sorted(HEADERS.glob("*.h")))
@@ -112,6 +112,23 @@ def test_nothing_to_compute_is_no_source() -> None:
     assert generate_sources(plan, CONTEXT).units == ()
 
 
+# What is divided: as often as there are elements, unless a sigmoid is shared.
+SIGMOIDS = {
+    "swish": (lambda x: x * torch.sigmoid(x), (f32(4, 64),), True),
+    "gate": (lambda x, g: x * torch.sigmoid(g), (f32(4, 64), f32(4, 64)), True),
+    "one gate a row": (lambda x, g: x * torch.sigmoid(g), (f32(4, 64), f32(4, 1)), False),
+    "used twice": (lambda x: x * torch.sigmoid(x) + torch.sigmoid(x), (f32(4, 64),), False),
+    "a result as well": (lambda x: (x * torch.sigmoid(x), torch.sigmoid(x)), (f32(4, 64),), False),
+}
+
+
+@pytest.mark.parametrize("name", SIGMOIDS)
+def test_a_product_with_a_sigmoid_is_a_division(name: str) -> None:
+    fn, inputs, wanted = SIGMOIDS[name]
+    (plan,) = plans_of(fn, *inputs)
+    assert ("pf::times_sigmoid" in generate_sources(plan, CONTEXT).units[0][1]) is wanted
+
+
 def streams(fn: Callable[..., Any], *inputs: Tensor, limit: int | None = None) -> bool:
     """Whether a kernel of `fn` writes past the caches, on a machine with a last cache of 64 KiB."""
     target = replace(GOLDEN_CONTEXT.target, l3_bytes=64 << 10)
@@ -121,10 +138,13 @@ def streams(fn: Callable[..., Any], *inputs: Tensor, limit: int | None = None) -
     return "pf::streamv" in generate_sources(plan, context).units[0][1]
 
 
-# x, y and the sum are 24 KiB each; x and its square 16 KiB, or 8.
+# x, y and the sum are 24 KiB each; x and its square 16 KiB, or 8; bytes and their floats 8 and 32,
+# or 16 and 64.
 STREAMED = {
     "moves as much as half the cache": (lambda x, y: x + y, (f32(96, 64), f32(96, 64)), None, True),
     "fits": (lambda x: x * x, (f32(32, 64),), None, False),
+    "is most of what is moved": (lambda x: x.float(), (u8(128, 64),), None, False),
+    "is more than the cache": (lambda x: x.float(), (u8(256, 64),), None, True),
     "is read by the next step": (lambda x, y: torch.mm(x + y, x), (f32(96, 96),) * 2, None, False),
     "as large as the cache": (lambda x: torch.mm(x + 1, x), (f32(128, 128),), None, False),
     "twice the cache": (lambda x: torch.mm(x + 1, x), (f32(192, 192),), None, True),
