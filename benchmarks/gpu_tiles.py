@@ -4,7 +4,8 @@ python -m benchmarks.gpu_tiles --only '^(sum_rows|amax_all)$'
 python -m benchmarks.gpu_tiles --build  # anywhere: compiled for an H100, not run
 
 Candidates of a kernel take turns, L2 flushed before each, and so do eager and the peer where the
-case is one kernel. Beside tuning's own candidates there are the wider ones of `benchmarks.tiles`.
+case is one kernel. Beside tuning's own candidates there are the wider ones of `benchmarks.tiles`,
+and where it makes a difference the model's choice with `gpu.approximate`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cases import Case, Problem, backward_problem
+from benchmarks.cases import Case
 from benchmarks.contest import step_of, take_turns
-from benchmarks.gpu_cases import f32, gpu_cases
+from benchmarks.gpu_cases import Row, f32, gpu_cases
 from benchmarks.gpu_worker import Stopwatch
-from benchmarks.memory_cases import gelu_bias
+from benchmarks.memory_cases import gelu_bias, swish
 from benchmarks.tiles import wider
 from perfuse import config
 from perfuse.autotune.tiles import plan_of_one
@@ -46,10 +46,32 @@ from perfuse.target import target_of
 from tests.unit.planning import plans_of
 
 SMALLEST_BYTES = 32 << 20
-SECONDS = 1.0  # of measuring, a kernel
+SECONDS = 0.7  # of measuring, a kernel
 WORTHWHILE = 0.98  # of the model's choice: below it, another should be chosen
 
+# Beside the benchmark's: what is computed of floats, as eager would and by approximation.
+WIDE = f32(8192, 4096)
+FLOATS = (
+    Row("gelu_bias_f32_fb", gelu_bias, (f32(4096), WIDE), fb=True),
+    Row("swish_f32_fb", swish, (WIDE,), fb=True),
+    Row("softmax_f32", lambda x: torch.softmax(x, -1), (WIDE,)),
+    Row("logsumexp_f32", lambda x: torch.logsumexp(x, -1), (f32(8192, 8192),)),
+)
+APPROXIMATE, RIVALS = "approximate", ("inductor", "eager")
+
 Step = Callable[[], Any]
+
+
+Built = tuple[TritonSources, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A tile, and the settings under which its kernel is written."""
+
+    name: str
+    tile: Tile
+    context: Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +111,11 @@ def _context(*, is_here: bool) -> Context:
 
 def _cases(shrink: int) -> list[Case]:
     kernels = [case for case in gpu_cases(shrink).values() if case.kind == "kernel"]
-    wide = Case("gelu_bias_f32_fb", "kernel", "4096 8192x4096", partial(_gelu_bias, shrink))
-    return [*kernels, wide]
-
-
-def _gelu_bias(shrink: int) -> Problem:
-    return backward_problem(gelu_bias, [f32(4096).make(shrink), f32(8192, 4096).make(shrink)])
+    return kernels + [row.case(shrink) for row in FLOATS]
 
 
 def _races(case: Case, context: Context, *, runs: bool) -> Iterator[tuple[Table, str]]:
-    """A table and a verdict for each kernel of the case that reduces something large."""
+    """A table and a verdict for each large kernel that reduces, or could approximate."""
     with torch.device(context.device):
         problem = case.build()
     with torch.set_grad_enabled(problem.has_backward):
@@ -106,11 +123,13 @@ def _races(case: Case, context: Context, *, runs: bool) -> Iterator[tuple[Table,
     kernels = [(k, plan) for plan in plans for k in plan.kernels]
     is_alone, device = len(kernels) == 1, context.device.type
     for number, (kernel, plan) in enumerate(kernels):
-        if (kernel.num_bytes < SMALLEST_BYTES and runs) or not _reduces(kernel):
+        alone = plan_of_one(kernel, plan.program)
+        is_small = runs and kernel.num_bytes < SMALLEST_BYTES
+        if is_small or not (_reduces(kernel) or _approximates(alone, context)):
             continue
-        entrants = _entrants(kernel, plan_of_one(kernel, plan.program), context, runs=runs)
+        entrants = _entrants(kernel, alone, context, runs=runs)
         if runs and is_alone:
-            entrants += [Entrant(b, step_of(problem, b), "") for b in ("inductor", "eager")]
+            entrants += [Entrant(rival, step_of(problem, rival), "") for rival in RIVALS]
         name, times = f"{case.name} kernel {number}", _times(entrants, device) if runs else {}
         yield _table(name, entrants, times), _verdict(name, entrants, times)
 
@@ -119,21 +138,34 @@ def _reduces(kernel: Kernel) -> bool:
     return any(m.role in ("inner", "outer", "all") for m in kernel.members)
 
 
+def _approximating(context: Context) -> Context:
+    settings = context.settings
+    return replace(context, settings=replace(settings, gpu=replace(settings.gpu, approximate=True)))
+
+
+def _approximates(alone: Plan, context: Context) -> bool:
+    """Whether the kernel has another text where it may approximate."""
+    texts = {generate_triton(alone, c).text for c in (context, _approximating(context))}
+    return len(texts) > 1
+
+
 def _entrants(kernel: Kernel, alone: Plan, context: Context, *, runs: bool) -> list[Entrant]:
     """Every candidate, the model's choice first, compiled together."""
     machine, widest = machine_of(context.target), widest_of(kernel, alone.program.buffers)
     tiles = candidates(kernel, machine, widest)
     tiles = list(dict.fromkeys([*tiles, *wider(kernel, tiles[0], machine, widest)]))
-    with ThreadPoolExecutor(context.num_jobs(len(tiles))) as pool:
-        built = list(pool.map(lambda tile: _built(alone, tile, context), tiles))
+    ways = [Way(str(tile), tile, context) for tile in tiles]
+    if _approximates(alone, context):
+        ways.append(Way(f"{tiles[0]}, {APPROXIMATE}", tiles[0], _approximating(context)))
+    with ThreadPoolExecutor(context.num_jobs(len(ways))) as pool:
+        built = list(pool.map(lambda way: _built(alone, way.tile, way.context), ways))
     inputs = made_up_inputs(alone.program, context.device) if runs else []
     return [
-        _entrant(alone, tile, made, inputs, context, runs=runs)
-        for tile, made in zip(tiles, built, strict=True)
+        _entrant(alone, way, made, inputs, runs=runs) for way, made in zip(ways, built, strict=True)
     ]
 
 
-def _built(alone: Plan, tile: Tile, context: Context) -> tuple[TritonSources, Entry] | str:
+def _built(alone: Plan, tile: Tile, context: Context) -> Built | str:
     try:
         sources = generate_triton(alone, context, {alone.kernels[0].name: tile})
         return sources, build_bundle(sources, context)
@@ -142,21 +174,20 @@ def _built(alone: Plan, tile: Tile, context: Context) -> tuple[TritonSources, En
 
 
 def _entrant(
-    alone: Plan, tile: Tile, built: tuple[TritonSources, Entry] | str, inputs: list[Any],
-    context: Context, *, runs: bool,
-) -> Entrant:  # fmt: skip
+    alone: Plan, way: Way, built: Built | str, inputs: list[Any], *, runs: bool
+) -> Entrant:
     if isinstance(built, str):
-        return Entrant(str(tile), None, built)
+        return Entrant(way.name, None, built)
     sources, entry = built
-    said = _usage(entry)
     if not runs:
-        return Entrant(str(tile), None, said)
-    call = load_gpu(generate_gpu_host(alone, sources, context.device), entry, {}, context)
+        return Entrant(way.name, None, _usage(entry))
+    host = generate_gpu_host(alone, sources, way.context.device)
+    call = load_gpu(host, entry, {}, way.context)
     try:
         call(list(inputs))
     except Exception as error:  # nor is one that does not run
-        return Entrant(str(tile), None, f"{type(error).__name__}: {error}"[:60])
-    return Entrant(str(tile), lambda: call(list(inputs)), said)
+        return Entrant(way.name, None, f"{type(error).__name__}: {error}"[:60])
+    return Entrant(way.name, lambda: call(list(inputs)), _usage(entry))
 
 
 def _usage(entry: Entry) -> str:
@@ -191,13 +222,14 @@ def _table(title: str, entrants: list[Entrant], times: dict[str, float]) -> Tabl
 
 
 def _verdict(title: str, entrants: list[Entrant], times: dict[str, float]) -> str:
-    ours, rivals = entrants[0].name, ("inductor", "eager")
+    ours = entrants[0].name
     if ours not in times:
         return (
             f"{title}: {sum(e.said.endswith('KiB') for e in entrants)} of {len(entrants)} compiled"
         )
-    best = min((name for name in times if name not in rivals), key=times.__getitem__)
-    told = "".join(f", {name} {times[name]:.1f}" for name in rivals if name in times)
+    others = [name for name in times if name in RIVALS or name.endswith(APPROXIMATE)]
+    best = min((name for name in times if name not in others), key=times.__getitem__)
+    told = "".join(f", {name.split(', ')[-1]} {times[name]:.1f}" for name in others)
     is_better = times[best] < WORTHWHILE * times[ours]
     advice = f"CHANGE to {best} ({times[best]:.1f})" if is_better else f"keep (best {best})"
     return f"{title}: {ours} {times[ours]:.1f}{told}: {advice}"

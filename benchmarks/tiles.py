@@ -20,7 +20,7 @@ def wider(kernel: Kernel, best: Tile, machine: Machine, widest: int) -> list[Til
     """Candidates of a kernel that reduces: pipelined or not, much or little on its way."""
     height = static_product([a.size for a in rows_of(kernel)])
     width = static_product([a.size for a in columns_of(kernel)])
-    if best.kind == "flat":
+    if best.kind == "flat" and best.programs is not None:
         found = list(_flat(best, machine))
     elif best.kind == "columns" and height is not None and width is not None:
         found = [*_columns(height, width, machine), *_columns_as_rows(height, width, machine)]

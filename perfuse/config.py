@@ -111,6 +111,9 @@ class GpuSettings:
     interpret: bool = key(
         False, "Compile CPU tensors as if they were a GPU's, and run them in Triton's interpreter."
     )
+    approximate: bool = key(
+        False, "Divide, and take exponentials, by approximation in float32 too, not only in halves."
+    )
     max_cuda_graphs: int = plain(
         16, "Sets of sizes for which a program's launches are recorded as a CUDA graph."
     )

@@ -144,6 +144,7 @@ def _interpreting() -> Iterator[None]:
             stack.enter_context(_replaced(module))
         stack.enter_context(_whole_numbers())
         stack.enter_context(_truth())
+        stack.enter_context(_one_rounding())
         yield
 
 
@@ -184,6 +185,27 @@ def _truth() -> Iterator[None]:
         yield
     finally:
         builder.binary_op = original
+
+
+@contextmanager
+def _one_rounding() -> Iterator[None]:
+    """The interpreter rounds the product of a fused multiply-add: of float32 it need not."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    builder = interpreter.InterpreterBuilder
+    original = builder.create_fma
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.data.dtype != np.float32:
+            return original(self, x, y, z)
+        with np.errstate(all="ignore"):
+            made = x.data.astype(np.float64) * y.data + z.data
+            return interpreter.TensorHandle(made.astype(np.float32), z.dtype.scalar)
+
+    builder.create_fma = create_fma
+    try:
+        yield
+    finally:
+        builder.create_fma = original
 
 
 @contextmanager

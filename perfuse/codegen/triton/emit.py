@@ -6,6 +6,7 @@ Triton broadcasts. What does not change along a loop over columns is written bef
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class Dialect:
     native_fp8: frozenset[DType] = frozenset()  # floats of eight bits that it converts itself
     rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or cuts
     pipelines_assertions: bool = True  # whether a loop with an assertion may have several stages
+    approximates: bool = False  # float32 too is divided by approximation
 
 
 class Names:
@@ -53,10 +55,11 @@ class Names:
 
     def __init__(
         self, buffers: dict[str, Buffer], written: frozenset[str], dialect: Dialect,
-        streamed: frozenset[tuple[str, Dim]] = frozenset(),
+        streamed: frozenset[tuple[str, Dim]] = frozenset(), *, is_rounded: bool = False,
     ) -> None:  # fmt: skip
         self.buffers = buffers
         self.streamed = streamed  # what is read just once, and where: not for the cache to keep
+        self.is_rounded = is_rounded  # float32 is computed as eager would, not approximated
         self.written = written
         self.dialect = dialect
         self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
@@ -180,7 +183,8 @@ class Emitter:
             if all(a.op == "const" for a in given):  # no partner gives them their type
                 texts[-len(given) :] = [typed(a.attr, a.dtype) for a in given]
             kind = e.args[-1].dtype if e.args else e.dtype
-            text = spelling(e.op, kind).format(*texts)
+            is_rounded = self.names.is_rounded and not _divides_exactly(e)
+            text = spelling(e.op, kind, is_rounded=is_rounded).format(*texts)
         return self.named(Value(text, e.dtype, lanes))
 
     def _cast(self, value: Value, dtype: DType) -> str:
@@ -352,3 +356,11 @@ def _is_bounded(e: Expr, limit: float) -> bool:
         and below.op != e.op
         and any(a.op == "const" and abs(a.attr) <= limit for a in below.args)
     )
+
+
+def _divides_exactly(e: Expr) -> bool:
+    """Whether a quotient is a product: by a power of two."""
+    divisor = e.args[-1] if e.op == "div" else None
+    if divisor is None or divisor.op != "const":
+        return False
+    return math.frexp(abs(float(divisor.attr)))[0] == 0.5

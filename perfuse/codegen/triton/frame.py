@@ -21,7 +21,7 @@ from perfuse.codegen.triton.emit import (
 from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.spelling import POINTER_TYPE, start
 from perfuse.codegen.triton.streaming import streamed_places
-from perfuse.codegen.triton.tiling import Tile, columns_of, rows_of
+from perfuse.codegen.triton.tiling import Tile, columns_of, moves_float32, rows_of
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
@@ -62,7 +62,8 @@ class Frame:
         self.buffers = buffers
         self.tile = tile
         streamed = streamed_places(kernel, buffers, tile)
-        self.names = Names(buffers, kernel.stored, dialect, streamed)
+        is_rounded = not dialect.approximates and moves_float32(kernel, buffers)
+        self.names = Names(buffers, kernel.stored, dialect, streamed, is_rounded=is_rounded)
         self.rows, self.columns = rows_of(kernel), columns_of(kernel)
         self.makers: dict[str, list[Member]] = {}
         for m in kernel.members:

@@ -149,6 +149,17 @@ def pf_max(a, b):
 def pf_min(a, b):
   return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "pf_exp": """
+def pf_exp(x):
+  # Hardware has powers of two: what the exponent loses when it is rounded is made good for, and the
+  # smallest numbers, which it makes zero, are found 64 powers higher.
+  power = x * 1.4426950408889634
+  lost = tl.fma(x, 1.925963033500011e-08, tl.fma(x, 1.4426950216293335, -power))
+  is_small = power < -100.0
+  near = tl.exp2(tl.where(is_small, power + 64.0, power))
+  near = tl.where(tl.abs(lost) < 1.0, tl.fma(near, lost * 0.6931471805599453, near), near)
+  return tl.where(is_small, near * 5.421010862427522e-20, near)
+""",
     "pf_exp_mid": """
 def pf_exp_mid(x):
   # exp where it does not matter whether the smallest numbers become zero, which is cheaper.

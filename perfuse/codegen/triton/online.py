@@ -14,7 +14,9 @@ from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import COLUMNS, Block, Emitter
 from perfuse.codegen.triton.frame import Frame
 from perfuse.codegen.triton.pairing import dependent_pair
+from perfuse.codegen.triton.spelling import spelling
 from perfuse.codegen.writer import Writer
+from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Kernel, Member
 
 _GROUP = 8  # neighbours in one thread: sixteen bytes of halves
@@ -71,8 +73,9 @@ class Exponentials(Pair):
         emitter.line(f"{seen} = pf_max({top}, tl.reduce({parts}, 2, pf_max))")
         # Any number will do below which there is nothing yet.
         emitter.line(f"{base} = tl.where({seen} == float('-inf'), 0.0, {seen})")
-        added = f"tl.sum(pf_exp_mid({parts} - {base}[:, :, None]), 2)"
-        emitter.line(f"{total} = tl.fma({total}, pf_exp_mid({top} - {base}), {added})")
+        exp = spelling("exp_mid", DType.F32, is_rounded=frame.names.is_rounded).format
+        added = f"tl.sum({exp(f'{parts} - {base}[:, :, None]')}, 2)"
+        emitter.line(f"{total} = tl.fma({total}, {exp(f'{top} - {base}')}, {added})")
         emitter.line(f"{top} = {seen}")
 
     def first_text(self, frame: Frame) -> str:

@@ -66,6 +66,13 @@ _FLOATS = {
     "isnan": "({0} != {0})", "isinf": "(tl.abs({0}) == float('inf'))",
     "isfinite": "(tl.abs({0}) < float('inf'))", "signbit": "(libdevice.signbit({0}) != 0)",
 }  # fmt: skip
+# Of float32 where nothing rounds the result to fewer bits: as eager's, to the last bit or nearly.
+_ROUNDED = {
+    "div": "tl.div_rn({0}, {1})", "reciprocal": "tl.div_rn(1.0, {0})",
+    "truncdiv": "libdevice.trunc(tl.div_rn({0}, {1}))", "exp": "pf_exp({0})",
+    "exp_mid": "libdevice.exp({0})",
+    "sigmoid": "tl.div_rn(1.0, 1.0 + libdevice.exp(-({0})))",
+}  # fmt: skip
 # Of doubles alone: what the ones above have for float32 only.
 _DOUBLES = {
     "sqrt": "tl.sqrt({0})", "exp_mid": "tl.exp({0})",
@@ -90,8 +97,14 @@ _BOOLS = {
 }  # fmt: skip
 
 
-def spelling(op: str, dtype: DType) -> str:
-    """The template of a scalar op whose (last) argument has this compute dtype."""
+def spelling(op: str, dtype: DType, *, is_rounded: bool = False) -> str:
+    """The template of a scalar op whose (last) argument has this compute dtype.
+
+    Hardware divides and takes exponentials to a few units in the last place, cheaply. With
+    `is_rounded`, quotients are rounded correctly, and exponentials as good for large arguments.
+    """
+    if is_rounded and dtype is DType.F32 and op in _ROUNDED:
+        return _ROUNDED[op]
     if dtype is DType.BOOL and op in _BOOLS:
         return _BOOLS[op]
     if dtype is DType.F64 and op in _DOUBLES:

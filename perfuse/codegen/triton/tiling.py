@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from perfuse.codegen.triton.pairing import is_one_sweep
 from perfuse.gpu import BLOCK_THREADS
 from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, static_product
@@ -379,12 +380,26 @@ def may_stream(kernel: Kernel, num_bytes: int) -> bool:
 
 def widest_of(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
     """Bytes of the widest element that the kernel moves for every position."""
+    return max((kind.num_bytes for kind in _moved(kernel, buffers)), default=4)
+
+
+def moves_float32(kernel: Kernel, buffers: dict[str, Buffer]) -> bool:
+    """Whether floats of full width are moved for every position.
+
+    What is computed of halves, or is rounded to halves, hides the error of an approximation. Where
+    floats are moved nothing does, and as many bytes more leave time for more instructions.
+    """
+    return any(kind.is_float and kind.num_bytes >= 4 for kind in _moved(kernel, buffers))
+
+
+def _moved(kernel: Kernel, buffers: dict[str, Buffer]) -> list[DType]:
+    """The kinds of elements that are moved for every position, or nearly so many."""
     counts = {
         n: static_product((buffers[n].num_elements,)) for n in (*kernel.reads(), *kernel.stored)
     }
     most = max((count for count in counts.values() if count is not None), default=1)
     wide = [n for n, count in counts.items() if count is None or count > max(1, most // 8)]
-    return max((buffers[n].dtype.num_bytes for n in wide), default=4)
+    return [buffers[n].dtype for n in wide]
 
 
 def _other_flat(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:

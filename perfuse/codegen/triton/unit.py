@@ -130,10 +130,13 @@ def machine_of(target: Target) -> Machine:
 
 def dialect_of(context: Context) -> Dialect:
     """The interpreter converts small floats in its own way, so it is told bit by bit."""
-    if context.settings.gpu.interpret:
-        return Dialect(rounds_bf16=False)
-    gpu = context.target.gpu
-    if gpu is not None and gpu.capability >= 89:
-        return Dialect(frozenset({DType.F8E4M3FN, DType.F8E5M2}))
-    # Triton's pipeliner for AMD ends the process at an assertion in a loop that it pipelines.
-    return Dialect(pipelines_assertions=context.target.kind != "hip")
+    settings, gpu = context.settings.gpu, context.target.gpu
+    if settings.interpret:
+        return Dialect(rounds_bf16=False, approximates=settings.approximate)
+    is_native = gpu is not None and gpu.capability >= 89
+    return Dialect(
+        frozenset({DType.F8E4M3FN, DType.F8E5M2}) if is_native else frozenset(),
+        # Triton's pipeliner for AMD ends the process at an assertion in a loop that it pipelines.
+        pipelines_assertions=context.target.kind != "hip",
+        approximates=settings.approximate,
+    )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import perfuse
 from perfuse import config
 from perfuse.codegen.triton.helpers import helper_text
 from perfuse.codegen.triton.spelling import spelling
@@ -99,3 +100,34 @@ def test_what_comparing_doubles_gives_can_be_combined() -> None:
         return ((x > 0) & (x < 1)) | x.isnan()
 
     assert torch.equal(interpreted(fn, x), fn(x))
+
+
+def test_exponentials_of_floats_lose_nothing_where_the_exponent_is_large() -> None:
+    x = torch.cat([torch.linspace(-87, 88, 20_001), torch.tensor([0.0, -0.0, 1e-30])])
+    exact = torch.exp(x.double())
+    off = (interpreted(torch.exp, x).double() - exact).abs()
+    ulp = torch.nextafter(exact.float(), torch.tensor(torch.inf)).double() - exact.float().double()
+    assert (off / ulp).max() < 3  # of which two are the interpreter's own power of two
+
+
+def test_exponentials_of_the_extremes() -> None:
+    x = torch.tensor([-torch.inf, torch.inf, torch.nan, 1e38, -1e38, 89.0, -104.5, -95.0, -103.0])
+    exact = torch.exp(x.double()).float()
+    torch.testing.assert_close(
+        interpreted(torch.exp, x), exact, rtol=1e-5, atol=1.5e-45, equal_nan=True
+    )
+
+
+def source_of(fn: object, *inputs: Tensor) -> str:
+    made = perfuse.codegen_for(fn, inputs, target="cuda:90")  # type: ignore[arg-type]
+    return "".join(graph.kernels for graph in made.graphs)
+
+
+def test_floats_are_divided_as_eager_does_and_halves_by_approximation() -> None:
+    x, half = torch.empty(64, 33), torch.empty(64, 33, dtype=torch.bfloat16)
+    assert "tl.div_rn(" in source_of(lambda x: x / x.sum(-1, keepdim=True), x)
+    assert "tl.div_rn(1.0, 1.0 + libdevice.exp(" in source_of(torch.sigmoid, x)
+    assert "div_rn" not in source_of(lambda x: x / x.sum(-1, keepdim=True), half)
+    assert "div_rn" not in source_of(lambda x: x / 4, x)  # exact however it is done
+    with config.patch({"gpu.approximate": True}):
+        assert "div_rn" not in source_of(lambda x: x / x.sum(-1, keepdim=True), x)
