@@ -203,6 +203,8 @@ def _usage(entry: Entry) -> str:
 def _times(entrants: list[Entrant], device: str) -> dict[str, float]:
     """Microseconds of each, the medians of rounds in which all take their turn."""
     steps = {e.name: e.step for e in entrants if e.step is not None}
+    for step in list(steps.values()) * 2:  # compiled before anybody looks at a clock
+        step()
     clock = Stopwatch(device, steps, is_ahead=True)
     found = take_turns(steps, SECONDS, clock)
     return {name: 1e3 * times["median"] for name, times in found.items()}
