@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import perfuse  # noqa: F401  (a checkout that is not installed makes itself known)
+from perfuse.graph import product_ops
+
 Run = Callable[[], object]
 ALIGNED = 8  # elements of two bytes in sixteen
 
@@ -48,6 +51,7 @@ def cases(rows: int, depth: int, columns: int) -> dict[str, Run]:
     cut_grad = padded_grad[:, :columns]
     return {
         "result, as it is": lambda: torch.mm(x, w.t(), out=y),
+        "result, by rows that start alike": lambda: aligned_product(x, w.t()),
         "result, padded": lambda: x @ padded_w.t(),
         "result, padded and cut off": lambda: y.copy_((x @ padded_w.t())[:, :columns]),
         "result, in 8 parts": lambda: in_parts(x, padded_w, y, 8),
@@ -61,6 +65,12 @@ def cases(rows: int, depth: int, columns: int) -> dict[str, Run]:
         "padding of the gradient": lambda: F.pad(grad, (0, wide)),
         "padding of w": lambda: F.pad(w, (0, 0, 0, wide)),
     }
+
+
+@torch.compile(backend="perfuse")
+def aligned_product(x: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = product_ops.aligned_product(x, weight)
+    return result
 
 
 def main() -> None:

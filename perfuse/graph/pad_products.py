@@ -5,16 +5,22 @@ The library has fast kernels only for tensors with aligned rows: a product with 
 they add nothing, and what they give is cut off. Padding fuses into whatever makes an operand, and
 cutting off into whatever reads the result; where neither can be, memory is copied, and that has to
 be worth it.
+
+A large result that is kept is never padded: with its padding and without, it would be in memory
+twice. Of its rows, those that lie eight apart start alike, so eight products with aligned rows fill
+it, all but some columns at its edges (`aligned_product`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.graph.facts import is_same_tensor, tensor_of
+from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.rewrite import Builder, replace_calls
 from perfuse.torch_compat import is_view_op
 
@@ -30,17 +36,33 @@ _SLOWDOWN_OF_OPERANDS, _SLOWDOWN_OF_RESULT = 4.6, 7.4
 # Operations that the library does while a copy moves a byte: 680 TFLOP/s, 4 TB/s.
 _WORK_A_BYTE = 170
 
-Sides = tuple[int, int, int]
+# Elements of each of the eight products that fill a result: two tiles of 128x256 for each processor
+# of an H200. Copies of smaller results take less time than eight launches.
+FEWEST_FILLED = 1 << 23
+_FEWEST_COLUMNS = 512  # the edges are computed twice
 
 
-def pad_products(gm: GraphModule, *, device: str = "cuda") -> GraphModule:
+@dataclass(frozen=True, slots=True)
+class _Padding:
+    """The sides that a product should have."""
+
+    rows: int
+    depth: int
+    columns: int
+    fills_result: bool = False  # the result as it is, by products with aligned rows
+
+
+def pad_products(
+    gm: GraphModule, *, device: str = "cuda", fewest_filled: int = FEWEST_FILLED
+) -> GraphModule:
     """The pass."""
-    found = {n: sides for n in gm.graph.nodes if (sides := _padded_sides(n, device)) is not None}
+    every = {n: _padding_of(n, device, fewest_filled) for n in gm.graph.nodes}
+    found = {node: padding for node, padding in every.items() if padding is not None}
     return replace_calls(gm, found, _padded)
 
 
-def _padded_sides(node: Node, device: str) -> Sides | None:
-    """(rows, depth, columns) that a product should have; None where it is fine as it is."""
+def _padding_of(node: Node, device: str, fewest_filled: int) -> _Padding | None:
+    """What should be done to a product; None where it is fine as it is."""
     if node.target not in _PRODUCTS or node.kwargs:
         return None
     a, b = (tensor_of(x) for x in node.args[-2:])
@@ -55,13 +77,30 @@ def _padded_sides(node: Node, device: str) -> Sides | None:
     if rows * depth * columns < _SMALLEST_WORK:
         return None
     unit = _ALIGNED_BYTES // a.element_size()
-    made = (
+    padded = _Padding(
         _up(rows, unit) if _runs_down(a) else rows,
         depth if _runs_down(a) and not _runs_down(b) else _up(depth, unit),
         _up(columns, unit),
     )
-    is_worth_it = made != sides and _gain_bytes(node, a, b, unit) > _copied_bytes(node, made)
-    return made if is_worth_it else None
+    if padded == _Padding(rows, depth, columns):
+        return None
+    is_large = columns >= _FEWEST_COLUMNS and rows * columns // unit >= fewest_filled
+    if columns != padded.columns and is_large and _is_kept(node) and _can_fill(node, padded, unit):
+        padded = _Padding(rows, padded.depth, columns, fills_result=True)
+    return padded if _gain_bytes(node, a, b, unit) > _copied_bytes(node, padded) else None
+
+
+def _can_fill(node: Node, padded: _Padding, unit: int) -> bool:
+    """Whether products with aligned rows can fill the result of this one, nothing copied for it.
+
+    They read every eighth row of one operand and windows of the other's columns, both of which have
+    to be aligned, or padded to be. A bias has no windows that start at aligned addresses.
+    """
+    a, b = (tensor_of(x) for x in node.args[-2:])
+    assert a is not None and b is not None
+    is_aligned = padded.depth != a.shape[1] or not any(_pitch(x) % unit for x in (a, b))
+    is_plain = a.stride(1) == 1 and _runs_down(b) and node.target is aten.mm.default
+    return is_plain and is_aligned
 
 
 def _gain_bytes(node: Node, a: torch.Tensor, b: torch.Tensor, unit: int) -> float:
@@ -72,18 +111,17 @@ def _gain_bytes(node: Node, a: torch.Tensor, b: torch.Tensor, unit: int) -> floa
     return (slowdown - 1) * 2 * rows * depth * b.shape[1] / _WORK_A_BYTE
 
 
-def _copied_bytes(node: Node, sides: Sides) -> int:
+def _copied_bytes(node: Node, made: _Padding) -> int:
     """What padding moves, where no other loop takes it along."""
-    rows, depth, columns = sides
     a, b = (x for x in node.args[-2:] if isinstance(x, Node))
     moved = 0
-    for operand, shape in ((a, (rows, depth)), (b, (depth, columns))):
+    for operand, shape in ((a, (made.rows, made.depth)), (b, (made.depth, made.columns))):
         tensor = tensor_of(operand)
         assert tensor is not None
         if tuple(tensor.shape) != shape and not _is_computed(operand):
             moved += 2 * tensor.element_size() * shape[0] * shape[1]
-    if _is_kept(node) and columns != b.meta["val"].shape[1]:
-        moved += 2 * a.meta["val"].element_size() * rows * columns
+    if _is_kept(node) and made.columns != b.meta["val"].shape[1]:
+        moved += 2 * a.meta["val"].element_size() * made.rows * made.columns
     return moved
 
 
@@ -113,6 +151,7 @@ def _only_looks(node: Node) -> bool:
 
 _VIEWS = (aten._unsafe_view.default, aten.reshape.default)
 _HALVES = (torch.float16, torch.bfloat16)
+_CONTIGUOUS = torch.contiguous_format
 
 
 def _is_row(bias: Any, b: torch.Tensor) -> bool:
@@ -129,26 +168,31 @@ def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _padded(node: Node, sides: Sides, build: Builder, copy: dict[Node, Node]) -> Node:
+def _padded(node: Node, made: _Padding, build: Builder, copy: dict[Node, Node]) -> Node:
     *bias, a, b = (copy[x] for x in node.args if isinstance(x, Node))
-    rows, depth, columns = sides
-    operands = [_filled(node, a, rows, depth, build), _filled(node, b, depth, columns, build)]
-    if bias:
-        given = tensor_of(bias[0])
-        assert given is not None
-        extra = columns - int(given.shape[0])
-        padded = build.call(node, aten.constant_pad_nd.default, bias[0], [0, extra])
-        operands.insert(0, padded if extra else bias[0])
-    whole = build.call(node, node.target, *operands)
+    bias = [_filled_row(node, x, made.columns, build) for x in bias]
+    a = _filled(node, a, made.rows, made.depth, build)
+    b = _filled(node, b, made.depth, made.columns, build)
     wanted = tensor_of(node)
     assert wanted is not None
-    cut = whole
-    for dim, size in enumerate(wanted.shape):
-        cut = build.call(node, aten.slice.Tensor, cut, dim, 0, int(size))
-    result = build.call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
-    made = tensor_of(result)
-    assert made is not None and is_same_tensor(wanted, made)
+    if made.fills_result:
+        result = build.call(node, aligned_product, a, b)
+    else:
+        result = build.call(node, node.target, *bias, a, b)
+        for dim, size in enumerate(wanted.shape):
+            result = build.call(node, aten.slice.Tensor, result, dim, 0, int(size))
+        result = build.call(node, aten.clone.default, result, memory_format=_CONTIGUOUS)
+    found = tensor_of(result)
+    assert found is not None and is_same_tensor(wanted, found)
     return result
+
+
+def _filled_row(node: Node, bias: Node, columns: int, build: Builder) -> Node:
+    """A bias with zeros to this size."""
+    given = tensor_of(bias)
+    assert given is not None
+    extra = columns - int(given.shape[0])
+    return build.call(node, aten.constant_pad_nd.default, bias, [0, extra]) if extra else bias
 
 
 def _filled(node: Node, x: Node, rows: int, columns: int, build: Builder) -> Node:

@@ -133,7 +133,8 @@ class Extern:
     """An ATen call inside the program. Arguments are views, dims, plain values or lists of these.
 
     `outs` are the buffers that receive its results (None where a result is not used or not a
-    tensor). With `into_out`, the call writes into memory we own through its out= variant.
+    tensor). With `into_out`, the call writes into memory we own through its out= variant: the whole
+    of its one buffer, or the `window` on it.
     """
 
     op: str
@@ -146,6 +147,7 @@ class Extern:
     returns_list: bool = False
     returns_view: bool = False  # the result looks at an argument's memory and must be copied
     measured: tuple[Measured, ...] = ()  # sizes that are known once the call is made
+    window: View | None = None
     origin: str = field(default="", compare=False)
 
     def leaves(self) -> list[Any]:
@@ -187,7 +189,8 @@ class Extern:
 
     def __str__(self) -> str:
         inner = ", ".join([*map(str, self.args), *(f"{k}={v}" for k, v in self.kwargs)])
-        return f"{', '.join(str(o) for o in self.outs)} = {self.op}({inner})  # {self.reason}"
+        made = ", ".join(str(o) for o in self.outs) if self.window is None else str(self.window)
+        return f"{made} = {self.op}({inner})  # {self.reason}"
 
 
 Node = Loop | Extern

@@ -12,6 +12,7 @@ from torch.fx import Node as FxNode
 
 from perfuse.context import Context
 from perfuse.graph.facts import GIVEN_UP
+from perfuse.graph.product_ops import aligned_product
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
@@ -250,6 +251,8 @@ class _Lowering:
         """Put a value into memory when inlining it into its users would cost more."""
         if not isinstance(result, Tensor):
             return result
+        if not is_view_op(node.target) and _is_shown_often(node):
+            return self._owned(result, expected)
         value = result.value
         if value.op in ("load", "const") and not value.args:
             return result
@@ -262,6 +265,15 @@ class _Lowering:
 
     def _realized(self, tensor: Tensor, expected: Any) -> Tensor:
         return self.builder.realize(tensor, dense_strides(expected, self.symbols))
+
+    def _owned(self, tensor: Tensor, expected: Any) -> Tensor:
+        """The tensor in memory of the program's own, for everything that looks at it."""
+        made = self._realized(tensor, expected)
+        view = as_view(made)
+        assert view is not None
+        if self.builder.buffers[view.buffer].role not in ("input", "constant"):
+            return made
+        return self.builder.realize_copy(tensor, dense_strides(expected, self.symbols))
 
     def _known(self, node: FxNode) -> Any:
         return self.values[node]
@@ -408,6 +420,26 @@ class _Lowering:
         return view
 
 
+def _is_shown_often(node: FxNode) -> bool:
+    """A result of the graph that is one more time a result, or goes to a call, as another view.
+
+    Formulas of two views differ, and each would be stored.
+    """
+    shown = _shown(node)
+    return len(shown) > 1 and any(user.op == "output" for user in shown)
+
+
+def _shown(node: FxNode) -> list[FxNode]:
+    """Who wants to have a value in memory, itself or through views."""
+    found = []
+    for user in node.users:
+        if user.op != "output" and is_view_op(user.target):
+            found += _shown(user)
+        elif user.op == "output" or user.target in _PRODUCTS or user.target not in LOWERINGS:
+            found.append(user)
+    return found
+
+
 def _feeds_calls(node: FxNode) -> bool:
     """Whether a value goes, through views at most, only to calls that cannot take a formula."""
     for user in node.users:
@@ -422,7 +454,12 @@ def _feeds_calls(node: FxNode) -> bool:
 
 
 _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    aligned_product,
+}
 
 
 def _whole_loads(tensor: Tensor) -> int:

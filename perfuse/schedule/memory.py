@@ -111,6 +111,15 @@ def _first_fit(live: list[tuple[int, int, int]], size: int) -> int:
 
 
 def kernel_bytes(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
-    """Bytes a kernel moves through memory at least: each buffer once in and once out."""
-    names = [*kernel.reads(), *sorted(kernel.stored)]
-    return sum(num_bytes(buffers[n]) or 0 for n in names if n in buffers)
+    """Bytes a kernel moves through memory at least: each buffer once in, and once out."""
+    total = sum(num_bytes(buffers[n]) or 0 for n in kernel.reads() if n in buffers)
+    return total + sum(_stored_bytes(name, kernel, buffers[name]) for name in kernel.stored)
+
+
+def _stored_bytes(name: str, kernel: Kernel, buffer: Buffer) -> int:
+    """What a kernel writes of a buffer: all of it, or as much as its loops make."""
+    loops = [m.loop for m in kernel.members if m.loop.out == name]
+    steps = [static_product([axis.size for axis in loop.kept]) for loop in loops]
+    made = sum((count or 0) * buffer.dtype.num_bytes for count in steps)
+    whole = num_bytes(buffer) or 0
+    return whole if None in steps else min(whole, made)

@@ -252,6 +252,22 @@ def test_channels_last_convolution_trains(device: str) -> None:
     assert not norm_complaints(step(compiled(layer), layer, x), step(layer, layer, x), exact)
 
 
+def test_a_large_result_with_unaligned_rows_is_held_once(cuda: str) -> None:
+    x = torch.randn(2048, 512, device=cuda, dtype=torch.bfloat16)
+    w = torch.randn(32769, 512, device=cuda, dtype=torch.bfloat16)
+    candidate = compiled(F.linear)
+    got, eager = candidate(x, w), F.linear(x, w)
+    assert got.stride() == eager.stride()
+    assert_as_good_as_eager(got, eager, x.double() @ w.double().t())
+    size = got.numel() * got.element_size()
+    del got, eager
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    candidate(x, w)
+    assert torch.cuda.max_memory_allocated() - before < 1.01 * size
+
+
 def test_more_than_32_bits_of_elements(cuda: str) -> None:
     rows, columns = 3, (1 << 31) // 2
     x = torch.ones(rows, columns, dtype=torch.uint8, device=cuda)

@@ -174,7 +174,8 @@ class _Run:
         kwargs = {k: self._argument(v) for k, v in node.kwargs}
         if node.into_out:
             buffer = self.program.buffers[str(node.outs[0])]
-            kwargs["out"] = self._window(View(buffer.name, buffer.shape, buffer.strides))
+            whole = View(buffer.name, buffer.shape, buffer.strides)
+            kwargs["out"] = self._window(node.window or whole)
             op(*args, **kwargs)
             return
         made = op(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,17 @@ def test_training_and_modules() -> None:
     assert sorted(graph.kind for graph in made.graphs) == ["backward", "forward"]
     assert all(graph.objects for graph in made.graphs)
     assert next(module.parameters()).device.type == "cpu"
+
+
+def test_logits_of_an_odd_vocabulary_are_held_once() -> None:
+    """gpt2's head: no padded copy of its weight, nor of its 823 MB of logits."""
+    hidden = torch.empty(8, 1024, 768, dtype=torch.bfloat16)
+    weight = torch.empty(50257, 768, dtype=torch.bfloat16)
+    made = perfuse.codegen_for(torch.nn.functional.linear, (hidden, weight), target="cuda:90")
+    (graph,) = made.graphs
+    sizes = re.findall(r"= empty\(\((.*?)\), ", graph.host)
+    assert sorted(sizes) == ["8192, 50257", "8192, 8", "8192, 8"], graph.host
+    assert graph.host.count("op_aten_mm_out(") == 8 + 2
 
 
 def test_sizes_that_change() -> None:

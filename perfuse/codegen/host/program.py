@@ -200,7 +200,7 @@ class HostWriter:
             (name,) = step.outs
             assert name is not None
             self._allocate(name)
-            out = self._whole(name)
+            out = self._whole(name) if step.window is None else self._view(step.window)
             self.w.line(f"{function_name(step.op)}({', '.join([*args, f'out={out}'])})")
             return
         names = [o or "_" for o in step.outs]

@@ -6,19 +6,23 @@ Small ones are loops on a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
+from perfuse.graph import product_ops
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Extern, View
+from perfuse.ir.program import Buffer, Extern, View
 from perfuse.lower.builder import Builder, unsqueeze_dims
 from perfuse.lower.families.pointwise import add as add_tensors
 from perfuse.lower.families.pointwise import multiply
 from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, as_view, cast_tensor, positions, reindex
+
+assert product_ops  # importing it defines the op of our own that is lowered here
 
 _LIBRARY = "matrix products go to the library"
 
@@ -114,3 +118,61 @@ def baddbmm(
     if not a.dtype.is_float or a.dtype.is_narrow_float:
         raise CannotLower("baddbmm of small floats rounds once, in the library")
     return _with_bias(builder, bmm(builder, a, b), bias, beta, alpha)
+
+
+# What the library's fast kernels want the rows of a tensor to start at multiples of.
+_ALIGNED_BYTES = 16
+
+
+@lowers("perfuse.aligned_product.default")
+def aligned_product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+    """Products that fill a result whose rows are not aligned, by rows that start alike.
+
+    With 50257 columns of two bytes, each row starts two bytes further from an aligned address than
+    the one before, and every eighth alike: taken together, and from their first aligned column on,
+    they are a matrix with aligned rows. The columns at the edges are products of their own.
+    """
+    left, right = (_window(builder, x, t) for x, t in zip((a, b), builder.arguments, strict=True))
+    rows, columns = left.shape[0], right.shape[1]
+    assert isinstance(rows, int) and isinstance(columns, int), "asked for with known sizes alone"
+    unit = _ALIGNED_BYTES // a.dtype.num_bytes
+    apart = unit // gcd(columns, unit)
+    out = builder.new_buffer(a.dtype, (rows, columns))
+    for first in range(min(apart, rows)):
+        start = -first * columns % unit
+        width = (columns - start) // unit * unit
+        some = _every(left, apart, first)
+        strides = (apart * columns, 1)
+        window = View(out.name, (some.shape[0], width), strides, first * columns + start)
+        reason = f"{_LIBRARY}: rows {first}, {first + apart}, ... of {rows} start alike"
+        _multiply(builder, some, _columns_of(right, start, width), out, reason, window)
+    for start in (0, columns - unit):
+        edge = builder.new_buffer(a.dtype, (rows, unit))
+        reason = f"{_LIBRARY}: the columns at an edge of unaligned rows"
+        _multiply(builder, left, _columns_of(right, start, unit), edge, reason)
+        row, column = positions(edge.shape)
+        builder.store(builder.tensor_of(edge), out, out.index((row, ix.add(column, start))))
+    return builder.tensor_of(out)
+
+
+def _multiply(
+    builder: Builder, left: View, right: View, out: Buffer, reason: str, window: View | None = None
+) -> None:
+    builder.extern(
+        Extern("aten.mm.out", (out.name,), (left, right), (), reason, into_out=True, window=window,
+               origin=builder.origin)
+    )  # fmt: skip
+
+
+def _every(view: View, apart: int, first: int) -> View:
+    """Rows that lie so many apart."""
+    (rows, depth), (down, along) = view.shape, view.strides
+    assert isinstance(rows, int)
+    count = -(-(rows - first) // apart)
+    start = ix.add(view.offset, ix.mul(down, first))
+    return View(view.buffer, (count, depth), (ix.mul(down, apart), along), start)
+
+
+def _columns_of(view: View, start: int, count: int) -> View:
+    offset = ix.add(view.offset, ix.mul(view.strides[1], start))
+    return View(view.buffer, (view.shape[0], count), view.strides, offset)

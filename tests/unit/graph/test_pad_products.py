@@ -46,6 +46,14 @@ def biased(x: Tensor, y: Tensor) -> Tensor:
     return torch.addmm(y[0], x, y)
 
 
+def biased_turned(x: Tensor, y: Tensor) -> Tensor:
+    return torch.addmm(y[:, 0], x, y.t())
+
+
+def down_turned(x: Tensor, y: Tensor) -> Tensor:
+    return x.t() @ y.t()
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, Tensor], bool]] = {
     "odd columns": (plain, (values(2048, 512), values(512, 1025)), True),
     "odd columns of the result alone": (turned, (values(2048, 512), values(1025, 512)), True),
@@ -72,6 +80,44 @@ def test_what_is_padded_and_what_it_gives(name: str) -> None:
     for ours, theirs in zip(tree_leaves(after(*inputs)), tree_leaves(before(*inputs)), strict=True):
         assert ours.stride() == theirs.stride()
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-1)
+
+
+WINDOW = values(2048, 517)[:, :512]
+
+# A result that is kept as it is, and what becomes of it where it counts as large.
+LARGE_CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, Tensor], str]] = {
+    "kept": (turned, (values(2048, 512), values(1025, 512)), "filled"),
+    "kept and read": (both, (values(2048, 512), values(1025, 512)), "filled"),
+    "odd depth as well": (turned, (values(2048, 511), values(1027, 511)), "filled and padded"),
+    "read by a loop alone": (summed, (values(2048, 512), values(1025, 512)), "padded"),
+    "columns that lie side by side": (plain, (values(2048, 512), values(512, 1025)), "padded"),
+    "a bias": (biased_turned, (values(2048, 512), values(1025, 512)), "padded"),
+    "few columns": (turned, (values(8192, 512), values(257, 512)), "padded"),
+    "rows that lie side by side": (down_turned, (values(1024, 1025), values(1025, 1024)), "padded"),
+    "a window with unaligned rows": (turned, (WINDOW, values(1025, 512)), "padded"),
+    "aligned columns": (turned, (values(2048, 512), values(1024, 512)), ""),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_CASES)
+def test_a_large_result_that_is_kept_is_filled(name: str) -> None:
+    fn, inputs, wanted = LARGE_CASES[name]
+    before = traced(fn, *inputs)
+    after = pad_products(before, device="cpu", fewest_filled=1 << 10)
+    found = calls(after)
+    is_filled = any(call.startswith("aligned_product(") for call in found)
+    is_padded = any(call.startswith("constant_pad_nd(") for call in found)
+    kinds = ["filled"] * is_filled + ["padded"] * is_padded
+    assert " and ".join(kinds) == wanted
+    for ours, theirs in zip(tree_leaves(after(*inputs)), tree_leaves(before(*inputs)), strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-1)
+
+
+def test_small_results_are_padded_and_cut_off() -> None:
+    fn, inputs, _ = LARGE_CASES["kept"]
+    after = pad_products(traced(fn, *inputs), device="cpu")
+    assert not any(call.startswith("aligned_product(") for call in calls(after))
 
 
 def test_nothing_is_padded_on_a_cpu() -> None:

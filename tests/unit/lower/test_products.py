@@ -9,10 +9,11 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor
 
+from perfuse.graph.product_ops import aligned_product
 from perfuse.ir.program import Extern, View
 from perfuse.schedule.plan import Plan
 from tests.unit.lower.rows import Row
-from tests.unit.lower.samples import f32
+from tests.unit.lower.samples import bf16, f16, f32
 from tests.unit.planning import plans_of
 
 
@@ -72,3 +73,49 @@ def test_memory_that_changes_between_two_products_is_read_twice() -> None:
     plan = only_plan(around_a_change, f32(6, 5), f32(5, 4))
     first, _, second, _ = operands(plan)
     assert first.buffer != second.buffer
+
+
+def by_rows_alike(x: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = aligned_product(x, weight.t())
+    return result
+
+
+def with_readers(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    product = by_rows_alike(x, weight)
+    return product.view(-1, 1), product.exp().sum(1)
+
+
+# Columns that are 1, 2, 4 and 7 more than a multiple of the eight halves in sixteen bytes.
+ALIGNED_ROWS = [
+    Row("one_more", by_rows_alike, (bf16(19, 16), bf16(41, 16)), MM),
+    Row("two_more", by_rows_alike, (f16(19, 16), f16(42, 16)), MM),
+    Row("four_more", by_rows_alike, (bf16(24, 16), bf16(44, 16)), MM),
+    Row("one_less", by_rows_alike, (bf16(17, 16), bf16(47, 16)), MM),
+    Row("none_more", by_rows_alike, (bf16(9, 16), bf16(40, 16)), MM),
+    Row("fewer_rows_than_lie_apart", by_rows_alike, (bf16(3, 16), bf16(41, 16)), MM),
+    Row("four_bytes", by_rows_alike, (f32(11, 16), f32(43, 16)), MM),
+    Row("computed_operands", lambda x, w: by_rows_alike(x + 1, w * 2),
+        (bf16(19, 16), bf16(41, 16)), MM),
+    Row("read_and_returned", with_readers, (bf16(19, 16), bf16(41, 16)), MM),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ALIGNED_ROWS, ids=str)
+def test_an_aligned_product_is_the_product(row: Row) -> None:
+    row.check()
+
+
+@pytest.mark.parametrize("columns", [1025, 1026, 1027, 1028, 1030, 1031])
+def test_every_call_of_an_aligned_product_sees_aligned_rows(columns: int) -> None:
+    plan = only_plan(by_rows_alike, bf16(21, 16), bf16(columns, 16))
+    calls = [s for s in plan.steps if isinstance(s, Extern)]
+    for view in (v for call in calls for v in (*call.args, call.window) if v is not None):
+        pitch = max(view.strides)  # from one row, or column, to the next
+        assert view.offset % 8 == 0 and pitch % 8 == 0, str(plan)
+
+
+def test_an_aligned_product_holds_one_result() -> None:
+    plan = only_plan(by_rows_alike, bf16(256, 16), bf16(1025, 16))
+    sizes = {n: b.num_elements for n, b in plan.program.buffers.items() if b.role == "temp"}
+    assert sorted(sizes.values()) == [256 * 8, 256 * 8, 256 * 1025]
+    assert sum(k.num_bytes for k in plan.kernels) == 2 * 2 * 256 * 8 * 2, "edges, in and out"

@@ -14,11 +14,13 @@ import perfuse
 from perfuse.codegen.triton.sources import Launch, Scratch, TritonKernel, TritonSources
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.counters import counters
+from perfuse.graph.product_ops import aligned_product
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Plan
 from perfuse.testing import fresh_cache, rand_strided, run_and_get_code
 from perfuse.torch_compat import reset_dynamo
 from tests.harness import plain_triton
+from tests.harness.compare import assert_as_good_as_eager
 
 GENERATOR = "perfuse.pipeline.generate_triton"
 
@@ -47,6 +49,19 @@ def test_kernels_and_calls() -> None:
     torch.testing.assert_close(got, mixed(x, y))
     assert "@triton.jit" in module
     assert "launch(F[1], stream)" in host
+
+
+def test_products_that_fill_windows_of_a_result() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product: torch.Tensor = aligned_product(x + 1, w.t())
+        return product, product.sum(1)
+
+    x, w = torch.randn(19, 16).bfloat16(), torch.randn(1025, 16).bfloat16()
+    got, (_, host) = run_and_get_code(compiled(fn), x, w)
+    assert host.count("out=as_strided(") == 8
+    wide = [y.double() for y in (x + 1, w)]
+    exact = wide[0] @ wide[1].t()
+    assert_as_good_as_eager(got, fn(x, w), (exact, exact.sum(1)))
 
 
 def test_sizes_that_change_are_one_compile() -> None:
