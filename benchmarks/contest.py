@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 import perfuse  # noqa: F401  (a checkout that is not installed makes itself known)
 from benchmarks.cases import Case, Problem
-from tests.harness.compare import DIRECTIONS, complaints, norm_complaints
+from tests.harness.compare import DIRECTIONS, complaints, is_finer, norm_complaints
 
 Step = Callable[[], Any]
 Steps = dict[str, Step]
@@ -88,12 +88,19 @@ def wrong_results(case: Case, problem: Problem, results: dict[str, Any]) -> dict
         found = {name: case.check(got, problem.args) for name, got in results.items()}
     elif case.kind == "model" and is_small(eager):
         exact = problem.exact("")
-        found = {name: norm_complaints(got, eager, exact) for name, got in rivals.items()}
+        is_felt = any(is_finer(leaf, eager) for leaf in pytree.tree_leaves(eager))
+        spreads = moved_results(problem) if is_felt else []
+        found = {name: norm_complaints(got, eager, exact, spreads) for name, got in rivals.items()}
     else:
-        exact, *moved = (problem.exact(direction) for direction in ("", *DIRECTIONS))
-        spreads = [s for s in moved if s is not None]
+        exact, spreads = problem.exact(""), moved_results(problem)
         found = {name: complaints(got, eager, exact, spreads) for name, got in rivals.items()}
     return {name: "; ".join(problems)[:500] for name, problems in found.items() if problems}
+
+
+def moved_results(problem: Problem) -> list[Any]:
+    """The exact results where the arguments are moved by one rounding, where there are any."""
+    moved = (problem.exact(direction) for direction in DIRECTIONS)
+    return [result for result in moved if result is not None]
 
 
 def is_small(result: Any) -> bool:
