@@ -154,7 +154,7 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
     if not columns_of(kernel):
         return _flat_tile(kernel, machine, roles, widest)
     if roles <= {"full", "outer", "all"}:
-        return _columns_tile(kernel, machine)
+        return _columns_tile(kernel, machine, widest)
     return _rows_tile(kernel, machine, roles, widest)
 
 
@@ -229,12 +229,15 @@ def _scan_tile(kernel: Kernel) -> Tile:
     return Tile("scan", 1, 2048, 8, is_swept=True)
 
 
-def _columns_tile(kernel: Kernel, machine: Machine) -> Tile:
+def _columns_tile(kernel: Kernel, machine: Machine, widest: int) -> Tile:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
-    # Few blocks with much on its way; where much is computed, more threads to hide it behind.
-    warps, stages, per_processor = (4, 4, 2) if _is_plain_sum(kernel) else (8, 4, 2)
+    # Few blocks with much on its way; where much is computed, more threads to hide it behind. Of
+    # floats a thread then has half as many, or its registers leave no room for a second block.
+    is_plain = _is_plain_sum(kernel)
+    warps, stages, per_processor = (4, 4, 2) if is_plain else (8, 4, 2)
     block = min(128, power_of_two(width)) if width is not None else 64
-    step = max(1, min(64, 4096 // block))
+    a_thread = ELEMENTS_A_THREAD if is_plain or widest <= 2 else ELEMENTS_A_THREAD // 2
+    step = max(1, min(64, 256 * a_thread // block))
     if height is not None:
         step = min(step, power_of_two(height))
     across = -(-width // block) if width is not None else 32
@@ -242,7 +245,7 @@ def _columns_tile(kernel: Kernel, machine: Machine) -> Tile:
     if height is not None:
         wanted = min(wanted, max(1, height // (stages * step)))
     splits = _below(wanted) if wanted < 8 else wanted
-    warps = min(warps, _warps(step * block))
+    warps = min(warps, _warps(step * block, a_thread))
     return Tile("columns", step, block, warps, num_stages=stages, splits=splits)
 
 

@@ -193,7 +193,9 @@ def test_columns_have_more_threads_where_more_is_computed() -> None:
     plain, _ = only_kernel(lambda x: x.sum(0), x)
     dear, _ = only_kernel(lambda x: torch.tanh(x).exp().sum(0), x)
     assert str(choose_tile(plain, Machine())) == "columns 32x128 / 8, 4 warps, 4 stages"
-    assert str(choose_tile(dear, Machine())) == "columns 32x128 / 8, 8 warps, 4 stages"
+    assert str(choose_tile(dear, Machine(), 2)) == "columns 32x128 / 8, 8 warps, 4 stages"
+    # Of floats half as many elements: twice the registers would leave no room for a second block.
+    assert str(choose_tile(dear, Machine(), 4)) == "columns 16x128 / 8, 8 warps, 4 stages"
 
 
 @pytest.mark.parametrize(("num_loads", "columns"), [(4, 2048), (5, 1024)])
