@@ -227,7 +227,7 @@ def _verdict(title: str, entrants: list[Entrant], times: dict[str, float]) -> st
     ours = entrants[0].name
     if ours not in times:
         return (
-            f"{title}: {sum(e.said.endswith('KiB') for e in entrants)} of {len(entrants)} compiled"
+            f"{title}: {sum(' registers' in e.said for e in entrants)} of {len(entrants)} compiled"
         )
     others = [name for name in times if name in RIVALS or name.endswith(APPROXIMATE)]
     best = min((name for name in times if name not in others), key=times.__getitem__)
