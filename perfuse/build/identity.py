@@ -13,7 +13,7 @@ from perfuse.context import Context
 from perfuse.version import VERSION
 
 PACKAGE = Path(__file__).parent.parent
-KERNEL_COMPILER = ("triton_compile.py", "streamed_copies.py")
+KERNEL_COMPILER = ("triton_compile.py",)
 
 
 @functools.cache

@@ -12,13 +12,11 @@ import linecache
 import re
 import struct
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock
 from types import ModuleType
 from typing import Any
 
 from perfuse.build.bundle import CodeObject
-from perfuse.build.streamed_copies import hinted
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.errors import CompilerFailed, CompilerMissing
 from perfuse.gpu import Gpu
@@ -102,10 +100,7 @@ def _run(job: Job, backend: Any, options: Any) -> tuple[dict[str, Any], dict[str
         made = source.make_ir(backend.target, options, functions, backend.get_module_map(), context)
     results: dict[str, Any] = {}
     for name, stage in stages.items():
-        made = stage(made, metadata)
-        if name == "ptx":
-            made = hinted(made, partial(linecache.getline, str(job.module.__file__)))
-        results[name] = made
+        results[name] = made = stage(made, metadata)
     return results, metadata
 
 
