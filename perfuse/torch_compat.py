@@ -481,29 +481,6 @@ def on_compile(start: Callable[[Any], None], end: Callable[[Any], None]) -> None
     callback_handler.register_end_callback(end)
 
 
-def after_compile(end: Callable[[Any], None]) -> None:
-    """Call `end` after what Dynamo compiles now; `torch.compiler.reset` forgets such wishes."""
-    from torch._dynamo.callback import callback_handler
-
-    if end not in callback_handler.end_callbacks:
-        callback_handler.register_end_callback(end)
-
-
-def is_capturing() -> bool:
-    """Whether Dynamo is capturing something in this thread."""
-    private: Any = torch._guards
-    return private.CompileContext.try_get() is not None
-
-
-def set_marks_runtime(wanted: bool) -> bool:
-    """Whether Dynamo's bytecode marks for profilers what is neither guard nor graph; as it was."""
-    settings: Any = torch._dynamo.config
-    before = bool(getattr(settings, "record_runtime_overhead", False))
-    if before != wanted:
-        settings.record_runtime_overhead = wanted
-    return before
-
-
 @contextmanager
 def fake_gpu() -> Iterator[FakeTensorMode]:
     """A block in which tensors are fake, and may be on a GPU that is not there."""

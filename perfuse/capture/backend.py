@@ -17,7 +17,6 @@ from perfuse.capture.frame_chunks import keep_frame_chunks
 from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, cut_observers, observers
-from perfuse.capture.profiler_marks import leave_out_marks
 from perfuse.capture.replay import replayed
 from perfuse.capture.simple import facts_of
 from perfuse.capture.trace import trace
@@ -50,7 +49,6 @@ def perfuse_backend(
     The settings are taken once, here: the backward is compiled under those of its forward.
     """
     settings = settings_for(config.snapshot(), mode, options)
-    leave_out_marks()
     try:
         context = Context.on(device_of(module, example_inputs), settings)
         return compile_capture(module, example_inputs, context)
