@@ -101,13 +101,13 @@ def lifetimes(plan: Plan, where: Where = ONE_THREAD) -> Lifetimes:
         for name in sorted({name for step in steps for name in touched(step)}):
             first.setdefault(name, number)
             last[name] = number
-    if where.device != "cpu":
-        leaving = output_buffers(plan.program)
-        for name, old in _reused(plan, turns).items():
-            # The memory counts once, for the one that lasts longer.
-            kept, dropped = (name, old) if name in leaving else (old, name)
-            first[kept], last[kept] = first[old], max(last[old], last[name])
-            del first[dropped]
+    leaving = output_buffers(plan.program)
+    shared = plan.over if where.device == "cpu" else _reused(plan, turns)
+    for name, old in shared.items():
+        # The memory counts once, for the one that lasts longer.
+        kept, dropped = (name, old) if name in leaving else (old, name)
+        first[kept], last[kept] = first[old], max(last[old], last[name])
+        del first[dropped]
     return Lifetimes(
         tuple(_label(steps) for steps in turns),
         _arena(plan.arena_bytes, where.device),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from perfuse.ir.program import Buffer, Extern, Program, View
 from perfuse.schedule.plan import Kernel, Step, static_product
 
@@ -51,11 +53,14 @@ def output_buffers(program: Program) -> set[str]:
 
 
 def arena_buffers(
-    program: Program, steps: tuple[Step, ...], largest: int | None = None
+    program: Program,
+    steps: tuple[Step, ...],
+    largest: int | None = None,
+    elsewhere: Collection[str] = (),
 ) -> dict[str, int]:
     """Temporaries that may lie in an arena, with their bytes: of known size, less than `largest`,
     and done with when the step that touches them ends."""
-    refused = output_buffers(program)
+    refused = output_buffers(program) | set(elsewhere)
     for step in steps:
         # Those of PyTorch itself do; a collective may go on reading in the background.
         if isinstance(step, Extern) and not step.op.startswith("aten."):
@@ -78,10 +83,13 @@ def num_bytes(buffer: Buffer) -> int | None:
 
 
 def place(
-    program: Program, steps: tuple[Step, ...], largest: int | None = None
+    program: Program,
+    steps: tuple[Step, ...],
+    largest: int | None = None,
+    elsewhere: Collection[str] = (),
 ) -> tuple[dict[str, int], int]:
     """Arena offsets for the temporaries that may lie there, and the bytes of the whole."""
-    sizes = arena_buffers(program, steps, largest)
+    sizes = arena_buffers(program, steps, largest, elsewhere)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, step in enumerate(steps):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Extern, Loop, Program
@@ -82,6 +83,7 @@ class Plan:
     places: dict[str, int]
     arena_bytes: int
     arena_limit: int | None = None  # temporaries of at least this size are made one by one
+    over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -9,6 +9,7 @@ from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import Extern, Loop, Program
 from perfuse.schedule import memory, shape
 from perfuse.schedule.fuse import Fuser, Group, accesses
+from perfuse.schedule.in_place import written_over
 from perfuse.schedule.lifetimes import Where, lifetimes
 from perfuse.schedule.narrow import narrow_reductions
 from perfuse.schedule.order import frugal_order, program_order
@@ -65,8 +66,11 @@ def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
     """The plan with temporaries in an arena: all, or those smaller than `largest`."""
     if context.target.gpu is not None:
         return _placed_on_gpu(plan, context)
-    places, arena_bytes = memory.place(plan.program, plan.steps, largest)
-    return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
+    # A budget counts the memory of each buffer by itself.
+    is_bound = context.settings.memory_budget is not None
+    over = {} if is_bound else written_over(plan.program, plan.steps)
+    places, arena_bytes = memory.place(plan.program, plan.steps, largest, over)
+    return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest, over=over)
 
 
 def _placed_on_gpu(plan: Plan, context: Context) -> Plan:

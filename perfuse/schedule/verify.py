@@ -101,7 +101,7 @@ def _check_places(plan: Plan) -> None:
             first.setdefault(name, number)
             last[name] = number
     spans = []
-    for name, size in arena_buffers(plan.program, plan.steps, plan.arena_limit).items():
+    for name, size in arena_buffers(plan.program, plan.steps, plan.arena_limit, plan.over).items():
         if name not in plan.places:
             raise SpecError(f"{_STAGE}: {name} has no place")
         offset = plan.places[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE, SPELLING, STORAGE_TYPE, literal
@@ -37,8 +37,11 @@ class Value:
 class Names:
     """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
 
-    def __init__(self, buffers: dict[str, Buffer], used_once: frozenset[Expr]) -> None:
+    def __init__(
+        self, buffers: dict[str, Buffer], over: Mapping[str, str], used_once: frozenset[Expr]
+    ) -> None:
         self.buffers = buffers
+        self.over = over  # buffers that are written over another, which they share an argument with
         self.used_once = used_once  # sigmoids of which a single value is made
         self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
         self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...
@@ -47,6 +50,7 @@ class Names:
         self._num_locals = 0
 
     def argument(self, buffer: str) -> str:
+        buffer = self.over.get(buffer, buffer)
         return self.arguments.setdefault(buffer, f"a{len(self.arguments)}")
 
     def symbol(self, name: str) -> str:
@@ -356,7 +360,7 @@ class Emitter:
 
     def store(self, buffer: str, index: Dim, value: Value, *, stream: bool = False) -> None:
         pointer, kind = self.names.argument(buffer), self.names.storage(buffer)
-        self.names.written.add(buffer)
+        self.names.written.add(self.names.over.get(buffer, buffer))
         stride = self._stride(index)
         line = self.scope.writer.line
         if stride == 0:

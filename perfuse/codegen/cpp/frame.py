@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from perfuse.codegen.cpp.emit import Emitter, Names, Value, sigmoids_used_once
 from perfuse.codegen.cpp.shape import KernelShape, shape_of
 from perfuse.codegen.cpp.spelling import ACCUMULATOR, COMPUTE_TYPE
@@ -22,6 +24,7 @@ class Frame:
         buffers: dict[str, Buffer],
         context: Context,
         read_again: frozenset[str],
+        over: Mapping[str, str],
     ) -> None:
         self.kernel = kernel
         self.read_again = read_again  # buffers that a step of the program reads from memory
@@ -29,7 +32,8 @@ class Frame:
         self.settings = context.settings
         self.target = context.target
         self.lanes = context.target.lanes
-        self.names = Names(buffers, sigmoids_used_once(m.loop.value for m in kernel.members))
+        once = sigmoids_used_once(m.loop.value for m in kernel.members)
+        self.names = Names(buffers, over, once)
         self.shape: KernelShape = shape_of(kernel, self.lanes)
 
     # -- members ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfuse.codegen.cpp.frame import Frame
@@ -27,10 +28,14 @@ class KernelText:
 
 
 def generate(
-    kernel: Kernel, buffers: dict[str, Buffer], context: Context, read_again: frozenset[str]
+    kernel: Kernel,
+    buffers: dict[str, Buffer],
+    context: Context,
+    read_again: frozenset[str],
+    over: Mapping[str, str],
 ) -> KernelText:
     """Write a kernel. The items come first: what they use decides the parameters."""
-    frame = Frame(kernel, buffers, context, read_again)
+    frame = Frame(kernel, buffers, context, read_again, over)
     partials = Partials(frame)
     sweeps = Sweeps(frame, partials)
     w = Writer(1)

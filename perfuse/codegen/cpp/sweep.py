@@ -73,7 +73,8 @@ class Sweeps:
         """Outputs that would be out of the caches before anybody reads them go past them."""
         limit = self.frame.settings.cpu.stream_store_bytes
         size = num_bytes(self.frame.buffers[name])
-        if limit == 0 or size is None or self.frame.is_read_inside(name):
+        is_cached = self.frame.is_read_inside(name) or name in self.frame.names.over
+        if limit == 0 or size is None or is_cached:
             return False
         if limit is not None:
             return size >= limit

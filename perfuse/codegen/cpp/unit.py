@@ -66,7 +66,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
             flush()
             steps.append(step)
             continue
-        text = generate(step, plan.program.buffers, context, read_again)
+        text = generate(step, plan.program.buffers, context, read_again, plan.over)
         key = f"({text.parameters}) {{\n{text.body}}}\n"
         name = functions.setdefault(key, f"kernel{len(functions)}")
         call = _call(name, text, plan, pointers, sizes)

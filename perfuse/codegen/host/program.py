@@ -176,7 +176,9 @@ class HostWriter:
             or buffer.role in ("input", "constant", "extern")
         ):
             return
-        if buffer.role == "seeds":
+        if name in self.plan.over:
+            self.w.line(f"{name} = {self.plan.over[name]}")
+        elif buffer.role == "seeds":
             self.w.line(f"{name} = new_seeds({self._dim(buffer.shape[0])})")
         else:
             self.w.line(f"{name} = {self._empty(buffer)}")

@@ -1,0 +1,63 @@
+"""Results that a kernel writes over what it reads: memory that is in the caches already.
+
+A convolution's result, say, of which nothing but its relu is ever read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfuse.ir.program import Extern, Program
+from perfuse.schedule.memory import output_buffers, touched
+from perfuse.schedule.plan import Kernel, Step
+
+# Calls that make new memory of their own: what others return may be an argument of theirs.
+_MAKERS = frozenset({"aten.convolution.default", "mkldnn._linear_pointwise.default"})
+
+
+def written_over(program: Program, steps: tuple[Step, ...]) -> dict[str, str]:
+    """Buffers that take the memory of another, which no later step reads: new -> old."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        for name in touched(step):
+            first.setdefault(name, number)
+            last[name] = number
+    fresh = set(_fresh(steps)) - output_buffers(program)
+    found: dict[str, str] = {}
+    for number, step in enumerate(steps):
+        new = _only_result(step)
+        if not isinstance(step, Kernel) or new is None or first[new] != number:
+            continue
+        for old in step.reads():
+            if old in fresh and last[old] == number and _fits(step, new, old, program):
+                found[new] = old
+                break
+    return found
+
+
+def _fresh(steps: tuple[Step, ...]) -> Iterator[str]:
+    for step in steps:
+        if isinstance(step, Extern) and step.op in _MAKERS and not step.into_out:
+            yield from step.makes()
+
+
+def _only_result(step: Step) -> str | None:
+    """What a kernel stores as the last thing it does for an element."""
+    if not isinstance(step, Kernel) or len(step.stored) != 1:
+        return None
+    (name,) = step.stored
+    writers = [m for m in step.members if m.loop.out == name]
+    if len(writers) != 1 or writers[0].role != "full" or writers[0].loop.kind != "map":
+        return None
+    return name if writers[0].stage == max(m.stage for m in step.members) else None
+
+
+def _fits(kernel: Kernel, new: str, old: str, program: Program) -> bool:
+    """Laid out alike, and each element of `old` is read only where that of `new` is written."""
+    a, b = program.buffers[old], program.buffers[new]
+    if b.role != "temp" or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
+        return False
+    (place,) = {m.loop.index for m in kernel.members if m.loop.out == new}
+    reads = {r for m in kernel.members for r in m.loop.reads() if r.attr[0] == old}
+    return all(read.attr[1] is place and not read.args for read in reads)

@@ -1,0 +1,63 @@
+"""Which results are written over a call's, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perfuse.config import Settings
+from perfuse.context import Context
+from perfuse.counters import Counters
+from tests.unit.lower.samples import f32
+from tests.unit.planning import CONTEXT, plans_of
+
+X, W = f32(2, 3, 8, 8), f32(5, 3, 1, 1)
+
+
+def softmax_over_rows(x: Tensor, w: Tensor) -> Tensor:
+    y = F.conv2d(x, w)
+    return torch.softmax(y, -1) * y.sigmoid()
+
+
+# The function of an image and a kernel, and how many results lie where its convolution's was.
+CASES: dict[str, tuple[Callable[..., Any], int]] = {
+    "relu": (lambda x, w: F.relu(F.conv2d(x, w)), 1),
+    "several sweeps over a row": (softmax_over_rows, 1),
+    "between two": (lambda x, w: F.conv2d(F.relu(F.conv2d(x, w)), f32(4, 5, 1, 1)), 1),
+    "a result itself": (lambda x, w: ((y := F.conv2d(x, w)), F.relu(y)), 0),
+    "read once more": (lambda x, w: F.conv2d(F.relu(y := F.conv2d(x, w)), y[:, :, :1, :1]), 0),
+    "read elsewhere too": (lambda x, w: (y := F.conv2d(x, w)) + y.flip(-1), 0),
+    "read transposed": (lambda x, w: F.relu(F.conv2d(x, w)).mT.contiguous(), 0),
+    "of another type": (lambda x, w: F.conv2d(x, w) > 0, 0),
+    "two results of one": (lambda x, w: ((y := F.conv2d(x, w)).relu(), y.exp()), 0),
+    "of a call that may return its argument": (lambda x, w: F.relu(torch.fft.fft(x).real), 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lies_over_the_convolution(name: str) -> None:
+    fn, wanted = CASES[name]
+    (plan,) = plans_of(fn, X, W)
+    assert len(plan.over) == wanted
+    assert not plan.over.keys() & plan.places.keys()
+
+
+def test_a_budget_counts_each_buffer() -> None:
+    context = Context(CONTEXT.target, Settings(memory_budget=0.5), Counters())
+    (plan,) = plans_of(CASES["relu"][0], X, W, context=context)
+    assert not plan.over
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_keeps_the_values(name: str) -> None:
+    fn = CASES[name][0]
+    compiled = torch.compile(fn, backend="perfuse")
+    with torch.no_grad():
+        first, second = compiled(X, W), compiled(2 * X, W)
+        torch.testing.assert_close(first, fn(X, W))
+        torch.testing.assert_close(second, fn(2 * X, W))
