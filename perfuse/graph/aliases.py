@@ -7,6 +7,7 @@ an input or another result, or be overwritten? The answer is kept by classes of 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def aliased_inputs(node: Node) -> list[Node]:
     if not isinstance(node.target, OpOverload):
         # getitem, arithmetic and `torch.cos` share at most their first argument; others, anything.
         return node.all_input_nodes[:1] if is_known(node) else list(node.all_input_nodes)
-    return _marked(node, lambda info: True) if _returns_alias(node.target) else []
+    return _at(node, _schema_of(node.target).aliased)
 
 
 def mutated_inputs(node: Node) -> list[Node]:
@@ -59,21 +60,39 @@ def mutated_inputs(node: Node) -> list[Node]:
         return []
     if not isinstance(node.target, OpOverload):
         return list(node.all_input_nodes)
-    return _marked(node, lambda info: info.is_write) if node.target._schema.is_mutable else []
+    return _at(node, _schema_of(node.target).written)
 
 
-def _returns_alias(op: OpOverload) -> bool:
-    return any(r.alias_info is not None for r in op._schema.returns)
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Arguments of an op, by place and name: those its results may lie in, those it writes to.
+
+    Whether any result lies in an argument.
+    """
+
+    aliased: tuple[tuple[int, str], ...]
+    written: tuple[tuple[int, str], ...]
+    returns_alias: bool
 
 
-def _marked(node: Node, accept: Any) -> list[Node]:
-    """The argument nodes that the schema marks as aliased, where the mark is accepted."""
-    assert isinstance(node.target, OpOverload)
+@cache
+def _schema_of(op: OpOverload) -> _Marks:
+    """What the schema marks, read once for each op."""
+    arguments = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
+    marked = [(i, name, info.is_write) for i, name, info in arguments if info is not None]
+    returns_alias = any(r.alias_info is not None for r in op._schema.returns)
+    return _Marks(
+        tuple((i, name) for i, name, _ in marked if returns_alias),
+        tuple((i, name) for i, name, is_write in marked if op._schema.is_mutable and is_write),
+        returns_alias,
+    )
+
+
+def _at(node: Node, places: Iterable[tuple[int, str]]) -> list[Node]:
+    """The nodes among the arguments at these places."""
     found: list[Node] = []
-    for i, arg in enumerate(node.target._schema.arguments):
-        if arg.alias_info is None or not accept(arg.alias_info):
-            continue
-        value = node.args[i] if i < len(node.args) else node.kwargs.get(arg.name)
+    for i, name in places:
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(name)
         found.extend(_nodes_in(value))
     return found
 
@@ -144,6 +163,6 @@ def is_view(node: Node) -> bool:
     return (
         isinstance(target, OpOverload)
         and not target._schema.is_mutable
-        and _returns_alias(target)
+        and _schema_of(target).returns_alias
         and isinstance(tensor_of(node), torch.Tensor)
     )

@@ -20,6 +20,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
+from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import attribute_of, attributes_of, tensor_of
 from perfuse.torch_compat import disable_dispatch_modes, module_of
 
@@ -79,7 +80,7 @@ class _Batch:
     def run(self) -> GraphModule:
         for node in self._gm.graph.nodes:
             part = self._part(node) if node in self._group else None
-            self._copy[node] = part or self._new.node_copy(node, lambda n: self._copy[n])
+            self._copy[node] = part or copy_node(self._new, node, self._copy)
         self._new._codegen = self._gm.graph._codegen
         return module_of({**attributes_of(self._gm), **self._weights}, self._new)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import tensor_of
 from perfuse.graph.rewrite import Builder, Rule, index_rules, rewrite
 from perfuse.torch_compat import OpOverload, module_of
@@ -37,18 +38,26 @@ def canonicalize(gm: GraphModule) -> GraphModule:
 
 def _spelled(gm: GraphModule) -> GraphModule:
     """Every call in its schema's spelling."""
+    if not any(_spelling(node) is not None for node in gm.graph.nodes):
+        return gm
     new = Graph()
     copy: dict[Node, Node] = {}
-    has_changed = False
     for node in gm.graph.nodes:
-        copied = copy[node] = new.node_copy(node, lambda n: copy[n])
-        if copied.op == "call_function" and isinstance(copied.target, OpOverload):
-            args, kwargs = schema_spelling(copied.target, copied.args, copied.kwargs)
-            if len(args) != len(copied.args) or len(kwargs) != len(copied.kwargs):
-                copied.args, copied.kwargs = args, kwargs
-                has_changed = True
+        copied = copy[node] = copy_node(new, node, copy)
+        spelled = _spelling(copied)
+        if spelled is not None:
+            copied.args, copied.kwargs = spelled
     new._codegen = gm.graph._codegen
-    return module_of(gm, new) if has_changed else gm
+    return module_of(gm, new)
+
+
+def _spelling(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The schema's spelling of a call, where it has another."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return None
+    args, kwargs = schema_spelling(node.target, node.args, node.kwargs)
+    is_same = len(args) == len(node.args) and len(kwargs) == len(node.kwargs)
+    return None if is_same else (args, kwargs)
 
 
 def schema_spelling(

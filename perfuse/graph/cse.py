@@ -11,11 +11,13 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases, mutated_inputs
+from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import SECOND, has_effects, is_known, is_pure
 from perfuse.torch_compat import module_of
 
-_OPAQUE = object()
-"""Stands for an argument that cannot be compared: a node that has one is never merged."""
+
+class _Opaque(Exception):
+    """An argument that cannot be compared: a node that has one is never merged."""
 
 
 def eliminate_common_subexpressions(gm: GraphModule) -> GraphModule:
@@ -37,7 +39,7 @@ def _copied(graph: Graph, kept: dict[Node, Node]) -> Graph:
     copy: dict[Node, Node] = {}
     for node in graph.nodes:
         first = kept[node]
-        copy[node] = new.node_copy(node, lambda n: copy[n]) if first is node else copy[first]
+        copy[node] = copy_node(new, node, copy) if first is node else copy[first]
     new._codegen = graph._codegen
     return new
 
@@ -83,13 +85,19 @@ class _Sweep:
             self._num_writes[root] = self._num_writes.get(root, 0) + 1
 
     def _key(self, node: Node) -> Hashable | None:
-        reads = tuple(self._num_writes.get(self._aliases.root(n), 0) for n in node.all_input_nodes)
-        args = self._freeze(node.args)
-        kwargs = self._freeze(node.kwargs)
-        if args is _OPAQUE or kwargs is _OPAQUE:
+        try:
+            args = self._freeze(node.args)
+            kwargs = self._freeze(node.kwargs)
+        except _Opaque:
             return None
+        reads = self._writes_before(node) if self._num_writes else ()
         is_second = bool(node.meta.get(SECOND))
         return (node.op, node.target, args, kwargs, reads, self._num_unknown, is_second)
+
+    def _writes_before(self, node: Node) -> tuple[int, ...]:
+        """How often what `node` reads was written to: a value is equal between two writes."""
+        counts = [self._num_writes.get(self._aliases.root(n), 0) for n in node.all_input_nodes]
+        return tuple(counts) if any(counts) else ()
 
     def _freeze(self, value: Any) -> Hashable:
         """`value` as a key in which only equal arguments are equal."""
@@ -105,8 +113,7 @@ class _Sweep:
         return _freeze_constant(value)
 
     def _freeze_all(self, kind: type, items: Any) -> Hashable:
-        frozen = tuple(self._freeze(item) for item in items)
-        return _OPAQUE if any(f is _OPAQUE for f in frozen) else (kind, frozen)
+        return (kind, tuple([self._freeze(item) for item in items]))
 
 
 def _freeze_constant(value: Any) -> Hashable:
@@ -116,6 +123,6 @@ def _freeze_constant(value: Any) -> Hashable:
         return (complex, value.real.hex(), value.imag.hex())
     try:
         hash(value)
-    except TypeError:
-        return _OPAQUE
+    except TypeError as error:
+        raise _Opaque from error
     return (type(value), value)

@@ -2,6 +2,7 @@
 
 from torch.fx import Graph, GraphModule, Node
 
+from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import has_effects
 from perfuse.torch_compat import module_of
 
@@ -15,7 +16,7 @@ def eliminate_dead_code(gm: GraphModule) -> GraphModule:
     copy: dict[Node, Node] = {}
     for node in gm.graph.nodes:
         if node in live:
-            copy[node] = new.node_copy(node, lambda n: copy[n])
+            copy[node] = copy_node(new, node, copy)
     new._codegen = gm.graph._codegen
     return module_of(gm, new)
 

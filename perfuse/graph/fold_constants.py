@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
+from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import (
     attribute_of,
     attributes_of,
@@ -114,7 +115,7 @@ class _Fold:
         copy: dict[Node, Node] = {}
         for node in self._gm.graph.nodes:
             folded = self._folded(node)
-            copy[node] = folded or self._new.node_copy(node, lambda n: copy[n])
+            copy[node] = folded or copy_node(self._new, node, copy)
         self._new._codegen = self._gm.graph._codegen
         root: dict[str, Any] = {**attributes_of(self._gm), **self._tables}
         return module_of(root, self._new)

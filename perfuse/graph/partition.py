@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.config import Settings
+from perfuse.graph.copying import copy_node
 from perfuse.graph.cse import eliminate_common_subexpressions
 from perfuse.graph.facts import (
     GIVEN_UP,
@@ -272,7 +273,7 @@ class _Extract:
         node, is_second = key
         assert node.op != "placeholder", f"{node} is not an input of this half of the graph"
         copies = {source[0]: self._of(source) for source in self._inputs(key)}
-        made = self.graph.node_copy(node, lambda n: copies[n])
+        made = copy_node(self.graph, node, copies)
         if is_second and node.op == "call_function":
             made.meta[SECOND] = True
         self._copy[key] = made

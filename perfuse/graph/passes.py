@@ -41,9 +41,11 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 
 def run_passes(gm: GraphModule, *, record: Record | None = None) -> GraphModule:
     """All passes in order; `record` gets each one's name, nodes before and after, and seconds."""
+    settled: dict[Pass, GraphModule] = {}  # what each pass made: it would make the same of it again
     for name, run in PASSES:
         num_before, start = len(gm.graph.nodes), time.perf_counter()
-        gm = run(gm)
+        if settled.get(run) is not gm:
+            gm = settled[run] = run(gm)
         if record is not None:
             record(name, num_before, len(gm.graph.nodes), time.perf_counter() - start)
     return gm

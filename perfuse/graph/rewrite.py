@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
+from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import is_same_tensor, output_leaves, packet_name, tensor_of
 from perfuse.torch_compat import module_of
 
@@ -85,7 +86,7 @@ class _Rewrite:
 
     def run(self) -> GraphModule:
         for node in self._gm.graph.nodes:
-            copied = self._new.node_copy(node, lambda n: self._copy[n])
+            copied = copy_node(self._new, node, self._copy)
             self._origin[copied] = node
             self._copy[node] = self._simplify(node, copied)
         self._new._codegen = self._gm.graph._codegen
@@ -193,6 +194,6 @@ def replace_calls(
         if node in found:
             copy[node] = make(node, found[node], build, copy)
         else:
-            copy[node] = new.node_copy(node, lambda n: copy[n])
+            copy[node] = copy_node(new, node, copy)
     new._codegen = gm.graph._codegen
     return module_of(gm, new)
