@@ -57,6 +57,10 @@ class Axis:
         return ix.as_atom(ix.var(self.name, self.size))
 
 
+# What an artefact was asked for once and is asked for often: it follows from the other fields.
+KEPT: Any = field(default=None, init=False, compare=False, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """out[index] = value for every step of the axes, reduced over the axes marked so.
@@ -72,6 +76,7 @@ class Loop:
     value: Expr
     index: Dim
     origin: str = field(default="", compare=False)
+    _reads: tuple[Expr, ...] | None = KEPT
 
     @property
     def is_reduction(self) -> bool:
@@ -82,11 +87,14 @@ class Loop:
         return tuple(a for a in self.axes if not a.reduced)
 
     def reads(self) -> tuple[Expr, ...]:
-        found = loads_of(self.value)
-        for atom in sorted(ix.atoms_of(self.index), key=lambda a: a.sort_key):
-            if atom.kind == "value":
-                found += loads_of(atom.parts[0])
-        return tuple(found)
+        if self._reads is None:
+            found = loads_of(self.value)
+            for atom in sorted(ix.atoms_of(self.index), key=lambda a: a.sort_key):
+                if atom.kind == "value":
+                    found += loads_of(atom.parts[0])
+            object.__setattr__(self, "_reads", tuple(found))
+        assert self._reads is not None
+        return self._reads
 
     def __str__(self) -> str:
         loops = ", ".join(
@@ -149,6 +157,7 @@ class Extern:
     measured: tuple[Measured, ...] = ()  # sizes that are known once the call is made
     window: View | None = None
     origin: str = field(default="", compare=False)
+    _reads: tuple[str, ...] | None = KEPT
 
     def leaves(self) -> list[Any]:
         """Every argument, those in lists and keywords too, in order."""
@@ -174,8 +183,14 @@ class Extern:
     def views(self) -> tuple[View, ...]:
         return tuple(v for v in self.leaves() if isinstance(v, View))
 
-    def reads(self) -> list[str]:
+    def reads(self) -> tuple[str, ...]:
         """Buffers, carried values and sizes the call depends on."""
+        if self._reads is None:
+            object.__setattr__(self, "_reads", tuple(self._names_read()))
+        assert self._reads is not None
+        return self._reads
+
+    def _names_read(self) -> list[str]:
         names = []
         for leaf in self.leaves():
             if isinstance(leaf, View):

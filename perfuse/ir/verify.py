@@ -36,7 +36,7 @@ def given_names(program: Program) -> set[str]:
 
 def names_read(node: Node) -> list[str]:
     if isinstance(node, Extern):
-        return node.reads()
+        return list(node.reads())
     return [read.attr[0] for read in node.reads()]
 
 

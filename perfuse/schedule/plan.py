@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis, Extern, Loop, Program
+from perfuse.ir.program import KEPT, Axis, Extern, Loop, Program
 
 # How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
 #   full    one value for each row and column          row     one value for each row
@@ -39,12 +39,17 @@ class Kernel:
     stored: frozenset[str]
     num_bytes: int = 0
     num_flops: int = 0
+    _reads: tuple[str, ...] | None = KEPT
 
     def reads(self) -> tuple[str, ...]:
         """Buffers read from memory, in order of first use."""
-        made = {m.loop.out for m in self.members} - self.stored
-        names = [r.attr[0] for m in self.members for r in m.loop.reads()]
-        return tuple(dict.fromkeys(n for n in names if n not in made))
+        if self._reads is None:
+            made = {m.loop.out for m in self.members} - self.stored
+            names = [r.attr[0] for m in self.members for r in m.loop.reads()]
+            found = tuple(dict.fromkeys(n for n in names if n not in made))
+            object.__setattr__(self, "_reads", found)
+        assert self._reads is not None
+        return self._reads
 
     def __str__(self) -> str:
         axes = ", ".join(f"{a.name}<{a.size!r}{'*' if a.reduced else ''}" for a in self.axes)
