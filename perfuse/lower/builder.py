@@ -107,9 +107,15 @@ class Builder:
             self._passed.clear()  # formulas speak of what was in memory before
         self.emit(Loop(buffer.name, axes, "map", tensor.value, where, self.origin))
 
+    def window_on(self, tensor: Tensor) -> View | None:
+        """The tensor as a strided window on one of the buffers, if its formula is just that."""
+        load = tensor.value
+        known = self.buffers.get(load.attr[0]) if load.op == "load" else None
+        return as_view(tensor, known.strides if known is not None else ())
+
     def realize(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
         """The tensor in memory: itself if it is a window on a buffer already, else computed."""
-        view = as_view(tensor)
+        view = self.window_on(tensor)
         if view is not None and self.buffers[view.buffer].dtype is tensor.dtype:
             if strides is None or same_layout(view, strides):
                 return tensor
@@ -134,7 +140,7 @@ class Builder:
 
         What two calls ask for is computed once, also where one of them has it transposed.
         """
-        view = as_view(tensor)
+        view = self.window_on(tensor)
         if view is not None and self.buffers[view.buffer].dtype is tensor.dtype:
             if strides is None or same_layout(view, strides):
                 return view
@@ -144,7 +150,7 @@ class Builder:
         return self._viewed(self._passed_once(tensor, list(order)))
 
     def _viewed(self, tensor: Tensor) -> View:
-        view = as_view(tensor)
+        view = self.window_on(tensor)
         assert view is not None
         return view
 

@@ -26,7 +26,6 @@ from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.registry import LOWERINGS, CannotLower
 from perfuse.lower.tensor import (
     Tensor,
-    as_view,
     cast_tensor,
     expand,
     positions,
@@ -179,7 +178,7 @@ class _Lowering:
         if not isinstance(value, Tensor) or from_torch(expected.dtype) is not value.dtype:
             return None
         base = self.builder.realize(value, dense_strides(meta, self.symbols))
-        view = as_view(base)
+        view = self.builder.window_on(base)
         assert view is not None
         if not same_layout(view, self.symbols.strides(meta.stride())):
             return None
@@ -317,7 +316,7 @@ class _Lowering:
     def _try_copy(self, node: FxNode) -> bool:
         """An input that the graph mutates: written in place, after all reads of its old value."""
         target = self._value(node.args[0])
-        view = as_view(target) if isinstance(target, Tensor) else None
+        view = self.builder.window_on(target) if isinstance(target, Tensor) else None
         source = self._value(node.args[1], self._read if view is not None else None)
         if view is None or not isinstance(source, Tensor):
             return False
@@ -379,7 +378,7 @@ class _Lowering:
             reason = "autograd goes back through it"
             call = AtenCall.of(view, is_alias=True)
             value = fallback.call_aten(self.builder, call, args, self._kwargs(view), reason)
-        return as_view(value) if chain and isinstance(value, Tensor) else None
+        return self.builder.window_on(value) if chain and isinstance(value, Tensor) else None
 
     def _may_overlap(self, node: FxNode) -> bool:
         shape = self.symbols.dims(node.meta["val"].shape)
@@ -407,7 +406,7 @@ class _Lowering:
         claimed: dict[str, FxNode],
     ) -> View:
         value = self.builder.realize(value, strides)
-        view = as_view(value)
+        view = self.builder.window_on(value)
         assert view is not None
         root = alias_root(node)
         owner = self.owners.get(view.buffer)
@@ -415,7 +414,7 @@ class _Lowering:
         first = claimed.setdefault(view.buffer, root)
         if owner is not root and (role in ("input", "constant") or first is not root):
             value = self.builder.realize_copy(value, strides)
-            view = as_view(value)
+            view = self.builder.window_on(value)
             assert view is not None
         return view
 

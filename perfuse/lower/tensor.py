@@ -84,8 +84,11 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return False
 
 
-def as_view(tensor: Tensor) -> View | None:
-    """The tensor as a strided window on a buffer, if its formula is just that."""
+def as_view(tensor: Tensor, own_strides: Sequence[Dim] = ()) -> View | None:
+    """The tensor as a strided window on a buffer, if its formula is just that.
+
+    `own_strides`, those of the buffer, run forwards even where arithmetic cannot tell.
+    """
     value = tensor.value
     if value.op != "load" or value.args:
         return None
@@ -100,13 +103,13 @@ def as_view(tensor: Tensor) -> View | None:
             return None
         strides.append(stride)
         if atom is not None:
+            if stride not in own_strides and _may_run_backwards(stride):
+                return None
             offset = ix.add(offset, ix.mul(ix.mul(position, stride), -1))
     if any(a.kind in ("var", "value") for a in ix.atoms_of(offset)):
         return None
     # A load is inside of its buffer, so an offset that is only known at run time is not negative.
     if isinstance(offset, int) and offset < 0:
-        return None
-    if any(map(_may_run_backwards, strides)):
         return None
     return View(buffer, tensor.shape, tuple(strides), offset)
 

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.behaviour.row import Behaviour, randn
+from tests.harness.backend import compiled
+from tests.harness.compare import assert_as_good_as_eager
 
 
 def overwritten_while_computed_again(x: Tensor) -> Tensor:
@@ -85,6 +87,21 @@ def greatest_byte_under_a_mask(x: Tensor) -> Tensor:
 def alias_at_half_of_a_size(x: Tensor) -> Tensor:
     part = x[..., 1:].squeeze()
     return part.narrow(0, 0, part.shape[0] // 2)
+
+
+def strided_convolution(x: Tensor) -> Tensor:
+    return F.conv1d(x, x.new_ones(7, 6, 8), stride=4)
+
+
+def part_of_a_strided_convolution(x: Tensor) -> Tensor:
+    return strided_convolution(x)[..., 1:]
+
+
+def products_of_parts(x: Tensor, num: int) -> Tensor:
+    """Parts of a temporary of known size, cut where the caller says."""
+    y = x.sin() + 1
+    weight = x.new_ones(16, 24)
+    return torch.cat([y[:num] @ weight, y[num:] @ weight])
 
 
 def flip_of_a_scalar(x: Tensor) -> Tensor:
@@ -207,8 +224,28 @@ ROWS = (
     ),
     Behaviour("repeated_leaf", all_but_the_first, lambda: [repeated_leaf()], dynamic=True),
     Behaviour("overlapping_leaf", all_but_the_first, lambda: [overlapping_leaf()], dynamic=True),
+    Behaviour(
+        "quotient_stride", strided_convolution, lambda: [randn(2, 6, 99, grad=True)], dynamic=True
+    ),
+    Behaviour(
+        "part_of_quotient",
+        part_of_a_strided_convolution,
+        lambda: [randn(2, 6, 99)],
+        dynamic=True,
+    ),
     Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
 )
+
+
+def test_parts_of_a_temporary_of_known_size() -> None:
+    """The tensor has one size in all calls; the number, which has several, becomes a symbol."""
+    torch._dynamo.reset()
+    x = randn(12, 16)
+    candidate = compiled(products_of_parts, dynamic=None)
+    for num in (3, 5, 7):
+        assert_as_good_as_eager(
+            candidate(x, num), products_of_parts(x, num), products_of_parts(x.double(), num)
+        )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

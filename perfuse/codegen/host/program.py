@@ -266,7 +266,7 @@ class HostWriter:
     def _view(self, view: View) -> str:
         buffer = self.program.buffers[view.buffer]
         if view.buffer in self.plan.places:
-            return self._window(view, buffer)
+            return self._arena_view(view, buffer)
         self._allocate(view.buffer)
         if _is_whole(view, buffer):
             return view.buffer
@@ -274,11 +274,21 @@ class HostWriter:
             return f"{view.buffer}.t()"
         if _is_expanded(view, buffer):
             return f"{view.buffer}.expand({self._dims(view.shape)})"
+        return self._strided(view.buffer, view)
+
+    def _strided(self, base: str, view: View) -> str:
         offset = "" if view.offset == 0 else f" + {self._dim(view.offset)}"
         return (
-            f"as_strided({view.buffer}, {self._dims(view.shape)}, {self._dims(view.strides)}, "
-            f"{view.buffer}.storage_offset(){offset})"
+            f"as_strided({base}, {self._dims(view.shape)}, {self._dims(view.strides)}, "
+            f"{base}.storage_offset(){offset})"
         )
+
+    def _arena_view(self, view: View, buffer: Buffer) -> str:
+        """A tensor made once; where only the call knows its size, a window on one."""
+        if all(isinstance(d, int) for d in (view.offset, *view.shape, *view.strides)):
+            return self._window(view, buffer)
+        whole = View(view.buffer, buffer.shape, buffer.strides, 0)
+        return self._strided(self._window(whole, buffer), view)
 
     def _window(self, view: View, buffer: Buffer) -> str:
         ints = [view.offset, *view.shape, *view.strides]
