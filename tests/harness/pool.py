@@ -116,12 +116,13 @@ def run_tasks(
     *,
     jobs: int,
     timeout_s: float,
-    on_result: Callable[[Task, Result], None],
+    on_result: Callable[[Task, Result], Task | None],
     env: dict[str, str] | None = None,
     time_limit_s: float = float("inf"),
 ) -> None:
     """Every task once, in `jobs` processes; `on_result` is called by one thread at a time.
 
+    What it returns is a further task, where a result was only a part of the answer.
     Past the time limit no task is begun and the one under way is stopped: it is a timeout.
     """
     deadline = time.monotonic() + time_limit_s
@@ -142,7 +143,9 @@ def run_tasks(
                 result = worker.run(task, min(timeout_s, max(1.0, deadline - began)))
                 result["seconds"] = round(time.monotonic() - began, 3)
                 with lock:
-                    on_result(task, result)
+                    further = on_result(task, result)
+                if further is not None:
+                    waiting.put(further)
         finally:
             worker.stop()
 

@@ -6,7 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,29 +34,44 @@ class Outcome:
 
     status: str
     message: str = ""
+    num_left: int = 0  # samples that were not looked at
 
 
-def check_row(row: Row, backend: str, num_samples: int, device: str = "cpu") -> Outcome:
-    """All samples in one compiled program; one by one only when that fails."""
+def check_row(
+    row: Row,
+    backend: str,
+    num_samples: int,
+    device: str = "cpu",
+    *,
+    first: int = 0,
+    most: int | None = None,
+) -> Outcome:
+    """The samples from `first` on, at most `most` of them; what is left is counted."""
     op = operators()[row.op]
-    dtype = DTYPES[row.dtype]
     with warnings.catch_warnings(), eager_random(backend):
         warnings.simplefilter("ignore")
-        calls = sample_calls(op, dtype, row.mode, num_samples, device)
-        good, raising = split_by_eager(row, op, calls)
+        calls = sample_calls(op, DTYPES[row.dtype], row.mode, num_samples, device)[first:]
+        outcome = check_samples(row, calls[:most], backend, device)
+    return replace(outcome, num_left=max(0, len(calls) - most) if most is not None else 0)
+
+
+def check_samples(row: Row, calls: list[Call], backend: str, device: str) -> Outcome:
+    """All samples in one compiled program; one by one only when that fails."""
+    op = operators()[row.op]
+    good, raising = split_by_eager(row, op, calls)
+    if not is_healthy(device):
+        return Outcome("skip", "eager itself breaks the device")
+    if not good and not raising:
+        return Outcome("skip", "no sample runs in eager")
+    if good:
+        outcome = check_calls(row, op, good, backend)
         if not is_healthy(device):
-            return Outcome("skip", "eager itself breaks the device")
-        if not good and not raising:
-            return Outcome("skip", "no sample runs in eager")
-        if good:
-            outcome = check_calls(row, op, good, backend)
-            if not is_healthy(device):
-                return Outcome("crash", outcome.message)
-            if outcome.status != "pass" and len(good) > 1:
-                outcome = first_failure(row, op, good, backend)
-            if outcome.status != "pass":
-                return blame(row, op, good, backend, outcome)
-        return check_raising(op, raising, backend)
+            return Outcome("crash", outcome.message)
+        if outcome.status != "pass" and len(good) > 1:
+            outcome = first_failure(row, op, good, backend)
+        if outcome.status != "pass":
+            return blame(row, op, good, backend, outcome)
+    return check_raising(op, raising, backend)
 
 
 def sample_calls(

@@ -33,6 +33,8 @@ SAMPLES = {"float32": 16}  # the other dtypes take OTHER_SAMPLES
 OTHER_SAMPLES = 4
 # On a GPU every sample is a kernel to compile, and the time on it is lent.
 GPU_SAMPLES = 3
+# Of one task: a row of a thousand samples is several, each with the whole time of a task.
+MOST_SAMPLES = 64
 STATUSES = ("pass", "gap", "wrong", "error", "crash", "timeout", "harness", "capture", "skip")
 STATUSES += ("not run",)
 NOT_RUN = {"status": "not run", "message": ""}
@@ -49,7 +51,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="regular expression on `op-dtype-mode`")
     parser.add_argument("--samples", type=int, help="samples a row, 0 for all of them")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds a row")
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, help=f"seconds for {MOST_SAMPLES} samples"
+    )
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds in all")
     parser.add_argument("--against", type=Path, help="results of another backend to compare with")
     parser.add_argument("--json", type=Path, help="where the results go; old rows are kept")
@@ -132,14 +136,18 @@ def run_rows(
     with Progress(*columns, TimeRemainingColumn(), disable=arguments.quiet) as progress:
         bar = progress.add_task(arguments.backend, total=len(tasks))
 
-        def record(task: Task, result: Result) -> None:
+        def record(task: Task, result: Result) -> Task | None:
             name = str(Row(task["op"], task["dtype"], task["mode"]))
+            further, result = joined(task, result)
+            if further is not None:
+                return further
             if name in gaps and result["status"] in FAILURES:
                 result["status"] = "gap"
             results[name] = result
             progress.advance(bar)
             if len(results) % 25 == 0:
                 save(path, results, arguments.backend)
+            return None
 
         run_tasks(
             "tests.opdb.worker",
@@ -151,6 +159,18 @@ def run_rows(
             time_limit_s=arguments.time_limit,
         )
     save(path, results, arguments.backend)
+
+
+def joined(task: Task, result: Result) -> tuple[Task | None, Result]:
+    """The task for the samples that are left, unless the row has failed; its result so far."""
+    earlier = task.get("earlier", {"status": "skip", "message": "", "seconds": 0.0})
+    num_left = result.pop("num_left", 0)
+    if result["status"] == "skip":  # no sample of this part runs in eager: the others count
+        result = result | {"status": earlier["status"]}
+    result = result | {"seconds": round(earlier["seconds"] + result["seconds"], 3)}
+    if num_left and result["status"] in ("pass", "skip"):
+        return task | {"first": task["first"] + task["most"], "earlier": result}, result
+    return None, result
 
 
 def task_of(row: Row, arguments: argparse.Namespace) -> Task:
@@ -166,6 +186,8 @@ def task_of(row: Row, arguments: argparse.Namespace) -> Task:
         "backend": arguments.backend,
         "device": arguments.device,
         "samples": min(samples, 4) if row.mode == "backward" and samples else samples,
+        "first": 0,
+        "most": MOST_SAMPLES,
     }
 
 

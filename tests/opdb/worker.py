@@ -1,4 +1,4 @@
-"""A worker process of `tests.opdb.run`: one row a task."""
+"""A worker process of `tests.opdb.run`: one row a task, or some samples of a long one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tests.opdb.rows import Row
 def handle(task: Task) -> Result:
     row = Row(task["op"], task["dtype"], task["mode"])
     device = task["device"]
-    outcome = check_row(row, task["backend"], task["samples"], device)
-    found = {"status": outcome.status, "message": outcome.message}
+    part = {"first": task.get("first", 0), "most": task.get("most")}
+    outcome = check_row(row, task["backend"], task["samples"], device, **part)
+    found = {"status": outcome.status, "message": outcome.message, "num_left": outcome.num_left}
     return {**found, RETIRE: not is_healthy(device)}
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from tests.harness.backend import worker_environment
-from tests.harness.pool import Worker
+from tests.harness.pool import Result, Task, Worker, run_tasks
+from tests.opdb.check import Outcome, check_row, sample_calls
+from tests.opdb.rows import Row, operators
+from tests.opdb.run import joined
 
 
 def test_a_worker_of_the_operator_database_starts_and_answers() -> None:
@@ -13,4 +18,41 @@ def test_a_worker_of_the_operator_database_starts_and_answers() -> None:
         result = worker.run({**task, "device": "cpu", "samples": 1}, timeout_s=120)
     finally:
         worker.stop()
-    assert result == {"status": "pass", "message": ""}
+    assert result == {"status": "pass", "message": "", "num_left": 0}
+
+
+def test_a_row_of_many_samples_is_several_tasks() -> None:
+    row = Row("sum", "float32", "forward")
+    whole = check_row(row, "eager", 0)
+    assert whole == Outcome("pass") and num_samples(row) > 2
+    first = check_row(row, "eager", 0, first=0, most=2)
+    assert first == Outcome("pass", num_left=num_samples(row) - 2)
+    assert check_row(row, "eager", 0, first=2, most=100) == Outcome("pass")
+
+
+def num_samples(row: Row) -> int:
+    return len(sample_calls(operators()[row.op], torch.float32, row.mode, 0, "cpu"))
+
+
+def test_parts_of_a_row_are_joined() -> None:
+    task = {"op": "sin", "first": 0, "most": 64}
+    further, _ = joined(task, {"status": "pass", "message": "", "num_left": 30, "seconds": 2.0})
+    assert further is not None and further["first"] == 64
+    skipped = {"status": "skip", "message": "", "num_left": 0, "seconds": 1.0}
+    assert joined(further, skipped) == (None, {"status": "pass", "message": "", "seconds": 3.0})
+    wrong = {"status": "wrong", "message": "so", "num_left": 30, "seconds": 1.0}
+    assert joined(task, wrong) == (None, {"status": "wrong", "message": "so", "seconds": 1.0})
+
+
+def test_a_result_may_ask_for_a_further_task() -> None:
+    tasks = [{"op": "sum", "dtype": "float32", "mode": "forward", "backend": "eager"}]
+    common = {"device": "cpu", "samples": 3, "most": 2}
+    found = []
+
+    def record(task: Task, result: Result) -> Task | None:
+        found.append((task["first"], result["status"], result["num_left"]))
+        return task | {"first": 2} if result["num_left"] else None
+
+    first = [task | common | {"first": 0} for task in tasks]
+    run_tasks("tests.opdb.worker", first, jobs=1, timeout_s=120, on_result=record)
+    assert found == [(0, "pass", 1), (2, "pass", 0)]
