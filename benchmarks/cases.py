@@ -26,6 +26,8 @@ class Problem:
     # direction (tests/harness/compare.py), or None where there is no such thing.
     exact: Callable[[str], Any]
     has_backward: bool = False
+    # The step's results in eager and in a wider float, of about the same problem (`draws` there).
+    draw: Callable[[str], tuple[Any, Any]] | None = None
     restore: Callable[[], None] = lambda: None  # gives written arguments their first values again
 
 

@@ -94,6 +94,12 @@ def wrong_results(case: Case, problem: Problem, results: dict[str, Any]) -> dict
     else:
         exact, spreads = problem.exact(""), moved_results(problem)
         found = {name: complaints(got, eager, exact, spreads) for name, got in rivals.items()}
+        if problem.draw is not None and any(found.values()):
+            draws = [problem.draw(direction) for direction in DIRECTIONS]
+            found = {
+                name: complaints(got, eager, exact, spreads, draws=draws)
+                for name, got in rivals.items()
+            }
     return {name: "; ".join(problems)[:500] for name, problems in found.items() if problems}
 
 

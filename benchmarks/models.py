@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.cases import Case, Function, Problem, is_float
 from tests.harness.compare import moved
+from tests.harness.draws import moved_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,14 @@ def problem(row: ModelRow, train: bool) -> Problem:
         }
         return step(wider, wide_inputs, wider)
 
-    return Problem(model, (inputs,), partial(step, model, inputs), exact, has_backward=train)
+    def draw(direction: str) -> tuple[Any, Any]:
+        other = moved_model(model, direction)
+        wider = copy.deepcopy(other).to(wide)
+        wide_inputs = {k: v.to(wide) if is_float(v) else v for k, v in inputs.items()}
+        return step(other, inputs, other), step(wider, wide_inputs, wider)
+
+    run = partial(step, model, inputs)
+    return Problem(model, (inputs,), run, exact, has_backward=train, draw=draw)
 
 
 def forward_step(model: Any, inputs: dict[str, Tensor], candidate: Function) -> Any:

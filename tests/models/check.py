@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.harness.backend import Counting, eager_random
-from tests.harness.compare import DIRECTIONS, complaints, moved
+from tests.harness.compare import DIRECTIONS, complaints
 from tests.harness.devices import all_onto
+from tests.harness.draws import moved_model
 from tests.models.zoo import Architecture, Inputs
 
-EPS = torch.finfo(torch.float32).eps
+Evaluate = Callable[[Any, Inputs], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +31,35 @@ def check_model(
 ) -> ModelReport:
     model = architecture.build().train(train).to(device)
     inputs = all_onto(architecture.inputs(), device)
-    evaluate = training_step if train else forward
+    return check(model, inputs, training_step if train else forward, backend)
+
+
+def check(model: nn.Module, inputs: Inputs, evaluate: Evaluate, backend: str | None) -> ModelReport:
+    """The model compiled, as `evaluate` calls it."""
     eager = evaluate(copy.deepcopy(model), inputs)
     counts = []
     got: Any = None
     for name in ("eager", backend):
-        torch._dynamo.reset()
-        counting = Counting(name)
-        with eager_random(counting.inner):
-            got = evaluate(torch.compile(copy.deepcopy(model), backend=counting), inputs)
-        counts.append(counting.num_graphs)
+        got, num_graphs = compiled_by(name, model, inputs, evaluate)
+        counts.append(num_graphs)
     exact, *spreads = (evaluate(widened(model, way), wide(inputs)) for way in ("", *DIRECTIONS))
     found = complaints(got, eager, exact, spreads)
+    if found:
+        again = [evaluate(moved_model(model, way), inputs) for way in DIRECTIONS]
+        draws = list(zip(again, spreads, strict=True))
+        found = complaints(got, eager, exact, spreads, draws=draws)
     return ModelReport(found, num_graphs=counts[1], num_graphs_eager=counts[0])
+
+
+def compiled_by(
+    backend: str | None, model: nn.Module, inputs: Inputs, evaluate: Evaluate
+) -> tuple[Any, int]:
+    """What the compiled model gives, and of how many graphs."""
+    torch._dynamo.reset()
+    counting = Counting(backend)
+    with eager_random(counting.inner):
+        got = evaluate(torch.compile(copy.deepcopy(model), backend=counting), inputs)
+    return got, counting.num_graphs
 
 
 def forward(model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -71,12 +89,8 @@ def floats(outputs: Any) -> dict[str, Tensor]:
 
 
 def widened(model: nn.Module, direction: str) -> nn.Module:
-    """The model in float64, its parameters moved by one rounding of float32."""
-    wider = copy.deepcopy(model).double()
-    with torch.no_grad():
-        for parameter in wider.parameters():
-            parameter.copy_(moved(parameter, EPS, direction))
-    return wider
+    """The model in float64, its parameters moved by one rounding of their dtype."""
+    return moved_model(model, direction).double()
 
 
 def wide(inputs: Inputs) -> Inputs:
