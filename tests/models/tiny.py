@@ -1,0 +1,284 @@
+"""Any architecture of `transformers`, made small by the names of its settings, and fed by its
+signature.
+
+Nothing here knows an architecture: settings are recognised by what they are called, and what cannot
+be made this way says why. Several recipes are tried, from the smallest on, as an architecture may
+tie a width to something that no name tells.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from tests.models.zoo import BATCH, LENGTH, Inputs, seeded, silence_dropout
+
+WIDTH, HEADS, LAYERS, INNER, VOCABULARY, IMAGE = 32, 2, 2, 64, 64, 32
+# Below it are tokens of text; the special ones (an image's place, the end) come after.
+FIRST_SPECIAL = 40
+MAX_PARAMETERS = 40_000_000
+SAMPLES, FRAMES = 2000, 24  # of a waveform, of a spectrogram
+
+
+class NotMade(Exception):
+    """Why there is no small model of this type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    model: nn.Module
+    inputs: Inputs
+    recipe: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Settings whose whole name matches, of a whole number above `value`, become `value`."""
+
+    pattern: str
+    value: int
+
+
+COUNTS = (
+    Rule(r"(num_|n_)?(.*_)?(layers?|blocks|depth)", LAYERS),
+    Rule(r"num_.*_layers", LAYERS),
+    Rule(r"vocab_size|.*_vocab_size|codebook_size|.*num_codes|n_vocab", VOCABULARY),
+    Rule(r"max_position_embeddings|n_positions|max_.*_positions|n_ctx|seq_length", VOCABULARY),
+    Rule(r"(num|n|moe_num)_?(local_|routed_)?experts|moe_num_experts", 4),
+    Rule(r"num_experts_per_tok|moe_k|moe_topk|num_experts_per_token|experts_per_token", 2),
+    Rule(r"n_group|topk_group", 1),
+    Rule(r"num_queries|num_query_tokens|num_latents", 8),
+)
+PICTURES = (
+    Rule(r"image_size|img_size|input_size", IMAGE),
+    Rule(r"patch_size", 8),
+)
+WIDTHS = (
+    Rule(r"(.*_)?(hidden_size|hidden_dim|d_model|n_embd|embed_dim|projection_dim|dim)", WIDTH),
+    Rule(r"(.*_)?(embedding_size|embed_proj_dim|rank|d_latents|feature_size)", WIDTH),
+    Rule(r"(.*_)?(attention_heads|num_heads|n_heads?|encoder_heads|decoder_heads)", HEADS),
+    Rule(r"(.*_)?(key_value_heads|kv_heads|num_kv_heads|num_global_key_value_heads)", 1),
+    Rule(
+        r"head_dim|global_head_dim|d_kv|(.*_)?(nope|v|k|q|key|value)_head_dim|attention_head_size",
+        16,
+    ),
+    Rule(r"qk_rope_head_dim|rotary_dim", 8),
+    Rule(
+        r"(.*_)?(intermediate_size|intermediate_dim|ffn_dim|d_ff|d_inner|mlp_dim|ffn_hidden_size)",
+        INNER,
+    ),
+    Rule(r"(.*_)?(lora_rank|state_size|d_state)", 8),
+)
+RECIPES = {"tiny": (*COUNTS, *PICTURES, *WIDTHS), "wide": (*COUNTS, *PICTURES), "few": COUNTS}
+# Written by the configuration itself, or another's idea of what it is.
+NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "layer_types", "stage_names")
+NOT_SETTINGS += ("out_features", "out_indices", "_out_features", "_out_indices")
+LISTS_OF_ONES = re.compile(r"depths|layers|.*_depths|num_blocks|encoder_layers|.*num_layers")
+LISTS_OF_WIDTHS = re.compile(r"(.*_)?(hidden_sizes|embed_dims?|conv_dim|channels|hidden_dims|dims)")
+LISTS_OF_HEADS = re.compile(r"(.*_)?(num_heads|num_attention_heads|heads)")
+
+
+def model_types() -> list[str]:
+    """Every type that has a base model."""
+    return sorted(MODEL_MAPPING_NAMES)
+
+
+def make(model_type: str) -> Made:
+    """The smallest model of the type that eager runs."""
+    reasons = []
+    for recipe, rules in RECIPES.items():
+        try:
+            model = built(model_type, rules)
+            return Made(model, accepted_inputs(model), recipe)
+        except Exception as error:
+            reasons.append(
+                f"{recipe}: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            )
+    raise NotMade("; ".join(reasons))
+
+
+def built(model_type: str, rules: tuple[Rule, ...]) -> nn.Module:
+    kind = transformers.CONFIG_MAPPING[model_type]
+    settings = shrunk(kind().to_dict(), rules)
+    settings.pop("model_type", None)  # a part keeps its own: it says which class it is
+    config = kind(**settings)
+    silence_dropout(config)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in transformers.AutoModel.from_config(config).parameters())
+    if size > MAX_PARAMETERS:
+        raise NotMade(f"{size:,} parameters")
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config, dtype=torch.float32)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def shrunk(settings: dict[str, Any], rules: tuple[Rule, ...]) -> dict[str, Any]:
+    """Settings with smaller values, those of parts too; lists along the layers get as short."""
+    specials = iter(range(FIRST_SPECIAL, VOCABULARY))
+    made: dict[str, Any] = {}
+    depth = next((v for k, v in settings.items() if k in ("num_hidden_layers", "n_layer")), None)
+    for name, value in settings.items():
+        if name in NOT_SETTINGS or name.startswith("_"):
+            continue
+        if name == "use_cache":
+            made[name] = False
+        elif isinstance(value, dict):
+            made[name] = shrunk(value, rules) if "model_type" in value else rotated(value, rules)
+        elif isinstance(value, list | tuple):
+            made[name] = shorter(name, value, depth, rules)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            made[name] = smaller(name, value, rules, specials)
+        else:
+            made[name] = value
+    return made
+
+
+def rotated(settings: dict[str, Any], rules: tuple[Rule, ...]) -> dict[str, Any]:
+    """Rotary angles in sections fill half of a head."""
+    if "mrope_section" in settings and any(rule in rules for rule in WIDTHS):
+        return settings | {"mrope_section": [2, 3, 3]}
+    return settings
+
+
+def smaller(name: str, value: int, rules: tuple[Rule, ...], specials: Iterator[int]) -> int:
+    if re.fullmatch(r".*_token_(id|index)|.*_token", name):
+        return value if value < FIRST_SPECIAL else next(specials)
+    for rule in reversed(rules):
+        if value > rule.value and re.fullmatch(rule.pattern, name):
+            return rule.value
+    return value
+
+
+def shorter(name: str, value: Any, depth: int | None, rules: tuple[Rule, ...]) -> Any:
+    """A list of a setting for each stage keeps its length, one for each layer does not."""
+    if not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        return value[:LAYERS] if depth is not None and len(value) == depth else value
+    narrow = any(rule in rules for rule in WIDTHS)
+    if re.fullmatch(LISTS_OF_ONES, name):
+        return [1] * len(value)
+    if narrow and re.fullmatch(LISTS_OF_WIDTHS, name):
+        return [
+            16 * value[i] // max(1, min(value)) if min(value) else v for i, v in enumerate(value)
+        ]
+    if narrow and re.fullmatch(LISTS_OF_HEADS, name):
+        return [HEADS] * len(value)
+    if re.fullmatch(r"image_size|img_size", name) and len(value) == 2:
+        return [IMAGE, IMAGE]
+    return value[:LAYERS] if depth is not None and len(value) == depth else value
+
+
+# -- inputs ------------------------------------------------------------------------------------
+
+
+def accepted_inputs(model: nn.Module) -> Inputs:
+    """The richest inputs that eager takes and answers with numbers."""
+    reason = "no inputs for this signature"
+    for inputs in candidates(model):
+        try:
+            with torch.no_grad():
+                torch.manual_seed(0)
+                results = numbers(model(**inputs))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            continue
+        if not results:
+            reason = "no floats among the results"
+        elif not all(bool(r.isfinite().any()) for r in results if r.numel()):
+            reason = "eager gives no finite number"
+        else:
+            return inputs
+    raise NotMade(reason)
+
+
+def numbers(outputs: Any) -> list[Tensor]:
+    found = pytree.tree_leaves(dict(outputs) if hasattr(outputs, "items") else outputs)
+    return [x for x in found if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def candidates(model: nn.Module) -> Iterator[Inputs]:
+    """Several sets of inputs, each by names that the model's forward takes."""
+    taken = set(inspect.signature(model.forward).parameters)
+    main = getattr(model, "main_input_name", "input_ids")
+    config = model.config
+    texts = [tokens(taken)] if "input_ids" in taken else []
+    sounds = [
+        {n: s}
+        for n in ("input_features", "input_values", "audio_values")
+        if n in taken
+        for s in spoken(n, config)
+    ]
+    pictures = [
+        {n: s}
+        for n in ("pixel_values", "pixel_values_videos")
+        if n in taken
+        for s in seen(n, config)
+    ]
+    if main == "input_ids":
+        yield from (text | picture for text in texts for picture in pictures)
+        yield from (text | sound for text in texts for sound in sounds)
+        yield from texts
+        yield from ({"input_ids": text["input_ids"]} for text in texts)
+    yield from (sound | later(taken) for sound in sounds)
+    yield from (picture | text for picture in pictures for text in texts)
+    yield from (picture | later(taken) for picture in pictures)
+    yield from texts
+
+
+def tokens(taken: set[str]) -> Inputs:
+    drawn = torch.randint(3, FIRST_SPECIAL, (BATCH, LENGTH), generator=seeded())
+    mask = {"attention_mask": torch.ones_like(drawn)} if "attention_mask" in taken else {}
+    return {"input_ids": drawn} | mask | later(taken)
+
+
+def later(taken: set[str]) -> Inputs:
+    """What a decoder is given beside an encoder's input."""
+    drawn = torch.randint(3, FIRST_SPECIAL, (BATCH, LENGTH), generator=seeded())
+    return {"decoder_input_ids": drawn} if "decoder_input_ids" in taken else {}
+
+
+def spoken(name: str, config: Any) -> Iterator[Tensor]:
+    bins = setting(config, "num_mel_bins", "feature_size", "input_dim", "mel_bins", default=80)
+    if name == "input_features":
+        length = 2 * setting(config, "max_source_positions", default=FRAMES // 2)
+        yield noise(BATCH, bins, length)
+        yield noise(BATCH, FRAMES, bins)
+        yield noise(BATCH, FRAMES, setting(config, "feature_projection_input_dim", default=160))
+    yield noise(BATCH, SAMPLES)
+    yield noise(BATCH, 1, SAMPLES)
+    yield noise(BATCH, setting(config, "max_length", default=FRAMES), bins)
+
+
+def seen(name: str, config: Any) -> Iterator[Tensor]:
+    side = setting(config, "image_size", "img_size", "input_size", default=64)
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    channels = setting(config, "num_channels", "in_channels", "in_chans", default=3)
+    frames = setting(config, "num_frames", "frames_per_clip", default=2)
+    if name == "pixel_values" and not hasattr(config, "num_frames"):
+        yield noise(BATCH, channels, height, width)
+    yield noise(BATCH, frames, channels, height, width)
+    yield noise(BATCH, channels, 64, 64)
+    yield noise(BATCH, channels, 224, 224)
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=seeded())
+
+
+def setting(config: Any, *names: str, default: Any) -> Any:
+    """The first setting of one of these names, in the configuration or in one of its parts."""
+    parts = [v for v in vars(config).values() if isinstance(v, transformers.PretrainedConfig)]
+    for name in names:
+        for part in (config, *parts):
+            value = getattr(part, name, None)
+            if value is not None:
+                return value
+    return default
