@@ -268,7 +268,7 @@ class _Lowering:
     def _owned(self, tensor: Tensor, expected: Any) -> Tensor:
         """The tensor in memory of the program's own, for everything that looks at it."""
         made = self._realized(tensor, expected)
-        view = as_view(made)
+        view = self.builder.window_on(made)
         assert view is not None
         if self.builder.buffers[view.buffer].role not in ("input", "constant"):
             return made

@@ -176,10 +176,12 @@ def leaf_complaint(got: Any, eager: Any, reference: Reference) -> str | None:
         errors = (widen(eager) - truth).abs()
         worst, scale = largest_finite(errors), largest_finite(truth.abs())
         eps = max(finest, reference.eps)
-        if worst <= scale * eps**0.5:
+        farthest = scale * eps**0.5
+        if worst <= farthest:
             # One rounding of the result itself is bounded: what lies beyond is a matter of luck.
             beyond = (errors - eps * truth.abs()).clamp_min(0.0)
-            worst = max(worst, expected_largest(beyond), *map(largest_finite, reference.draws))
+            drawn = (w for w in map(largest_finite, reference.draws) if w <= farthest)
+            worst = max(worst, expected_largest(beyond), *drawn)
             return outside(got, eager, truth, limit_around(truth, worst, eager.dtype, reference))
         # An eager this far from float64 took another branch somewhere (a rounding, a comparison):
         # each element may then follow eager, or be as near to the exact value as eager's is.

@@ -101,3 +101,10 @@ def test_the_largest_of_several_draws_counts() -> None:
     assert not complaints(got, eager, exact, draws=draws)
     got[5] += 10 * ERROR * 1000
     assert complaints(got, eager, exact, draws=draws)
+
+
+def test_a_draw_of_another_branch_does_not_count() -> None:
+    exact = normal(768, 0)
+    got = rounded(exact, 2)
+    got[100] += 20 * ERROR
+    assert complaints(got, rounded(exact, 1), exact, draws=[(exact.float() + 1, exact)])
