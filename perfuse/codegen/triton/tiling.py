@@ -30,7 +30,8 @@ MOST_SCANNED = 8192
 LONG_ROW = 32768
 LARGE_BYTES = 32 << 20  # what is read of a tensor that a cache could not hold anyway
 ELEMENTS_A_THREAD = 16
-READ_A_THREAD = 128  # bytes a thread has on their way where all it does is read
+READ_A_THREAD = 32  # bytes a thread has on their way where all it does is read
+SEARCHED_A_THREAD = 128  # the same where it keeps places: fewer threads have to agree
 WARP = 32
 MANY_LOADS = 5
 PLAIN_COST = 16  # in units of one add, for an element
@@ -172,10 +173,11 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
         block = max(block, 256)
         blocks = None if total is None else -(-total // block)
         most = machine.num_processors * 8
-        return Tile(
-            "flat", 1, block, _warps(block, 8, 8), num_stages=3,
-            programs=max(1, min(most, blocks or most)),
-        )  # fmt: skip
+        # What is written waits for what is read, so that is on its way ahead; registers alone do
+        # where nothing is.
+        stages = 3 if _stores_rows(kernel) else 1
+        programs = max(1, min(most, blocks or most))
+        return Tile("flat", 1, block, _warps(block, 8, 8), num_stages=stages, programs=programs)
     tile = Tile("flat", 1, block, max(1, min(4, block // 128)))
     is_grouped = block >= GROUP * WARP and _can_group(kernel) and _shares_rows(kernel)
     return _grouped(tile) if is_grouped else tile
@@ -229,15 +231,20 @@ def _scan_tile(kernel: Kernel) -> Tile:
     return Tile("scan", 1, 2048, 8, is_swept=True)
 
 
+# Columns of a block, elements a thread, warps, stages, blocks a processor: of what computes much,
+# and of plain sums. Measured; of floats that compute much a thread has few, or its registers leave
+# no room for a second block.
+_HALVES_CUT = ((64, 32, 4, 4, 2), (64, 32, 8, 1, 4))
+_FLOATS_CUT = ((128, 8, 8, 4, 2), (128, 32, 4, 4, 2))
+
+
 def _columns_tile(kernel: Kernel, machine: Machine, widest: int) -> Tile:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
-    # Few blocks with much on its way; where much is computed, more threads to hide it behind. Of
-    # floats a thread then has half as many, or its registers leave no room for a second block.
     is_plain = _is_plain_sum(kernel)
-    warps, stages, per_processor = (4, 4, 2) if is_plain else (8, 4, 2)
-    block = min(128, power_of_two(width)) if width is not None else 64
-    a_thread = ELEMENTS_A_THREAD if is_plain or widest <= 2 else ELEMENTS_A_THREAD // 2
-    step = max(1, min(64, 256 * a_thread // block))
+    cut = _HALVES_CUT if widest <= 2 else _FLOATS_CUT
+    most_columns, a_thread, warps, stages, per_processor = cut[is_plain]
+    block = min(most_columns, power_of_two(width)) if width is not None else 64
+    step = max(1, min(128, WARP * warps * a_thread // block))
     if height is not None:
         step = min(step, power_of_two(height))
     across = -(-width // block) if width is not None else 32
@@ -279,7 +286,8 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
     elif width is not None and power_of_two(width) <= _most_held(kernel):
         tile = _held_tile(height, power_of_two(width), machine)
         if not _stores_rows(kernel):
-            warps = _warps(tile.rows * tile.columns, READ_A_THREAD // widest)
+            a_thread = SEARCHED_A_THREAD if _keeps_places(kernel) else READ_A_THREAD
+            warps = _warps(tile.rows * tile.columns, a_thread // widest)
             tile = replace(tile, num_warps=min(tile.num_warps, warps))
     else:
         tile = Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True)
@@ -313,6 +321,10 @@ def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[st
 def _stores_rows(kernel: Kernel) -> bool:
     """Whether anything as long as a row is written."""
     return any(m.role == "full" and m.loop.out in kernel.stored for m in kernel.members)
+
+
+def _keeps_places(kernel: Kernel) -> bool:
+    return any(m.loop.kind.startswith("arg") for m in kernel.members)
 
 
 def _most_held(kernel: Kernel) -> int:

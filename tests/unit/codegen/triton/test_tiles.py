@@ -188,14 +188,25 @@ def test_a_block_has_no_more_threads_than_the_gpu_gives_it() -> None:
         assert max(warp * tile.num_warps for tile in tiles) == 1024
 
 
-def test_columns_have_more_threads_where_more_is_computed() -> None:
+def test_columns_are_cut_by_what_is_moved_and_computed() -> None:
     x = torch.empty(16_384, 4096)
     plain, _ = only_kernel(lambda x: x.sum(0), x)
     dear, _ = only_kernel(lambda x: torch.tanh(x).exp().sum(0), x)
-    assert str(choose_tile(plain, Machine())) == "columns 32x128 / 8, 4 warps, 4 stages"
-    assert str(choose_tile(dear, Machine(), 2)) == "columns 32x128 / 8, 8 warps, 4 stages"
-    # Of floats half as many elements: twice the registers would leave no room for a second block.
+    assert str(choose_tile(plain, Machine(), 4)) == "columns 32x128 / 8, 4 warps, 4 stages"
+    assert str(choose_tile(plain, Machine(), 2)) == "columns 128x64 / 8, 8 warps"
+    assert str(choose_tile(dear, Machine(), 2)) == "columns 64x64 / 4, 4 warps, 4 stages"
+    # Of floats fewer elements: twice the registers would leave no room for a second block.
     assert str(choose_tile(dear, Machine(), 4)) == "columns 16x128 / 8, 8 warps, 4 stages"
+
+
+def test_what_is_only_read_takes_many_threads_and_no_stages() -> None:
+    x = torch.empty(8192, 8192, dtype=torch.bfloat16)
+    rows, _ = only_kernel(lambda x: x.sum(-1), x)
+    places, _ = only_kernel(lambda x: x.argmax(-1), x)
+    whole, _ = only_kernel(lambda x: x.amax(), x)
+    assert str(choose_tile(rows, Machine(), 2)) == "rows 1x8192, 16 warps"
+    assert str(choose_tile(places, Machine(), 2)) == "rows 1x8192, 4 warps"
+    assert str(choose_tile(whole, Machine(), 2)) == "flat 1x2048, 8 warps, 1056 programs"
 
 
 @pytest.mark.parametrize(("num_loads", "columns"), [(4, 2048), (5, 1024)])
