@@ -78,7 +78,20 @@ WIDTHS = (
     ),
     Rule(r"(.*_)?(lora_rank|state_size|d_state)", 8),
 )
-RECIPES = {"tiny": (*COUNTS, *PICTURES, *WIDTHS), "wide": (*COUNTS, *PICTURES), "few": COUNTS}
+# Two heads of 128, which is what most architectures have: sections of a head keep their sizes.
+MIDDLES = (
+    Rule(r"(.*_)?(hidden_size|hidden_dim|d_model|n_embd|embed_dim|dim)", 256),
+    Rule(r"(.*_)?(attention_heads|num_heads|n_heads?|key_value_heads)", HEADS),
+    Rule(r"(.*_)?(intermediate_size|ffn_dim|d_ff|d_inner|mlp_dim)", 512),
+)
+RECIPES = {
+    "tiny": (*COUNTS, *PICTURES, *WIDTHS),
+    "middle": (*COUNTS, *PICTURES, *MIDDLES),
+    "wide": (*COUNTS, *PICTURES),
+    "few": COUNTS,
+}
+# The length of lists, whatever its name says.
+KEPT = ("num_feat_extract_layers",)
 # Written by the configuration itself, or another's idea of what it is.
 NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "layer_types", "stage_names")
 NOT_SETTINGS += ("out_features", "out_indices", "_out_features", "_out_indices")
@@ -152,6 +165,8 @@ def rotated(settings: dict[str, Any], rules: tuple[Rule, ...]) -> dict[str, Any]
 def smaller(name: str, value: int, rules: tuple[Rule, ...], specials: Iterator[int]) -> int:
     if re.fullmatch(r".*_token_(id|index)|.*_token", name):
         return value if value < FIRST_SPECIAL else next(specials)
+    if name in KEPT:
+        return value
     for rule in reversed(rules):
         if value > rule.value and re.fullmatch(rule.pattern, name):
             return rule.value
