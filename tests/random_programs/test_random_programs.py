@@ -15,7 +15,7 @@ from tests.random_programs.generate import from_seed, generate
 NUM_SEEDS = 60
 NUM_HYPOTHESIS = 15
 # Seeds that once failed stay here for ever.
-REGRESSION_SEEDS: tuple[int, ...] = (1794,)
+REGRESSION_SEEDS: tuple[int, ...] = (1794, 5094, 7078)
 
 
 @pytest.mark.parametrize("seed", (*range(NUM_SEEDS), *REGRESSION_SEEDS))
