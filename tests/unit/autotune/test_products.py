@@ -60,6 +60,7 @@ ROWS = [
     Row("much faster", [10], [5], wins=True),
     Row("just beyond the margin", [10], [9.5], wins=True),
     Row("within the margin", [10], [9.7], wins=False),
+    Row("by less than what a race does not see", [0.1], [0.092], wins=False),
     Row("equal", [10], [10], wins=False),
     Row("slower", [10], [20], wins=False),
     Row("only its best turn counts", [10], [50, 5, 50], wins=True),
@@ -88,7 +89,7 @@ def test_times_are_reported_in_milliseconds() -> None:
 
 
 # milliseconds of a turn, runs of both together (one each to compare the results)
-LENGTHS = [(1000.0, 2 + 2 * 3), (0.01, 2 + 2 * 12)]
+LENGTHS = [(1000.0, 2 + 2 * 3), (0.01, 2 + 2 * 60)]
 
 
 @pytest.mark.parametrize("row", LENGTHS, ids=str)
