@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfuse.ir.program import Extern, Program
-from perfuse.schedule.memory import output_buffers, touched
+from perfuse.schedule.memory import first_and_last, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Step
 
 # Calls that make new memory of their own: what others return may be an argument of theirs.
@@ -17,12 +17,7 @@ _MAKERS = frozenset({"aten.convolution.default", "mkldnn._linear_pointwise.defau
 
 def written_over(program: Program, steps: tuple[Step, ...]) -> dict[str, str]:
     """Buffers that take the memory of another, which no later step reads: new -> old."""
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for number, step in enumerate(steps):
-        for name in touched(step):
-            first.setdefault(name, number)
-            last[name] = number
+    first, last = first_and_last(map(touched, steps))
     fresh = set(_fresh(steps)) - output_buffers(program)
     found: dict[str, str] = {}
     for number, step in enumerate(steps):

@@ -17,6 +17,7 @@ from perfuse.schedule.memory import (
     CUT_BYTES,
     SMALLEST_POOLED,
     allocated_bytes,
+    first_and_last,
     is_forgotten_early,
     num_bytes,
     output_buffers,
@@ -95,12 +96,8 @@ class Lifetimes:
 def lifetimes(plan: Plan, where: Where = ONE_THREAD) -> Lifetimes:
     """The lifetimes of a plan's buffers; symbols count with their likely sizes."""
     turns = turns_of(plan, where.device)
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for number, steps in enumerate(turns):
-        for name in sorted({name for step in steps for name in touched(step)}):
-            first.setdefault(name, number)
-            last[name] = number
+    used = (sorted({name for step in steps for name in touched(step)}) for steps in turns)
+    first, last = first_and_last(used)
     leaving = output_buffers(plan.program)
     shared = plan.over if where.device == "cpu" else _reused(plan, turns)
     for name, old in shared.items():
@@ -159,7 +156,7 @@ def _is_counted(buffer: Buffer, plan: Plan, first: Mapping[str, int]) -> bool:
 
 def turns_of(plan: Plan, device: str = "cpu") -> list[list[Step]]:
     """Steps as the host runs them: kernels in a row together, each call by itself."""
-    last = {name: i for i, step in enumerate(plan.steps) for name in touched(step)}
+    _, last = first_and_last(map(touched, plan.steps))
     turns: list[list[Step]] = []
     ended = True
     for number, step in enumerate(plan.steps):
@@ -191,7 +188,7 @@ def _is_much(buffers: Sequence[Buffer]) -> bool:
 
 def _reused(plan: Plan, turns: Sequence[Sequence[Step]]) -> dict[str, str]:
     """Temporaries of a turn that lie where one of equal size died in it: name -> the first."""
-    last = {name: i for i, step in enumerate(plan.steps) for name in touched(step)}
+    _, last = first_and_last(map(touched, plan.steps))
     shown = output_buffers(plan.program).union(
         *(touched(step) for step in plan.steps if isinstance(step, Extern))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from perfuse.ir.program import Buffer, Extern, Program, View
 from perfuse.schedule.plan import Kernel, Step, static_product
@@ -48,6 +48,17 @@ def touched(step: Step) -> set[str]:
     return set(step.reads()) | set(step.stored)
 
 
+def first_and_last(groups: Iterable[Iterable[str]]) -> tuple[dict[str, int], dict[str, int]]:
+    """By name, the numbers of the first and of the last group that it is in."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number, names in enumerate(groups):
+        for name in names:
+            first.setdefault(name, number)
+            last[name] = number
+    return first, last
+
+
 def output_buffers(program: Program) -> set[str]:
     return {o.buffer for o in program.outputs if isinstance(o, View)}
 
@@ -90,12 +101,7 @@ def place(
 ) -> tuple[dict[str, int], int]:
     """Arena offsets for the temporaries that may lie there, and the bytes of the whole."""
     sizes = arena_buffers(program, steps, largest, elsewhere)
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for number, step in enumerate(steps):
-        for name in touched(step):
-            first.setdefault(name, number)
-            last[name] = number
+    first, last = first_and_last(map(touched, steps))
     places: dict[str, int] = {}
     live: list[tuple[int, int, int]] = []  # offset, end, last step
     total = 0

@@ -6,7 +6,7 @@ from perfuse.errors import SpecError
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import Extern
 from perfuse.ir.verify import given_names, is_empty
-from perfuse.schedule.memory import arena_buffers, output_buffers, touched
+from perfuse.schedule.memory import arena_buffers, first_and_last, output_buffers, touched
 from perfuse.schedule.plan import ROLES, Kernel, Member, Plan, Step
 
 _STAGE = "after schedule"
@@ -94,12 +94,7 @@ def _check_read(read: Expr, reader: Member, maker: Member, *, is_before: bool) -
 
 def _check_places(plan: Plan) -> None:
     """Temporaries of known size lie in the arena, apart from those that live at the same time."""
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for number, step in enumerate(plan.steps):
-        for name in touched(step):
-            first.setdefault(name, number)
-            last[name] = number
+    first, last = first_and_last(map(touched, plan.steps))
     spans = []
     for name, size in arena_buffers(plan.program, plan.steps, plan.arena_limit, plan.over).items():
         if name not in plan.places:

@@ -19,7 +19,12 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Atom, Dim, Index
 from perfuse.ir.program import Buffer, Extern, Loop, Opaque, View
-from perfuse.schedule.memory import is_forgotten_early, output_buffers, touched
+from perfuse.schedule.memory import (
+    first_and_last,
+    is_forgotten_early,
+    output_buffers,
+    touched,
+)
 from perfuse.schedule.plan import Kernel, Plan, Step
 
 
@@ -66,7 +71,7 @@ class HostWriter:
         self.leaving = output_buffers(self.program)
         self.windows: dict[Window, int] = {}
         self.w = Writer(1)
-        self.last_use = self._last_uses()
+        _, self.last_use = first_and_last(map(touched, plan.steps))
         self.ready: set[str] = set()
         self.held = {
             name
@@ -76,13 +81,6 @@ class HostWriter:
             and is_forgotten_early(self.program.buffers[name])
         }
         self.known_symbols: set[str] = set()
-
-    def _last_uses(self) -> dict[str, int]:
-        last: dict[str, int] = {}
-        for number, step in enumerate(self.plan.steps):
-            for name in touched(step):
-                last[name] = number
-        return last
 
     # -- entry -----------------------------------------------------------------------------
 
