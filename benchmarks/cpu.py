@@ -1,6 +1,6 @@
 """Eager, TorchInductor and Perfuse on the CPU: run time and compile time.
 
-    python -m benchmarks.cpu                      everything (about an hour)
+    python -m benchmarks.cpu                      everything (about two hours)
     python -m benchmarks.cpu --quick --kernels    kernels, short
     python -m benchmarks.cpu --only '^softmax'
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # also when started as a script
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import machine, report  # noqa: E402
+from benchmarks import machine, report, targets  # noqa: E402
 from benchmarks.cases import Case  # noqa: E402
 from benchmarks.catalogue import catalogue  # noqa: E402
 from benchmarks.report import OURS, PEER, Row  # noqa: E402
@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="shorter rounds")
     parser.add_argument("--only", default="", help="regular expression on the names of cases")
     parser.add_argument("--backend", default=OURS, help="what stands in the Perfuse column")
-    parser.add_argument("--repeats", type=int, default=1, help="processes a case; the best counts")
+    parser.add_argument("--repeats", type=int, default=3, help="processes a case")
     parser.add_argument("--results", type=Path, help="where the results go")
     arguments = parser.parse_args()
     if not (arguments.kernels or arguments.models or arguments.compile_time):
@@ -95,13 +95,16 @@ def add_runs(
         bar = progress.add_task(name, total=len(chosen))
         for case in chosen:
             progress.update(bar, description=f"{name}: {case.name}")
-            result = run_case(case, budget, arguments)
-            rows.append(report.run_row(result))
+            rows.append(run_case(case, budget, arguments))
             progress.advance(bar)
     document[name] = rows
     unit = "us" if kind == "overhead" else "ms"
-    tables.append(report.run_table(f"{name} (best of the rounds)", rows, unit))
+    times = "process" if arguments.repeats == 1 else "processes"
+    title = f"{name}: medians of rounds and of {arguments.repeats} {times}"
+    tables.append(report.run_table(title, rows, unit))
     console.print(tables[-1])
+    document[f"{name}_missed"] = missed = targets.missed(name, rows)
+    console.print(f"{name}: missed {len(missed)} {'; '.join(missed)}", markup=False)
 
 
 def progress_bar(console: Console) -> Progress:
@@ -110,17 +113,8 @@ def progress_bar(console: Console) -> Progress:
 
 
 def run_case(case: Case, budget: float, arguments: argparse.Namespace) -> Row:
-    """The best over some processes: ratios near 1 move from process to process."""
-    best: Row = {}
-    for _ in range(arguments.repeats):
-        result = run_once(case, budget, arguments.backend)
-        if not best:
-            best = result
-            continue
-        for name, times in result["times_ms"].items():
-            old = best["times_ms"].get(name, times)
-            best["times_ms"][name] = min(old, times, key=lambda t: t["best"])
-    return best
+    runs = [run_once(case, budget, arguments.backend) for _ in range(arguments.repeats)]
+    return report.run_row(case.name, runs)
 
 
 def run_once(case: Case, budget: float, backend: str) -> Row:
@@ -128,7 +122,7 @@ def run_once(case: Case, budget: float, backend: str) -> Row:
     result = in_process([*command, "--budget", str(budget)], {})
     if "error" in result:
         failures = {OURS: result["error"]}
-        return {"name": case.name, "bytes": None, "times_ms": {}, "failures": failures}
+        return {"times_ms": {}, "failures": failures}
     if backend in result["times_ms"]:
         result["times_ms"][OURS] = result["times_ms"].pop(backend)
     return result

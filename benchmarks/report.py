@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,31 +18,48 @@ PEER, OURS = "inductor", "perfuse"
 TITLES = {PEER: "TorchInductor", OURS: "Perfuse"}
 
 
-def run_row(result: Row) -> Row:
-    """One case's figures: the best of its rounds, the medians beside them."""
-    times = result["times_ms"]
+def run_row(name: str, runs: Sequence[Row]) -> Row:
+    """One case's figures: medians over its processes, of ratios taken inside each of them."""
 
-    def figure(name: str, which: str) -> float | None:
-        return times[name][which] if name in times else None
+    def figure(key: str) -> float | None:
+        return median(run["times_ms"].get(key, {}).get("median") for run in runs)
 
-    eager, peer, ours = (figure(n, "best") for n in ("eager", PEER, OURS))
-    copy = figure("copy", "best")
+    def over(above: str, below: str, which: str = "median") -> float | None:
+        times = [run["times_ms"] for run in runs]
+        return median(
+            ratio(t[above][which], t[below][which]) for t in times if above in t and below in t
+        )
+
     return {
-        "name": result["name"],
-        "eager_ms": eager,
-        "peer_ms": peer,
-        "ours_ms": ours,
-        "over_eager": ratio(eager, ours),
-        "over_peer": ratio(peer, ours),
-        "median_over_peer": ratio(figure(PEER, "median"), figure(OURS, "median")),
-        "of_copy": ratio(copy, ours),
-        "peer_of_copy": ratio(copy, peer),
-        "copy_gb_s": result["bytes"] / copy / 1e6 if copy else None,
-        "eager_median_ms": figure("eager", "median"),
-        "peer_median_ms": figure(PEER, "median"),
-        "ours_median_ms": figure(OURS, "median"),
-        "failures": "; ".join(f"{TITLES.get(k, k)}: {v}" for k, v in result["failures"].items()),
+        "name": name,
+        "eager_ms": figure("eager"),
+        "peer_ms": figure(PEER),
+        "ours_ms": figure(OURS),
+        "over_eager": over("eager", OURS),
+        "over_peer": over(PEER, OURS),
+        "best_over_peer": over(PEER, OURS, "best"),
+        "of_copy": over("copy", OURS),
+        "peer_of_copy": over("copy", PEER),
+        "of_memory": median(map(share_of_memory, runs)),
+        "memory_gb_s": median(run.get("memory_gb_s") for run in runs),
+        "runs": [run["times_ms"] for run in runs],
+        "failures": "; ".join(
+            sorted({f"{TITLES.get(k, k)}: {v}" for run in runs for k, v in run["failures"].items()})
+        ),
     }
+
+
+def share_of_memory(run: Row) -> float | None:
+    """The bandwidth of ours over that of a copy no cache can hold."""
+    if not run.get("memory_gb_s") or OURS not in run["times_ms"]:
+        return None
+    gb_s = run["bytes"] / run["times_ms"][OURS]["median"] / 1e6
+    return float(gb_s / run["memory_gb_s"])
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.median(known) if known else None
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -56,7 +74,7 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 def run_table(title: str, rows: Sequence[Row], unit: str = "ms") -> Table:
     view = Table(title=title)
     contestants = (f"{name} {unit}" for name in ("eager", "TorchInductor", "Perfuse"))
-    heads = ("", *contestants, "over eager", "over peer", "of copy")
+    heads = ("", *contestants, "over eager", "over peer", "best", "of copy", "of memory")
     scale = {"ms": 1.0, "us": 1e3}[unit]
     for i, head in enumerate(heads):
         view.add_column(head, justify="right" if i else "left")
@@ -65,7 +83,8 @@ def run_table(title: str, rows: Sequence[Row], unit: str = "ms") -> Table:
         if row["failures"]:
             view.add_row(f"  [red]{row['failures'][:120]}[/]")
     view.add_section()
-    means = {key: geometric_mean(r[key] for r in rows) for key in ("over_eager", "over_peer")}
+    keys = ("over_eager", "over_peer", "best_over_peer")
+    means = {key: geometric_mean(r[key] for r in rows) for key in keys}
     view.add_row(*run_cells({"name": "geometric mean", **means}))
     return view
 
@@ -79,13 +98,17 @@ def run_cells(row: Row, scale: float = 1.0) -> list[str]:
         colour = "green" if value and value >= 1 else "red"
         return f"[{colour}]{value:.2f}x[/]" if value else ""
 
-    share = f"{row['of_copy']:.0%}" if row.get("of_copy") else ""
+    def share(key: str) -> str:
+        return f"{row[key]:.0%}" if row.get(key) else ""
+
     return [
         row["name"],
         *(times(k) for k in ("eager_ms", "peer_ms", "ours_ms")),
         factor("over_eager"),
         factor("over_peer"),
-        share,
+        factor("best_over_peer"),
+        share("of_copy"),
+        share("of_memory"),
     ]
 
 
@@ -136,7 +159,8 @@ def save(folder: Path, document: Row, tables: Sequence[Table]) -> None:
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        flat = [name for name, value in rows[0].items() if not isinstance(value, list)]
+        writer = csv.DictWriter(file, fieldnames=flat, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
 
