@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from perfuse.graph.facts import op_facts
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
@@ -61,7 +62,7 @@ def call_aten(
         tuple(_argument(builder, a, _meta(n)) for a, n in zip(args, call.args, strict=True)),
         tuple((k, _argument(builder, v, _meta(call.kwargs[k]))) for k, v in kwargs.items()),
         reason,
-        mutates=_mutated(call, args, kwargs),
+        mutates=_mutated(call, args, kwargs, builder.settings.fallback_random),
         returns_list=several,
         returns_view=is_view_op(call.target) and not call.is_alias,
         measured=measured,
@@ -152,10 +153,16 @@ def call_effect(builder: Builder, node: FxNode, args: list[Any], kwargs: dict[st
     return (args[0], *result) if isinstance(result, list | tuple) else (args[0], result)
 
 
-def _mutated(call: AtenCall, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    """What the call changes: arguments, or the world where it gives nothing back."""
+def _mutated(
+    call: AtenCall, args: list[Any], kwargs: dict[str, Any], draws_in_order: bool
+) -> tuple[str, ...]:
+    """What the call changes: arguments, or the world where it gives nothing back.
+
+    So does a draw from PyTorch's generator, where numbers are to be those that eager draws.
+    """
     schema = getattr(call.target, "_schema", None)
-    found = [_WORLD] if schema is None or not schema.returns else []
+    acts = schema is None or not schema.returns
+    found = [_WORLD] if acts or (draws_in_order and op_facts(call.target).is_random) else []
     for i, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)

@@ -19,6 +19,12 @@ def dropout(x: Tensor) -> Tensor:
     return F.dropout(x, 0.3)
 
 
+def two_kinds_of_draws(x: Tensor) -> Tensor:
+    """The first waits for a loop, the second for nothing: they must not change places."""
+    kept = F.dropout(x.sin(), 0.2) == 0
+    return torch.stack([kept, F.feature_alpha_dropout(x.view(3, -1), 0.5, True).view(-1) > 0])
+
+
 @pytest.mark.parametrize(
     ("draw", "mean", "variance"),
     (
@@ -78,8 +84,9 @@ def test_backward_uses_the_mask_of_forward() -> None:
         lambda x: torch.bernoulli(x.sigmoid()),
         lambda x: x[torch.randperm(x.shape[0])],
         lambda x: F.dropout(F.dropout(x, 0.5), 0.1),
+        two_kinds_of_draws,
     ),
-    ids=("dropout", "rand_like", "randn", "bernoulli", "randperm", "two_dropouts"),
+    ids=("dropout", "rand_like", "randn", "bernoulli", "randperm", "two_dropouts", "in_order"),
 )
 def test_bit_equal_to_eager_with_fallback_random(draw: Callable[[Tensor], Tensor]) -> None:
     torch._dynamo.reset()
