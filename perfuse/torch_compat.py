@@ -357,6 +357,13 @@ def least_values(value: torch.SymInt) -> dict[str, int]:
     return found
 
 
+def memory_format_of(x: torch.Tensor) -> torch.memory_format:
+    """Channels last where that is how `x` lies and no other way, otherwise contiguous."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(x)
+
+
 def is_known_empty(x: torch.Tensor) -> bool:
     """No elements while the graph is traced; sizes that only data tells count as some."""
     return bool(guard_or_false(x.numel() == 0))

@@ -7,6 +7,7 @@ sums times a count, so that its terms stay of the size of the gradient.
 import torch
 from torch import Tensor
 
+from perfuse.graph.decompose_layouts import lies_channels_last, lying_as
 from perfuse.graph.decompose_softmax import opmath
 
 
@@ -130,6 +131,8 @@ def group_norm(
     num_groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if lies_channels_last(x):
+        return _group_norm_channels_last(x, weight, bias, num_groups, eps)
     acc = _by_group(x.contiguous(), (batch, num_groups, channels // num_groups, pixels))
     var, mean = torch.var_mean(acc, dim=[2, 3], correction=0, keepdim=True)
     rstd = torch.rsqrt(var + eps)
@@ -141,6 +144,32 @@ def group_norm(
     kept = _statistics_dtype(x, weight, bias)
     flat = [batch, num_groups]
     return out.reshape(x.shape).to(x.dtype), mean.view(flat).to(kept), rstd.view(flat).to(kept)
+
+
+def _group_norm_channels_last(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Statistics of each channel first, which lie side by side, then those of the groups."""
+    acc = opmath(x).movedim(1, -1)
+    pixel_axes = list(range(1, acc.dim() - 1))
+    each_var, each_mean = torch.var_mean(acc, dim=pixel_axes, correction=0)
+    sizes = (x.shape[0], num_groups, -1)
+    own_var, own_mean = each_var.reshape(sizes), each_mean.reshape(sizes)
+    mean = own_mean.mean(-1, keepdim=True)
+    var = (own_var + (own_mean - mean).square()).mean(-1, keepdim=True)
+    rstd = torch.rsqrt(var + eps)
+
+    def per_channel(statistic: Tensor) -> Tensor:
+        flat = statistic.expand(own_mean.shape).flatten(1)
+        return flat.reshape(flat.shape[0], *[1] * len(pixel_axes), flat.shape[1])
+
+    out = (acc - per_channel(mean)) * per_channel(rstd)
+    if weight is not None:
+        out = out * weight.to(acc.dtype)
+    if bias is not None:
+        out = out + bias.to(acc.dtype)
+    kept = _statistics_dtype(x, weight, bias)
+    return out.movedim(-1, 1).to(x.dtype), mean.squeeze(-1).to(kept), rstd.squeeze(-1).to(kept)
 
 
 def group_norm_backward(
@@ -165,7 +194,7 @@ def group_norm_backward(
         g = grad if weight is None else grad * _per_channel(weight, num_groups, acc.dtype)
         along = torch.mean(g * x_hat, [2, 3], keepdim=True)
         centred = g - torch.mean(g, [2, 3], keepdim=True)
-        grad_x = ((centred - x_hat * along) * scale).reshape(x.shape).to(x.dtype)
+        grad_x = lying_as(x, ((centred - x_hat * along) * scale).reshape(x.shape).to(x.dtype))
     if output_mask[1]:
         grad_weight = torch.sum(grad * x_hat, [0, 3]).reshape(channels).to(kept)
     if output_mask[2]:

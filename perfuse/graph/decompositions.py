@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfuse.graph import decompose_layouts as layouts
 from perfuse.graph import decompose_norms as norms
 from perfuse.graph import decompose_pointwise as pointwise
 from perfuse.graph import decompose_reductions as reductions
@@ -114,6 +115,7 @@ OWN: dict[str, Decomposition] = {
     "aten.softplus_backward.default": pointwise.softplus_backward,
     "aten.log_sigmoid_forward.default": pointwise.log_sigmoid_forward,
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
+    "aten.roll.default": layouts.roll,
     "aten.logsumexp.default": reductions.logsumexp,
     "aten.linalg_vector_norm.default": reductions.vector_norm,
     "aten.slice_scatter.default": into_own_copy(aten.slice_scatter.default),

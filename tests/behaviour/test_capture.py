@@ -81,6 +81,10 @@ def pair() -> list[Any]:
     return [randn(6, 5), randn(6, 5) * 2]
 
 
+def channels_last() -> list[Any]:
+    return [randn(2, 4, 3, 5).to(memory_format=torch.channels_last).requires_grad_()]
+
+
 MUTATION = (
     Behaviour("in_place_input", add_in_place, plain, num_calls=3),
     Behaviour("write_slice", write_slice, pair),
@@ -114,6 +118,13 @@ LAYOUTS = (
     Behaviour(
         "channels_last", F.relu, lambda: [randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]
     ),
+    Behaviour(
+        "group_norm_channels_last",
+        lambda x: F.group_norm(x, 2, x.new_tensor([1, 2, 3, 4]), x.new_tensor([4, 3, 2, 1])),
+        channels_last,
+    ),
+    Behaviour("roll_channels_last", lambda x: x.roll((1, -2), (1, -1)), channels_last),
+    Behaviour("roll_channels_last_dynamic", lambda x: x.roll(2, 3), channels_last, dynamic=True),
     Behaviour("offset_view", lambda x: x.exp(), lambda: [randn(40)[3:36].view(3, 11)]),
     Behaviour("zero_size", lambda x: (x.exp(), x.sum(0), x.sum(1)), lambda: [randn(0, 5)]),
     Behaviour("zero_size_cat", lambda x, y: torch.cat([x, y]), lambda: [randn(0, 5), randn(3, 5)]),
