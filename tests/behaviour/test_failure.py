@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -59,6 +60,23 @@ def test_eager_instead(monkeypatch: pytest.MonkeyPatch, needs_grad: bool) -> Non
         candidate(x)
     told = [w for w in seen if issubclass(w.category, CompileWarning)]
     assert len(told) == (2 if needs_grad else 1)  # one for each graph
+
+
+@pytest.mark.parametrize(
+    ("wrong", "given"),
+    [
+        (lambda x: x.max(), torch.zeros(0, 3)),
+        (lambda x: x.min(0), torch.zeros(0, 3)),
+        (lambda x: x - x.flip(0), torch.tensor([True, False])),
+    ],
+    ids=["max_of_nothing", "min_of_nothing", "bool_minus_bool"],
+)
+def test_what_eager_refuses_is_refused_alike(wrong: Callable[[Tensor], Any], given: Tensor) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as eager:
+        wrong(given)
+    candidate = torch.compile(wrong, backend="perfuse", dynamic=True)
+    with pytest.raises(type(eager.value), match=re.escape(str(eager.value))):
+        candidate(given)
 
 
 def test_a_bad_index_is_an_index_error_and_the_next_call_is_right() -> None:

@@ -247,6 +247,8 @@ multiply = _binary("mul", int_to_float=False)
 @lowers("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)
+    if dtype is DType.BOOL:
+        raise CannotLower("a difference of bools, which eager refuses")
     compute = dtype.compute
     return elementwise(
         builder, [a, b], compute, dtype,

@@ -154,10 +154,12 @@ def var_mean(
 
 def _extremum(kind: str) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+        dims = dims_of(x, dim)
+        if any(x.shape[d] == 0 for d in dims):
+            raise CannotLower(f"the {kind} of nothing, which eager refuses unless for no result")
         if x.dtype is DType.BOOL:
-            kind_of_bool = "any" if kind == "max" else "all"
-            return builder.reduce(kind_of_bool, x, dims_of(x, dim), x.dtype, keepdim)
-        return builder.reduce(kind, x, dims_of(x, dim), x.dtype, keepdim)
+            return builder.reduce("any" if kind == "max" else "all", x, dims, x.dtype, keepdim)
+        return builder.reduce(kind, x, dims, x.dtype, keepdim)
 
     return lower
 
