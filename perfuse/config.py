@@ -8,6 +8,7 @@ start and passes it down, so nothing below reads this module. The environment is
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -369,11 +370,27 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
         _patches.reset(self._tokens.pop())
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(function, type) or inspect.isgeneratorfunction(function):
+            raise ConfigError(
+                f"config.patch cannot decorate {function.__name__!r}: it is no plain function",
+                hint="decorate its methods, or write `with perfuse.config.patch(...)` inside of it",
+            )
+        if inspect.iscoroutinefunction(function):
+            return self._around_coroutine(function)
+
         @functools.wraps(function)
         def patched(*args: P.args, **kwargs: P.kwargs) -> R:
             # A patch of its own for each call: calls may run in several threads at once.
             with patch(self._overrides):
                 return function(*args, **kwargs)
+
+        return patched
+
+    def _around_coroutine(self, function: Callable[P, Any]) -> Callable[P, Any]:
+        @functools.wraps(function)
+        async def patched(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with patch(self._overrides):
+                return await function(*args, **kwargs)
 
         return patched
 
@@ -402,6 +419,9 @@ class _LiveGroup:
     def __setattr__(self, leaf: str, value: Any) -> None:
         assign(f"{self._name}.{leaf}", value)
 
+    def __dir__(self) -> list[str]:
+        return [leaf.name for leaf in fields(getattr(snapshot(), self._name))]
+
     def __repr__(self) -> str:
         return repr(getattr(snapshot(), self._name))
 
@@ -422,6 +442,10 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
     return snapshot().get(name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *(leaf.name for leaf in fields(Settings))])
 
 
 sys.modules[__name__].__class__ = _LiveModule

@@ -32,8 +32,11 @@ class ConfigError(PerfuseError):
     """A setting was given a value it cannot take."""
 
 
-class UnknownOption(ConfigError):
-    """A setting or a mode was named that does not exist."""
+class UnknownOption(ConfigError, AttributeError):
+    """A setting or a mode was named that does not exist.
+
+    Also an AttributeError, so that `hasattr(perfuse.config, name)` answers instead of raising.
+    """
 
     default_hint = "perfuse.config.describe() lists every setting."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from threading import Thread
 from typing import Any
@@ -49,6 +50,35 @@ def test_patch_decorates() -> None:
     assert level(10) == 11
     assert level.__name__ == "level"
     assert config.cpu.opt_level == 3
+
+
+def test_patch_decorates_coroutines() -> None:
+    @config.patch(verify=True)
+    async def inside() -> bool:
+        await asyncio.sleep(0)
+        return bool(config.verify)
+
+    assert asyncio.run(inside())
+    assert config.verify is False
+
+
+def test_patch_refuses_what_it_would_not_reach() -> None:
+    def steps() -> Iterator[bool]:
+        yield config.verify
+
+    class Suite:
+        pass
+
+    for decorated in (steps, Suite):
+        with pytest.raises(ConfigError, match=decorated.__name__):
+            config.patch(verify=True)(decorated)
+
+
+def test_settings_are_attributes_like_others() -> None:
+    assert hasattr(config, "verify") and not hasattr(config, "verfy")
+    assert hasattr(config.cpu, "simd") and getattr(config.cpu, "smid", None) is None
+    assert {"verify", "cpu", "patch"} <= set(dir(config))
+    assert {"simd", "threads"} <= set(dir(config.cpu))
 
 
 def test_patch_stays_in_its_thread() -> None:
