@@ -78,6 +78,7 @@ class Target:
     compiler: str  # a command, shell-quoted; empty where no compiler was found
     compiler_version: str
     gpu: Gpu | None = None  # where kernels run; None runs them on the CPU
+    compiler_wanted: str = ""  # the compiler that was asked for by name
 
     def __str__(self) -> str:
         if self.gpu is not None:
@@ -87,7 +88,8 @@ class Target:
     def compiler_command(self) -> tuple[str, ...]:
         """The words that start the compiler."""
         if not self.compiler:
-            raise CompilerMissing("no C++ compiler found (looked for $CXX, g++ and clang++)")
+            looked_for = self.compiler_wanted or "$CXX, g++ and clang++"
+            raise CompilerMissing(f"no C++ compiler found (looked for {looked_for})")
         return tuple(shlex.split(self.compiler))
 
     def cxx_flags(self, opt_level: int = 3) -> tuple[str, ...]:
@@ -200,7 +202,9 @@ def _target(simd: str, num_threads: int, compiler: str) -> Target:
     arch, isas, caches = _machine()
     isa = choose_isa(simd, isas)
     sizes = (caches[1], caches[2], caches[3])
-    return Target("cpu", arch, isa, LANES[isa], num_threads, *sizes, *_compiler(compiler))
+    found = _compiler(compiler)
+    lanes = LANES[isa]
+    return Target("cpu", arch, isa, lanes, num_threads, *sizes, *found, compiler_wanted=compiler)
 
 
 def host_target(settings: Settings) -> Target:

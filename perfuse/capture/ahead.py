@@ -89,6 +89,11 @@ def aot_compile(
     What `fn` holds (parameters, buffers, tensors it closes over) goes into the artefact as it is
     now. `perfuse.load(path)` runs it in a new process without tracing. Sizes are fixed.
     """
+    if not isinstance(args, Sequence) or isinstance(args, str):
+        raise ArtefactError(
+            f"the arguments come in a tuple, not as a {type(args).__name__}",
+            hint="aot_compile(fn, (x,)) compiles fn(x).",
+        )
     if dynamic:
         raise ArtefactError(
             "an artefact has fixed sizes", hint="compile one for each size, or use torch.compile."

@@ -59,7 +59,7 @@ def collect(tree: list[Any], value: Any, found: dict[int, torch.Tensor], where: 
             collect(item, value[key], found, f"{where}[{key!r}]")
     else:
         _expect(isinstance(value, tuple | list), where, f"a {kind}", value)
-        _expect(len(value) == len(inner), where, f"{len(inner)} items", value)
+        _expect(len(value) == len(inner), where, f"{len(inner)} items", len(value))
         for number, (item, part) in enumerate(zip(inner, value, strict=True)):
             collect(item, part, found, f"{where}[{number}]")
 

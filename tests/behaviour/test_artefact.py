@@ -68,6 +68,15 @@ def test_other_arguments_are_refused(
         perfuse.load(made[0])(batch, scale=scale)
 
 
+def test_wrong_counts_and_a_bare_argument_are_named(
+    made: tuple[Path, Model, dict[str, Tensor]],
+) -> None:
+    with pytest.raises(perfuse.ArtefactError, match="for 1 items, not for 0"):
+        perfuse.load(made[0])(scale=2.0)
+    with pytest.raises(perfuse.ArtefactError, match=r"in a tuple, not as a Tensor"):
+        perfuse.aot_compile(torch.sin, torch.randn(3))
+
+
 def copy_of(path: Path, folder: Path) -> Path:
     folder.mkdir()
     for file in path.iterdir():
