@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from perfuse.ir.program import Extern, Measured, Opaque, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.tensor import Tensor, as_view
 from perfuse.lower.traced import is_computable
-from perfuse.torch_compat import is_view_op, op_name
+from perfuse.torch_compat import OpOverload, is_view_op, op_name
 
 # What calls with side effects write to, so that they keep their order.
 _WORLD = "world"
@@ -56,11 +57,12 @@ def call_aten(
     results = [_result(builder, e) for e in (expected if several else [expected])]
     outs = tuple(_out_name(r) for r in results)
     measured = _measured(builder, outs, expected if several else [expected])
+    argument = partial(_argument, builder, is_exact=not isinstance(call.target, OpOverload))
     made = Extern(
         op_name(call.target),
         outs,
-        tuple(_argument(builder, a, _meta(n)) for a, n in zip(args, call.args, strict=True)),
-        tuple((k, _argument(builder, v, _meta(call.kwargs[k]))) for k, v in kwargs.items()),
+        tuple(argument(a, _meta(n)) for a, n in zip(args, call.args, strict=True)),
+        tuple((k, argument(v, _meta(call.kwargs[k]))) for k, v in kwargs.items()),
         reason,
         mutates=_mutated(call, args, kwargs, builder.settings.fallback_random),
         returns_list=several,
@@ -133,8 +135,11 @@ def _measured(
     return tuple(found)
 
 
-def _argument(builder: Builder, value: Any, meta: Any) -> Any:
-    """An argument for ATen: tensors become windows laid out as the traced call saw them."""
+def _argument(builder: Builder, value: Any, meta: Any, is_exact: bool) -> Any:
+    """An argument for ATen: tensors become windows laid out as the traced call saw them.
+
+    What is no ATen op (attention with a function inside) is exact about tuples and lists.
+    """
     if isinstance(value, Tensor):
         strides = None
         if isinstance(meta, torch.Tensor):
@@ -142,8 +147,10 @@ def _argument(builder: Builder, value: Any, meta: Any) -> Any:
             dense = all(s != 0 for s, n in zip(wanted, value.shape, strict=True) if n != 1)
             strides = wanted if dense else None
         return builder.view_of(value, strides)
+    if isinstance(value, tuple) and is_exact:
+        return tuple(_argument(builder, v, None, is_exact) for v in value)
     if isinstance(value, list | tuple):
-        return [_argument(builder, v, None) for v in value]
+        return [_argument(builder, v, None, is_exact) for v in value]
     return value
 
 

@@ -26,6 +26,7 @@ from perfuse.schedule.memory import (
     touched,
 )
 from perfuse.schedule.plan import Kernel, Plan, Step
+from perfuse.torch_compat import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ class HostWriter:
             return self._dim(value)
         if isinstance(value, list | tuple):
             inner = ", ".join(self._argument(v) for v in value)
-            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+            return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * bool(value)})"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{k!r}: {self._argument(v)}" for k, v in value.items()) + "}"
         return spell_python(value)
@@ -427,4 +428,6 @@ def spell_python(value: Any) -> str:
         return f"torch.device({str(value)!r})"
     if isinstance(value, complex):
         return repr(value)
+    if isinstance(value, OpOverload):
+        return f"torch.ops.{value}"
     raise ValueError(f"no Python text for {value!r} of type {type(value).__name__}")

@@ -1,0 +1,59 @@
+"""Calls that are no ATen ops: custom ops that write, functions of functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from tests.behaviour.row import Behaviour, randn
+
+
+@torch.library.custom_op("perfuse_tests::count_up", mutates_args=("x", "others"))
+def count_up(x: Tensor, others: list[Tensor], by: float = 1.0) -> None:
+    for written in (x, *others):
+        written.add_(by)
+
+
+def writes_inputs(x: Tensor, y: Tensor) -> Tensor:
+    count_up(x[0], [y], 2.0)
+    return x * 3 + y
+
+
+def writes_temporaries(x: Tensor, y: Tensor) -> Tensor:
+    made = x * 2
+    count_up(made, [])
+    return (made * y).sum(0)
+
+
+def attention_with_a_function(q: Tensor, k: Tensor) -> Tensor:
+    found = flex_attention(q, k, k, score_mod=lambda score, b, h, i, j: score + (i - j) * 0.1)
+    assert isinstance(found, Tensor)
+    return found.sin()
+
+
+def chosen_by_data(x: Tensor) -> Tensor:
+    chosen: Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    return chosen * 2
+
+
+def matrices() -> list[Tensor]:
+    return [randn(4, 5), randn(4, 5)]
+
+
+def heads() -> list[Tensor]:
+    return [randn(1, 2, 16, 8), randn(1, 2, 16, 8)]
+
+
+ROWS = (
+    Behaviour("writes_inputs", writes_inputs, matrices, num_calls=2),
+    Behaviour("writes_temporaries", writes_temporaries, matrices, dynamic=True),
+    Behaviour("flex_attention", attention_with_a_function, heads),
+    Behaviour("cond", chosen_by_data, lambda: [randn(7)]),
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_call(row: Behaviour) -> None:
+    row.check()
