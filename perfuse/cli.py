@@ -114,16 +114,30 @@ def _module_of(function: str) -> tuple[Any, str]:
     place, _, name = function.rpartition(":")
     if not place:
         _fail(f"{function!r}: say module:function or file.py:function")
-    if not place.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(place), name
+    module = _loaded(place) if place.endswith(".py") else _imported(place)
+    if not callable(getattr(module, name, None)):
+        _fail(f"{place} has no function {name!r}")
+    return module, name
+
+
+def _imported(place: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # one that the module itself asks for
+        _fail(f"there is no module {place!r}")
+
+
+def _loaded(place: str) -> Any:
     spec = importlib.util.spec_from_file_location(Path(place).stem, place)
     if spec is None or spec.loader is None or not Path(place).exists():
         _fail(f"{place} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module, name
+    return module
 
 
 def _fail(message: str) -> NoReturn:
@@ -227,7 +241,11 @@ def bench(context: typer.Context) -> None:
 
 def main() -> None:
     """The entry point of the command."""
-    app()
+    try:
+        app()
+    except PerfuseError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

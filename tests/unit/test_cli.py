@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import perfuse
-from perfuse.cli import app
+from perfuse.cli import app, main
 from perfuse.version import VERSION
 
 SCRIPT = """
@@ -62,6 +63,35 @@ def test_codegen_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 def test_mistakes_are_told() -> None:
     result = CliRunner().invoke(app, ["explain", "function"])
     assert result.exit_code == 1 and "module:function" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["explain", "no_such_module:function"], "no module 'no_such_module'"),
+        (["explain", "{script}:functoin"], "no function 'functoin'"),
+        (["explain", "{script}:function", "--memory-budget", "much"], "cannot be 'much'"),
+        (["codegen", "{script}:function", "--target", "cuda:1"], "no GPU is known"),
+    ],
+    ids=["module", "function", "setting", "target"],
+)
+def test_mistakes_are_lines_not_traces(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    given = [word.format(script=script) for word in words]
+    monkeypatch.setattr("sys.argv", ["perfuse", *given])
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    shown = "".join(capsys.readouterr())
+    assert told in shown.replace("\n", " ") and "Traceback" not in shown
 
 
 def test_cache_info_and_clear() -> None:
