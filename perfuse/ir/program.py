@@ -234,7 +234,7 @@ class Program:
             lines.append(f"  {name} = {how}")
         for node in self.nodes:
             names = [node.out] if isinstance(node, Loop) else [o for o in node.outs if o]
-            types = ", ".join(str(self.buffers[n]) for n in names)
+            types = ", ".join(str(self.buffers.get(n, n)) for n in names)  # no buffer: opaque
             lines.append(f"  {node}  # {types}")
         lines.append(f"  return ({', '.join(map(str, self.outputs))})")
         return "\n".join(lines)
