@@ -157,9 +157,9 @@ def module_of(root: Any, graph: Graph) -> GraphModule:
 
 
 def fp8_cast_saturates() -> bool:
-    """PyTorch 2.12 made casts to float8_e4m3fn saturate; before, they overflowed to NaN."""
+    """PyTorch 2.13 made casts to float8_e4m3fn saturate; before, they overflowed to NaN."""
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return (major, minor) >= (2, 12)
+    return (major, minor) >= (2, 13)
 
 
 def aot_compile_graph(

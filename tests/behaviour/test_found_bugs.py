@@ -250,4 +250,6 @@ def test_parts_of_a_temporary_of_known_size() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_found(row: Behaviour) -> None:
+    if row.name == "repeated" and torch.__version__.startswith("2.12."):
+        pytest.skip("AOTAutograd of 2.12 copies a gradient into repeated elements, and fails")
     row.check()

@@ -60,10 +60,13 @@ def judged(made: Made, eager: list[Tensor], backend: str) -> Result:
 
 
 def complaints_of(made: Made, eager: list[Tensor], got: list[Tensor]) -> list[str]:
-    """Against float64. For a model that insists on float32 in places, eager with moved weights
-    stands in: the compiled model may be about as far from that as eager itself is."""
+    """Against float64. For a model that insists on float32 in places, or is not a number in
+    float64, eager with moved weights stands in: the compiled model may be about as far from that as
+    eager itself is."""
     try:
         exact = evaluate(widened(made.model, ""), wide(made.inputs))
+        if any((e.isnan() & ~x.isnan()).any() for e, x in zip(exact, eager, strict=True)):
+            raise ValueError("no reference: float64 gives NaN where eager has a number")
         if not complaints(got, eager, exact):
             return []  # the spread would only widen the limits
         spreads = [evaluate(widened(made.model, way), wide(made.inputs)) for way in DIRECTIONS]

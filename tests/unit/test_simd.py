@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from perfuse.torch_compat import fp8_cast_saturates
+
 HEADERS = Path(__file__).parents[2] / "perfuse" / "codegen" / "cpp"
 COMMON = (
     "-O3 -std=c++17 -fno-math-errno -ffp-contract=off -fopenmp -fPIC -shared -Wno-psabi".split()
@@ -233,7 +235,9 @@ def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         pytest.skip(f"this CPU has no {isa}")
     folder = tmp_path_factory.mktemp(isa)
     (folder / "simd.cpp").write_text(source())
-    command = ["g++", *COMMON, *ISAS[isa].split(), f"-I{HEADERS}", "simd.cpp", "-o", "simd.so"]
+    as_eager = f"-DPF_FP8_SATURATE={int(fp8_cast_saturates())}"
+    flags = [*COMMON, *ISAS[isa].split(), as_eager, f"-I{HEADERS}"]
+    command = ["g++", *flags, "simd.cpp", "-o", "simd.so"]
     subprocess.run(command, cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "simd.so"))
 

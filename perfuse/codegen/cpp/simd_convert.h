@@ -1,7 +1,7 @@
 // Storage types and conversions, bit for bit as eager PyTorch's on the CPU (NaN payloads apart).
 
 #ifndef PF_FP8_SATURATE
-#define PF_FP8_SATURATE 1  // float8_e4m3fn: overflow gives 448; 0: NaN, as PyTorch before 2.12
+#define PF_FP8_SATURATE 1  // float8_e4m3fn: overflow gives 448; 0: NaN, as PyTorch before 2.13
 #endif
 
 namespace pf {

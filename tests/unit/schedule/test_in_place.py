@@ -28,7 +28,7 @@ def softmax_over_rows(x: Tensor, w: Tensor) -> Tensor:
 CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "relu": (lambda x, w: F.relu(F.conv2d(x, w)), 1),
     "several sweeps over a row": (softmax_over_rows, 1),
-    "between two": (lambda x, w: F.conv2d(F.relu(F.conv2d(x, w)), f32(4, 5, 1, 1)), 1),
+    "between two": (lambda x, w: F.conv2d(F.relu(F.conv2d(x, w)), w[:4, :1].repeat(1, 5, 1, 1)), 1),
     "a result itself": (lambda x, w: ((y := F.conv2d(x, w)), F.relu(y)), 0),
     "read once more": (lambda x, w: F.conv2d(F.relu(y := F.conv2d(x, w)), y[:, :, :1, :1]), 0),
     "read elsewhere too": (lambda x, w: (y := F.conv2d(x, w)) + y.flip(-1), 0),
