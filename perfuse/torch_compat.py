@@ -439,7 +439,8 @@ def symbol_hints(values: Iterable[Any]) -> dict[str, int]:
     for value in _sym_leaves(values):
         known = value.node.shape_env.backed_var_to_val
         for symbol in value.node.expr.free_symbols:
-            if symbol in known:
+            # The length of a nested tensor is a symbol for itself: it has no number.
+            if symbol in known and known[symbol].is_Integer:
                 found[str(symbol)] = int(known[symbol])
     return found
 

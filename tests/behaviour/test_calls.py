@@ -1,13 +1,15 @@
-"""Calls that are no ATen ops: custom ops that write, functions of functions."""
+"""Calls that are no ATen ops: custom ops that write, functions of functions, nested tensors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from tests.behaviour.row import Behaviour, randn
+from tests.harness.backend import compiled
 
 
 @torch.library.custom_op("perfuse_tests::count_up", mutates_args=("x", "others"))
@@ -57,3 +59,19 @@ ROWS = (
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_call(row: Behaviour) -> None:
     row.check()
+
+
+def test_a_nested_tensor_is_computed_and_trained() -> None:
+    torch._dynamo.reset()
+    parts = [randn(2, 3), randn(4, 3)]
+    results = []
+    for run in (activation, compiled(activation)):
+        given = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        made = run(given).values()
+        made.sum().backward()
+        results.append((made.detach(), given.grad.values()))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def activation(x: Tensor) -> Tensor:
+    return F.gelu(x * 2) + x.sin()
