@@ -22,7 +22,7 @@ def lying_as(x: Tensor, result: Tensor) -> Tensor:
 
 def roll(x: Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) -> Any:
     """Channels last, the rows of memory are rolled. Otherwise the op stays whole."""
-    if not dims or memory_format_of(x) is torch.contiguous_format:
+    if not dims or not lies_channels_last(x):
         return NotImplemented
     order = [0, *range(2, x.dim()), 1]
     moved = [order.index(d % x.dim()) for d in dims]

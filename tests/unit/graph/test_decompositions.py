@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from perfuse.graph import decompose_layouts as layouts
 from perfuse.graph.decompositions import OWN, STANDARD, _find, decomposition_table
 
 TABLE = decomposition_table()
@@ -219,3 +220,12 @@ def test_types_of_softmax_backward_on_a_gpu(
             return
         with pytest.raises(RuntimeError, match="one type"):
             backward(*args, -1, of_input)
+
+
+@pytest.mark.parametrize("device", ("cpu", "cuda"))
+def test_a_rolled_tensor_lies_channels_last_on_the_cpu_only(device: str) -> None:
+    """Eager's kernel for GPUs gives contiguous results; its op is left whole there."""
+    with FakeTensorMode():
+        x = torch.empty(2, 4, 3, 5, device=device).to(memory_format=torch.channels_last)
+        found = layouts.roll(x, [1], [2])
+    assert found is NotImplemented if device == "cuda" else found.stride() == x.stride()
