@@ -15,7 +15,7 @@ def handle(task: Task) -> Result:
     backend, device = task["backend"], task["device"]
     verdict = check_program(program, backend, device)
     if verdict.status in ("pass", "skip"):
-        return {"status": verdict.status, "message": ""}
+        return {"status": verdict.status, "message": verdict.message}
     if task["shrink"] and is_healthy(device):
         program = shrink(program, backend, device)
         verdict = check_program(program, backend, device)

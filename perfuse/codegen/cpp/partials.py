@@ -1,7 +1,8 @@
 """Reductions over rows: each thread keeps its own sums, and they are joined in thread order.
 
-Sums of columns are kept twice, a recent row of them that is flushed into the total now and then,
-so that the error does not grow with the number of rows.
+Sums of columns are kept twice, a recent row of them that is flushed into the total now and then.
+What a flush rounds off is kept too (float32): the error is that of the few rows in between, however
+many there are.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from perfuse.codegen.cpp.emit import Emitter
 from perfuse.codegen.cpp.frame import Frame
 from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
 from perfuse.codegen.writer import Writer
+from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Member
 
 # Rows between two flushes of column sums.
-_FLUSH_ROWS = 128
+_FLUSH_ROWS = 32
 _MOST_THREADS = 1024
 
 
@@ -48,8 +50,14 @@ class Partials:
             cpp, name = COMPUTE_TYPE[m.loop.value.dtype], self.frame.short(m)
             w.line(f"{cpp}* const sum_{name} = {self._sums(m, 'thread')};")
             w.line(f"{cpp}* const new_{name} = sum_{name} + width;")
-            first = identity(m.loop.kind, m.loop.value.dtype)
-            w.line(f"for (int64_t i = 0; i < 2 * width; ++i) sum_{name}[i] = {first};")
+            first, rows = identity(m.loop.kind, m.loop.value.dtype), 2
+            if self._keeps_lost(m):
+                w.line(f"{cpp}* const lost_{name} = sum_{name} + 2 * width;")
+                rows = 3
+            w.line(f"for (int64_t i = 0; i < {rows} * width; ++i) sum_{name}[i] = {first};")
+
+    def _keeps_lost(self, m: Member) -> bool:
+        return m.loop.kind == "sum" and m.loop.value.dtype is DType.F32
 
     def _sums(self, m: Member, thread: str) -> str:
         cpp, place = COMPUTE_TYPE[m.loop.value.dtype], self.outer.index(m)
@@ -68,12 +76,18 @@ class Partials:
 
     def _flush(self, w: Writer) -> None:
         for m in self.outer:
-            cpp, name = COMPUTE_TYPE[m.loop.value.dtype], self.frame.short(m)
-            first = identity(m.loop.kind, m.loop.value.dtype)
-            both = f"pf::loadv<{cpp}>(sum_{name} + i), pf::loadv<{cpp}>(new_{name} + i)"
             with w.block(f"for (int64_t i = 0; i < width; i += {self.frame.lanes}) {{"):
-                w.line(f"pf::storev<{cpp}>(sum_{name} + i, {COMBINE[m.loop.kind]}({both}));")
-                w.line(f"pf::storev<{cpp}>(new_{name} + i, pf::splat({first}));")
+                self._flush_vector(w, m)
+
+    def _flush_vector(self, w: Writer, m: Member) -> None:
+        cpp, name = COMPUTE_TYPE[m.loop.value.dtype], self.frame.short(m)
+        if self._keeps_lost(m):
+            w.line(f"pf::flush_sums(sum_{name} + i, new_{name} + i, lost_{name} + i);")
+            return
+        first = identity(m.loop.kind, m.loop.value.dtype)
+        both = f"pf::loadv<{cpp}>(sum_{name} + i), pf::loadv<{cpp}>(new_{name} + i)"
+        w.line(f"pf::storev<{cpp}>(sum_{name} + i, {COMBINE[m.loop.kind]}({both}));")
+        w.line(f"pf::storev<{cpp}>(new_{name} + i, pf::splat({first}));")
 
     def finish_thread(self, w: Writer) -> None:
         self._flush(w)
@@ -99,4 +113,9 @@ class Partials:
             w.line(f"{cpp} total = ({self._sums(m, '0')})[{flat}];")
             joined = f"{COMBINE[m.loop.kind]}(total, ({self._sums(m, 'i')})[{flat}])"
             w.line(f"for (int i = 1; i < used; ++i) total = {joined};")
+            if self._keeps_lost(m):
+                lost = f"({self._sums(m, 'i')})[{flat} + 2 * width]"
+                w.line("float lost = 0;")
+                w.line(f"for (int i = 0; i < used; ++i) lost += {lost};")
+                w.line("if (lost == lost) total += lost;  // else a sum was infinite")
             frame.store_result(w, m, "total")

@@ -173,6 +173,15 @@ template <class F> static int parallel(int threads, F f) {
   return used;
 }
 
+// Adds a vector of recent sums to their totals and starts it again. What the addition rounds off is exact (Knuth's
+// two-sum) and kept apart; it is not a number where a total is infinite.
+PF_FN void flush_sums(float* total, float* recent, float* lost) {
+  const vec<float> a = loadv<float>(total), b = loadv<float>(recent), sum = a + b, added = sum - a;
+  storev<float>(lost, loadv<float>(lost) + ((a - (sum - added)) + (b - added)));
+  storev<float>(total, sum);
+  storev<float>(recent, vec<float>{});
+}
+
 // An index that came from data: outside [0, size) it is reported and replaced by 0.
 PF_FN int64_t checked(int64_t at, int64_t size, int64_t* status) {
   if (__builtin_expect((uint64_t)at < (uint64_t)size, 1)) return at;
