@@ -25,12 +25,28 @@ from perfuse.errors import PerfuseError
 from perfuse.gpu import gpu_of_device
 from perfuse.version import VERSION
 
-app = typer.Typer(help="Perfuse: a tensor compiler for PyTorch.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 console = Console()
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def command(
+    is_version_asked: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`."),
+    ] = False,
+) -> None:
+    """Perfuse: a tensor compiler for PyTorch."""
 
 
 @app.command()

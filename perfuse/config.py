@@ -77,7 +77,10 @@ class CacheSettings:
 
     dir: str = plain("", "Folder of the cache; empty takes ~/.cache/perfuse.")
     enabled: bool = plain(True, "Keep built code on disk and reuse it.")
-    max_bytes: int = plain(4096 * MIB, "Size at which the least recently used entries go.")
+    max_bytes: int = plain(
+        4096 * MIB,
+        "Size at which the least recently used entries go; none of the last ten minutes.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

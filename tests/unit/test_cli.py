@@ -29,7 +29,7 @@ def run(*words: str) -> str:
 
 
 def test_version() -> None:
-    assert VERSION in run("version")
+    assert VERSION in run("version") and run("version") == run("--version")
 
 
 def test_config_lists_every_setting() -> None:
