@@ -1,11 +1,11 @@
 """Results that a kernel writes over what it reads: memory that is in the caches already.
 
-A convolution's result, say, of which nothing but its relu is ever read.
+A result of a call, say, or a temporary of the arena, of which nothing but its relu is ever read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from perfuse.ir.program import Extern, Program
 from perfuse.schedule.memory import first_and_last, output_buffers, touched
@@ -15,8 +15,13 @@ from perfuse.schedule.plan import Kernel, Step
 _MAKERS = frozenset({"aten.convolution.default", "mkldnn._linear_pointwise.default"})
 
 
-def written_over(program: Program, steps: tuple[Step, ...]) -> dict[str, str]:
-    """Buffers that take the memory of another, which no later step reads: new -> old."""
+def written_over(
+    program: Program, steps: tuple[Step, ...], arena: Collection[str] = ()
+) -> dict[str, str]:
+    """Buffers that take the memory of another, which no later step reads: new -> the first there.
+
+    The old one is a call's own, or both lie in the arena.
+    """
     first, last = first_and_last(map(touched, steps))
     fresh = set(_fresh(steps)) - output_buffers(program)
     found: dict[str, str] = {}
@@ -25,8 +30,10 @@ def written_over(program: Program, steps: tuple[Step, ...]) -> dict[str, str]:
         if not isinstance(step, Kernel) or new is None or first[new] != number:
             continue
         for old in step.reads():
-            if old in fresh and last[old] == number and _fits(step, new, old, program):
-                found[new] = old
+            place = found.get(old, old)
+            is_free = old in fresh or (new in arena and old in arena and place in arena)
+            if is_free and last[old] == number and _fits(step, new, old, program):
+                found[new] = place
                 break
     return found
 

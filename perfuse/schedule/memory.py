@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from perfuse.ir.program import Buffer, Extern, Program, View
 from perfuse.schedule.plan import Kernel, Step, static_product
@@ -97,11 +98,16 @@ def place(
     program: Program,
     steps: tuple[Step, ...],
     largest: int | None = None,
-    elsewhere: Collection[str] = (),
+    over: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, int], int]:
-    """Arena offsets for the temporaries that may lie there, and the bytes of the whole."""
-    sizes = arena_buffers(program, steps, largest, elsewhere)
+    """Arena offsets for the temporaries that may lie there, and the bytes of the whole.
+
+    What is written over another there (new -> the first at its place) shares its place.
+    """
+    sizes = arena_buffers(program, steps, largest, over)
     first, last = first_and_last(map(touched, steps))
+    for name, old in over.items():
+        last[old] = max(last[old], last[name])
     places: dict[str, int] = {}
     live: list[tuple[int, int, int]] = []  # offset, end, last step
     total = 0
@@ -112,6 +118,7 @@ def place(
         places[name] = offset
         live.append((offset, offset + size, last[name]))
         total = max(total, offset + size)
+    places |= {name: places[old] for name, old in over.items() if old in places}
     return places, -(-total // ALIGNMENT) * ALIGNMENT
 
 

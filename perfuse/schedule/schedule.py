@@ -68,7 +68,8 @@ def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
         return _placed_on_gpu(plan, context)
     # A budget counts the memory of each buffer by itself.
     is_bound = context.settings.memory_budget is not None
-    over = {} if is_bound else written_over(plan.program, plan.steps)
+    arena = memory.arena_buffers(plan.program, plan.steps, largest)
+    over = {} if is_bound else written_over(plan.program, plan.steps, arena)
     places, arena_bytes = memory.place(plan.program, plan.steps, largest, over)
     return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest, over=over)
 

@@ -95,6 +95,10 @@ def _check_read(read: Expr, reader: Member, maker: Member, *, is_before: bool) -
 def _check_places(plan: Plan) -> None:
     """Temporaries of known size lie in the arena, apart from those that live at the same time."""
     first, last = first_and_last(map(touched, plan.steps))
+    for name, old in plan.over.items():
+        if plan.places.get(name) != plan.places.get(old):
+            raise SpecError(f"{_STAGE}: {name} is written over {old} and lies elsewhere")
+        last[old] = max(last[old], last[name])
     spans = []
     for name, size in arena_buffers(plan.program, plan.steps, plan.arena_limit, plan.over).items():
         if name not in plan.places:

@@ -13,10 +13,13 @@ from torch import Tensor
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.schedule.verify import verify_plan
+from tests.harness.compare import assert_as_good_as_eager
 from tests.unit.lower.samples import f32
 from tests.unit.planning import CONTEXT, plans_of
 
 X, W = f32(2, 3, 8, 8), f32(5, 3, 1, 1)
+A, B = f32(24, 24), f32(24, 24)
 
 
 def softmax_over_rows(x: Tensor, w: Tensor) -> Tensor:
@@ -51,6 +54,37 @@ def test_a_budget_counts_each_buffer() -> None:
     context = Context(CONTEXT.target, Settings(memory_budget=0.5), Counters())
     (plan,) = plans_of(CASES["relu"][0], X, W, context=context)
     assert not plan.over
+
+
+# Of square matrices: how many results lie where another temporary of the arena was.
+ARENA_CASES: dict[str, tuple[Callable[..., Any], int]] = {
+    "between products": (lambda a, b: F.relu(a @ b) @ b, 1),
+    "one after another": (lambda a, b: ((y := F.gelu(a @ b)) + y @ b).relu() @ b, 2),
+    "the product is read again": (lambda a, b: F.relu(y := a @ b) @ y, 0),
+    "read transposed": (lambda a, b: F.relu(a @ b).mT.contiguous() @ b, 0),
+    "a row of statistics first": (lambda a, b: torch.softmax(a @ b, -1) @ b, 1),
+    "of another type": (lambda a, b: (a @ b).half() @ b.half(), 0),
+    "a result": (lambda a, b: F.relu(a @ b), 0),
+}
+
+
+@pytest.mark.parametrize("name", ARENA_CASES)
+def test_lies_over_a_temporary_of_the_arena(name: str) -> None:
+    fn, wanted = ARENA_CASES[name]
+    (plan,) = plans_of(fn, A, B)
+    assert len(plan.over) == wanted
+    # All that follow each other share the first one's place, and its argument in a kernel.
+    assert not set(plan.over.values()) & plan.over.keys()
+    assert all(plan.places[new] == plan.places[old] for new, old in plan.over.items())
+    verify_plan(plan)
+
+
+@pytest.mark.parametrize("name", ARENA_CASES)
+def test_keeps_the_values_of_temporaries(name: str) -> None:
+    fn = ARENA_CASES[name][0]
+    compiled = torch.compile(fn, backend="perfuse")
+    for a in (A, A + 1):
+        assert_as_good_as_eager(compiled(a, B), fn(a, B), fn(a.double(), B.double()))
 
 
 @pytest.mark.parametrize("name", CASES)
