@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from perfuse.errors import SpecError
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import Extern
@@ -27,6 +29,7 @@ def verify_plan(plan: Plan) -> None:
         if not is_empty(plan.program.buffers[name]):
             raise SpecError(f"{_STAGE}: the result {name} never reaches memory")
     _check_places(plan)
+    _check_over(plan)
 
 
 def _check_coverage(plan: Plan) -> None:
@@ -90,6 +93,21 @@ def _check_read(read: Expr, reader: Member, maker: Member, *, is_before: bool) -
         raise SpecError(f"{_STAGE}: {where}, before it is made")
     if maker.role in ("outer", "all", "scan", "scatter"):
         raise SpecError(f"{_STAGE}: {where}, before all of it is made")
+
+
+def _check_over(plan: Plan) -> None:
+    """Of the buffers that share one piece of memory, each is done with when the next is written."""
+    first, last = first_and_last(map(touched, plan.steps))
+    sharing: dict[str, list[str]] = {}
+    for name, old in plan.over.items():
+        if old in plan.over:
+            raise SpecError(f"{_STAGE}: {name} is written over {old}, itself written over another")
+        sharing.setdefault(old, [old]).append(name)
+    for names in sharing.values():
+        names.sort(key=lambda name: first[name])
+        for before, after in pairwise(names):
+            if last[before] > first[after]:
+                raise SpecError(f"{_STAGE}: {after} is written over {before}, which is read later")
 
 
 def _check_places(plan: Plan) -> None:

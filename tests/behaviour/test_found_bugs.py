@@ -55,6 +55,15 @@ def scatters_into_repeated_elements(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def relational_convolution(x: Tensor) -> Tensor:
+    """Messages of three kinds of edges, summed at their targets one kind after another."""
+    out = torch.zeros_like(x)
+    for kind in range(3):
+        sources, targets = torch.arange(10).roll(kind), torch.arange(10) // (kind + 1)
+        out = out.index_add(0, targets, (x * (kind + 1))[sources])
+    return out.relu() @ x.T
+
+
 def norm_along_one_element(x: Tensor) -> tuple[Tensor, Tensor]:
     return (
         torch.linalg.vector_norm(x + 3, dim=-2, keepdim=False),
@@ -167,6 +176,12 @@ ROWS = (
         lambda: [randn(5, 6, grad=True)],
         dynamic=True,
     ),
+    Behaviour(
+        "istft_of_a_batch",
+        lambda x: torch.istft(torch.complex(x, x), 16, window=torch.hann_window(16)),
+        lambda: [randn(3, 9, 12)],
+    ),
+    Behaviour("relational_graph", relational_convolution, lambda: [randn(10, 8, grad=True)]),
     Behaviour("norm_of_one", norm_along_one_element, lambda: [randn(1, 7, grad=True)]),
     Behaviour(
         "norm_of_one_dynamic",

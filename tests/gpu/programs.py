@@ -239,6 +239,11 @@ MOVES = (
         lambda x, i, y: x.scatter_add(0, i, y),
         lambda: [randn(9, 33), ints(40, 33, high=9), randn(40, 33)],
     ),
+    P(
+        "chain_of_scatters",
+        lambda x, i, y: (x.index_add(0, i, y).index_add(0, i, y * 2) + 1).index_add(0, i, y) @ x.T,
+        lambda: [randn(9, 12), ints(20, high=9), randn(20, 12)],
+    ),
     P("index_select", lambda x, i: x[:, i].relu(), lambda: [randn(9, 33), ints(20, high=33)]),
     P(
         "tril_arange",

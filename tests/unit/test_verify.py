@@ -88,3 +88,20 @@ def test_a_buffer_without_a_place() -> None:
     plan = plan_of(chain())
     with pytest.raises(SpecError, match="b2 has no place"):
         verify_plan(replace(plan, places={}))
+
+
+def test_a_buffer_written_over_before_it_was_read() -> None:
+    names = ("b1", "b2", "b3", "b4")
+    buffers = {b.name: b for b in (buffer("i0", "input"), *map(buffer, names))}
+    back = ix.add(7, ix.mul(AT, -1))
+    sources = (("b1", "i0"), ("b2", "b1"), ("b3", "b2"))
+    both = ex.apply("add", ex.load("b1", back, DType.F32), ex.load("b3", back, DType.F32))
+    loops = (
+        *(doubled(out, name, back) for out, name in sources),
+        Loop("b4", (AXIS,), "map", both, AT),
+    )
+    program = Program(("i0",), buffers, loops, (View("b4", (8,), (1,)),))
+    plan = replace(plan_of(program), over={"b2": "b1"})
+    places = {**plan.places, "b2": plan.places["b1"]}
+    with pytest.raises(SpecError, match="b2 is written over b1, which is read later"):
+        verify_plan(replace(plan, places=places))

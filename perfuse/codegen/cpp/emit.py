@@ -45,13 +45,23 @@ class Names:
         self.used_once = used_once  # sigmoids of which a single value is made
         self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
         self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...
-        self.written: set[str] = set()
+        self._written: set[str] = set()
         self.needs_status = False
         self._num_locals = 0
 
     def argument(self, buffer: str) -> str:
+        """The pointer that reads a buffer. One piece of memory has one: it is `__restrict`."""
         buffer = self.over.get(buffer, buffer)
         return self.arguments.setdefault(buffer, f"a{len(self.arguments)}")
+
+    def target(self, buffer: str) -> str:
+        """The pointer that writes a buffer, whatever else of its kernel has that memory."""
+        self._written.add(self.over.get(buffer, buffer))
+        return self.argument(buffer)
+
+    def is_written(self, buffer: str) -> bool:
+        """Whether the text so far writes the memory of this buffer."""
+        return self.over.get(buffer, buffer) in self._written
 
     def symbol(self, name: str) -> str:
         return self.symbols.setdefault(name, f"n{len(self.symbols)}")
@@ -359,8 +369,7 @@ class Emitter:
         return ix.render(index, self.atom)
 
     def store(self, buffer: str, index: Dim, value: Value, *, stream: bool = False) -> None:
-        pointer, kind = self.names.argument(buffer), self.names.storage(buffer)
-        self.names.written.add(self.names.over.get(buffer, buffer))
+        pointer, kind = self.names.target(buffer), self.names.storage(buffer)
         stride = self._stride(index)
         line = self.scope.writer.line
         if stride == 0:

@@ -96,8 +96,7 @@ class Frame:
     def store_result(self, w: Writer, member: Member, text: str) -> None:
         """Store one finished value of a reduction at the member's own place."""
         out = member.loop.out
-        pointer, kind = self.names.argument(out), self.names.storage(out)
-        self.names.written.add(out)
+        pointer, kind = self.names.target(out), self.names.storage(out)
         target = COMPUTE_TYPE[self.buffers[out].dtype.compute]
         at = self.dim(member.loop.index)
         w.line(f"pf::store1<{kind}>({pointer} + {at}, pf::cast<{target}>({text}));")

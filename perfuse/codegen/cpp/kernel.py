@@ -56,6 +56,7 @@ def generate(
     w.line("(void)used;")
     partials.combine(w)
     names = frame.names
+    assert all(names.is_written(name) for name in kernel.stored), f"{kernel.name} lacks a store"
     return KernelText(
         _parameters(frame), w.text(), tuple(names.arguments), tuple(names.symbols),
         names.needs_status,
@@ -66,7 +67,7 @@ def _parameters(frame: Frame) -> str:
     names = frame.names
     parts = []
     for buffer, name in names.arguments.items():
-        const = "" if buffer in names.written else "const "
+        const = "" if names.is_written(buffer) else "const "
         parts.append(f"{const}{names.storage(buffer)}* __restrict {name}")
     parts += [f"int64_t {n}" for n in names.symbols.values()]
     if names.needs_status:

@@ -70,8 +70,7 @@ def _scatter_step(frame: Frame, scope: Scope, tail: str | None) -> None:
     if m.loop.kind != "scatter_add":
         emitter.store(out, m.loop.index, value)
         return
-    pointer, kind = frame.names.argument(out), frame.names.storage(out)
-    frame.names.written.add(out)
+    pointer, kind = frame.names.target(out), frame.names.storage(out)
     add = "pf::lor" if frame.buffers[out].dtype is DType.BOOL else "pf::add"
     stride = 0 if lane is None else ix.coefficient_of(m.loop.index, lane)
     if lane is None or stride == 1:

@@ -56,6 +56,32 @@ def test_a_budget_counts_each_buffer() -> None:
     assert not plan.over
 
 
+def chain_of_scatters(a: Tensor, b: Tensor) -> Tensor:
+    places = torch.arange(24).flip(0) % 7
+    for _ in range(3):
+        a = a.index_add(0, places, b)
+    return a
+
+
+def three_index_puts(a: Tensor, b: Tensor) -> Tensor:
+    rows = (b[0] > 0).long()
+    for step in range(3):
+        a = torch.index_put(a + step, (rows,), b, accumulate=True)
+    return torch.index_put(a, (rows,), b[0]) @ b
+
+
+def scatters_of_several_kinds(a: Tensor, b: Tensor) -> Tensor:
+    places = (b > 0).long()
+    a = a.scatter_add(0, places, b).scatter(1, places, 2.0).scatter_add(1, places, b)
+    return a.scatter_reduce(0, places, b, "sum").scatter_add(0, places, a) @ b
+
+
+def sums_scattered_and_scanned(a: Tensor, b: Tensor) -> Tensor:
+    places = torch.arange(24) // 5
+    y = torch.relu(a @ b).index_add(0, places, b).cumsum(1)
+    return y.index_add(1, places, b).softmax(-1).index_add(0, places, y) @ b
+
+
 # Of square matrices: how many results lie where another temporary of the arena was.
 ARENA_CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "between products": (lambda a, b: F.relu(a @ b) @ b, 1),
@@ -65,6 +91,10 @@ ARENA_CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "a row of statistics first": (lambda a, b: torch.softmax(a @ b, -1) @ b, 1),
     "of another type": (lambda a, b: (a @ b).half() @ b.half(), 0),
     "a result": (lambda a, b: F.relu(a @ b), 0),
+    "chain of scatters": (chain_of_scatters, 1),
+    "three index_puts": (three_index_puts, 3),
+    "scatters of several kinds": (scatters_of_several_kinds, 3),
+    "sums scattered and scanned": (sums_scattered_and_scanned, 2),
 }
 
 
