@@ -81,6 +81,14 @@ def sorted_window_saved_transposed(x: Tensor) -> Tensor:
     return torch.sort(window, 0)[0] * window.sin()
 
 
+def rows_read_from_both_ends(x: Tensor) -> Tensor:
+    return (x + x.flip(0)).sum(-1)
+
+
+def distance_of_reversed_rows(x: Tensor) -> Tensor:
+    return F.pairwise_distance(x, x.flip(0))
+
+
 def silu_of_every_second_row(x: Tensor) -> Tensor:
     return F.silu(x[::2])
 
@@ -249,6 +257,9 @@ ROWS = (
         dynamic=True,
     ),
     Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
+    # g++ 12 took the kernels for dead code: see GCC_FLAGS in perfuse/target.py.
+    Behaviour("both_ends", rows_read_from_both_ends, lambda: [randn(16, 4)]),
+    Behaviour("reversed_rows", distance_of_reversed_rows, lambda: [randn(4, 8)]),
 )
 
 
