@@ -25,7 +25,7 @@ from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.executable import Call, bind
 from perfuse.runtime.launch import load_gpu
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
-from perfuse.torch_compat import num_guards
+from perfuse.torch_guards import graph_assumptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ def load_or_compile(
             return found
     if key is not None:
         context.counters.inc("graph.cache_miss")
-    num_before = num_guards(_values(module))
+    assumed = graph_assumptions(_values(module))
     compiled = compile_graph(module, context)
     if observe is not None:
         observe(compiled)
-    if key is not None and num_guards(_values(module)) != num_before:
+    if key is not None and graph_assumptions(_values(module)) != assumed:
         _skipped(context, "guards")  # a loaded program would lack them
         key = None
     kept = store_graph(key, compiled, context) if key else None
@@ -122,4 +122,4 @@ def _skipped(context: Context, reason: str) -> None:
 
 
 def _values(module: GraphModule) -> list[Any]:
-    return [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    return [node.meta.get("val") for node in module.graph.nodes]

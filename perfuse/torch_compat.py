@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -263,8 +264,12 @@ def ambient_state() -> tuple[Any, ...]:
         (name, torch.is_autocast_enabled(name), str(torch.get_autocast_dtype(name)))
         for name in devices
     ]
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
-    cuda: Any = torch.backends.cuda
+    from torch._functorch import config as functorch_config
+
+    backends: Any = torch.backends
+    cudnn, mkldnn, cuda, einsum = (
+        backends.cudnn, backends.mkldnn, backends.cuda, backends.opt_einsum
+    )  # fmt: skip
     attention = (
         cuda.flash_sdp_enabled(),
         cuda.math_sdp_enabled(),
@@ -276,12 +281,22 @@ def ambient_state() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         tuple(autocast),
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        getattr(torch.utils.deterministic, "fill_uninitialized_memory", None),
         str(torch.get_default_dtype()),
         str(torch.get_default_device()),
         torch.get_float32_matmul_precision(),
         attention,
-        (cudnn.enabled, mkldnn.enabled),
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
+        (einsum.enabled, einsum.strategy) if einsum.is_available() else None,
+        _flushes_denormals(),
+        functorch_config.get_hash().hex(),
     )
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread's arithmetic, and with it folded constants, loses denormal numbers."""
+    return sys.float_info.min / 2 == 0.0
 
 
 def is_autocast_enabled() -> bool:
@@ -338,7 +353,7 @@ UNKNOWN_LEAST = -(2**62)
 def symbol_facts(values: Iterable[Any]) -> list[str]:
     """What is known of each size symbol in these values: its range, and the size first seen."""
     found: dict[str, str] = {}
-    for value in _sym_leaves(values):
+    for value in sym_leaves(values):
         env = value.node.shape_env
         for symbol in value.node.expr.free_symbols:
             hint = env.backed_var_to_val.get(symbol, "?")
@@ -369,14 +384,15 @@ def is_known_empty(x: torch.Tensor) -> bool:
     return bool(guard_or_false(x.numel() == 0))
 
 
-def _sym_leaves(values: Iterable[Any]) -> Iterator[Any]:
+def sym_leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Every symbolic number in these values: sizes and strides of tensors, and numbers."""
     for value in values:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             yield value
         elif isinstance(value, tuple | list):
-            yield from _sym_leaves(value)
+            yield from sym_leaves(value)
         elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            yield from _sym_leaves((*value.shape, *value.stride(), value.storage_offset()))
+            yield from sym_leaves((*value.shape, *value.stride(), value.storage_offset()))
 
 
 def never_trace(package: str) -> None:
@@ -389,13 +405,6 @@ def never_trace(package: str) -> None:
 def keep_checks() -> None:
     """Before PyTorch 2.12, AOTAutograd drops the check that a matrix was not singular."""
     has_side_effect(torch.ops.aten._linalg_check_errors.default)
-
-
-def num_guards(values: Iterable[Any]) -> int:
-    """How many guards the sizes in these values stand under."""
-    for value in _sym_leaves(values):
-        return len(value.node.shape_env.guards)
-    return 0
 
 
 def tensor_of_bytes(
@@ -436,7 +445,7 @@ def cpu_allocations(step: Callable[[], Any]) -> list[tuple[int, int]]:
 def symbol_hints(values: Iterable[Any]) -> dict[str, int]:
     """The size first seen for each size symbol in these values, where it is known."""
     found: dict[str, int] = {}
-    for value in _sym_leaves(values):
+    for value in sym_leaves(values):
         known = value.node.shape_env.backed_var_to_val
         for symbol in value.node.expr.free_symbols:
             # The length of a nested tensor is a symbol for itself: it has no number.

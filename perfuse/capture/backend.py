@@ -82,15 +82,16 @@ def compile_capture(
     facts = facts_of(halves.graphs, len(example_inputs), context)
     if facts is None:
         return traced
+    place = warm.place_of(key, context)
     forward = halves.forward()
     if not facts.is_training:
-        warm.store_capture(key, forward, None, facts, context)
+        warm.store_capture(place, forward, None, facts, context)
         return wrap(forward.call, None, facts)
 
     def backward() -> Call:
         call = halves.compile("backward", halves.graphs.pop("backward"))
         if halves.keeps_budget:  # a miss is to be told again by the next process
-            warm.store_capture(key, forward, halves.executables["backward"], facts, context)
+            warm.store_capture(place, forward, halves.executables["backward"], facts, context)
         return call
 
     return wrap(forward.call, backward, facts)

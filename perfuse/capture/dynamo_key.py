@@ -1,7 +1,9 @@
 """The key of a captured graph: what Dynamo saw, before any of it is traced down to ATen.
 
 Two captures with one key compile to one result. What a key could not tell apart is refused: shapes
-with symbols, functions that are not PyTorch's own, tensors that are more than tensors.
+with symbols, functions that are not PyTorch's own, tensors that are more than tensors. The values
+of Python numbers that Dynamo passes as symbols are part of a second key: which of the two a capture
+is kept under depends on whether tracing asked for a value, which shows in the guards it set.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import sys
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from perfuse.build.identity import identity
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical, Numbers, spell_layout, spell_node
 from perfuse.torch_compat import OpOverload, ambient_state, has_tracing_hooks, storage_id
+from perfuse.torch_guards import GuardMark, SymbolTable
 
 TORCH = Path(torch.__file__).parent
 OWN_MODULES = ("torch", "_operator", "operator", "builtins", "math")
@@ -27,15 +31,33 @@ OWN_OPS = ("aten", "prims")
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def capture_key(module: GraphModule, inputs: Sequence[Any], context: Context) -> str:
-    """The hash of a captured graph with its inputs and all that is around it."""
+@dataclass(frozen=True, slots=True)
+class CaptureKey:
+    """The keys of a captured graph, taken before it is traced."""
+
+    general: str  # with nothing of the values of its symbols
+    by_value: str | None  # with all of them; None without symbols, or where values are unknown
+    symbols: SymbolTable
+    mark: GuardMark  # the guards before tracing
+
+
+def capture_key(module: GraphModule, inputs: Sequence[Any], context: Context) -> CaptureKey:
+    """The hashes of a captured graph with its inputs and all that is around it."""
     if has_tracing_hooks():
         raise NotCanonical("hooks")
+    symbols = SymbolTable.of(module)
     lines = [identity(context), repr(ambient_state()), _inputs_text(module, inputs)]
+    lines += symbols.facts()
     numbers: Numbers = {}
     for node in module.graph.nodes:
         numbers[node] = len(numbers)
         lines.append(spell_node(node, numbers, module, _function_name))
+    values = symbols.values() if symbols.symbols else None
+    by_value = None if values is None else _hashed([*lines, "values", *values])
+    return CaptureKey(_hashed(lines), by_value, symbols, symbols.mark())
+
+
+def _hashed(lines: Sequence[str]) -> str:
     return "capture-" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

@@ -1,7 +1,8 @@
 """Captures that were compiled before: loaded without tracing them down to ATen again.
 
 Tracing (AOTAutograd, decompositions, partition) is most of what is left of a compile when all code
-is built already. An entry names the two compiled graphs and holds the `Facts` to run them by.
+is built already. An entry names the two compiled graphs and holds the `Facts` to run them by, and
+the guards that tracing set on Python numbers: they are set again when it is loaded.
 """
 
 from __future__ import annotations
@@ -9,24 +10,34 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.fx import GraphModule
 
 from perfuse.build.compiler import open_store
-from perfuse.capture.dynamo_key import capture_key
+from perfuse.capture.dynamo_key import CaptureKey, capture_key
 from perfuse.capture.frame_chunks import build_keeper
 from perfuse.capture.replay import replayed
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
 from perfuse.runtime.wrapper import Facts, Tangent, wrap
+from perfuse.torch_guards import CannotSpell, SymbolTable
 
 CAPTURE = "capture.json"
 
 
-def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a traced capture is kept, and under which guards it holds."""
+
+    key: str
+    guards: list[Any]
+
+
+def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> CaptureKey | None:
     """The key of a capture; None, with the reason counted, where it has none."""
     if not context.settings.cache.enabled:
         return None
@@ -37,8 +48,35 @@ def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> str 
         return None
 
 
-def load_capture(key: str, context: Context) -> Callable[..., Any] | None:
+def place_of(key: CaptureKey | None, context: Context) -> Place | None:
+    """Where to keep a capture that was traced just now.
+
+    Guards set meanwhile make it hold for some values only: it is kept by value then, with them.
+    """
+    if key is None:
+        return None
+    try:
+        guards = key.symbols.guards_since(key.mark)
+    except CannotSpell:
+        context.counters.inc("capture.not_cached.guards")
+        return None
+    chosen = key.by_value if guards else key.general
+    if chosen is None:
+        context.counters.inc("capture.not_cached.guards")
+        return None
+    return Place(chosen, guards)
+
+
+def load_capture(key: CaptureKey, context: Context) -> Callable[..., Any] | None:
     """What runs this capture, if its entry and both its graphs are there, whole."""
+    for name in (key.general, key.by_value):
+        found = None if name is None else _load(name, key.symbols, context)
+        if found is not None:
+            return found
+    return None
+
+
+def _load(key: str, symbols: SymbolTable, context: Context) -> Callable[..., Any] | None:
     entry = open_store(context).get(key)
     if entry is None:
         return None
@@ -46,12 +84,19 @@ def load_capture(key: str, context: Context) -> Callable[..., Any] | None:
         document = json.loads(entry.read_text(CAPTURE))
         facts = _facts_of(document["facts"])
         forward, backward = document["forward"], document["backward"]
+        guards = list(document["guards"])
+        is_own = document["key"] == key
     except (KeyError, TypeError, ValueError):
+        is_own = False
+    if not is_own:  # damaged, or another capture's entry under this name
         context.counters.inc("cache.damaged")
         return None
     ahead = load_graph(forward, context)
     back = load_graph(backward, context) if backward is not None else None
     if ahead is None or (back is None and backward is not None):
+        return None
+    if not symbols.set_guards(guards):
+        context.counters.inc("capture.guards_failed")
         return None
     context.counters.inc("capture.cache_hit")
     ahead = replayed(
@@ -62,24 +107,26 @@ def load_capture(key: str, context: Context) -> Callable[..., Any] | None:
 
 
 def store_capture(
-    key: str | None,
+    place: Place | None,
     forward: Executable,
     backward: Executable | None,
     facts: Facts,
     context: Context,
 ) -> None:
-    """Keep which graphs a capture became, if it has a key and both can be loaded again."""
-    if key is None:
+    """Keep which graphs a capture became, if it has a place and both can be loaded again."""
+    if place is None:
         return
     if forward.key is None or (backward is not None and backward.key is None):
         context.counters.inc("capture.not_cached.graph")
         return
     document = {
+        "key": place.key,
+        "guards": place.guards,
         "facts": dataclasses.asdict(facts),
         "forward": forward.key,
         "backward": backward.key if backward is not None else None,
     }
-    open_store(context).put(key, {CAPTURE: json.dumps(document).encode()})
+    open_store(context).put(place.key, {CAPTURE: json.dumps(document).encode()})
     build_keeper(context)
 
 

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from perfuse.graph.facts import GIVEN_UP, SECOND
 from perfuse.torch_compat import OpOverload, raw_bytes, sym_expression, symbol_facts
+from perfuse.torch_guards import graph_assumptions
 
 MAX_CONSTANT_BYTES = 64 << 20
 SPELLED_BY_REPR = (type(None), bool, int, str, complex, slice, type(...))
@@ -36,8 +37,9 @@ def aten_text(module: GraphModule) -> str:
         numbers[node] = len(numbers)
         value = spell_value(node.meta.get("val"))
         lines.append(f"{spell_node(node, numbers, module, aten_target)} : {value}")
-    symbols = symbol_facts(node.meta.get("val") for node in module.graph.nodes)
-    return "\n".join([*lines, *symbols])
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    ambient = f"default dtype {torch.get_default_dtype()}"
+    return "\n".join([*lines, *symbol_facts(values), *graph_assumptions(values), ambient])
 
 
 def spell_node(

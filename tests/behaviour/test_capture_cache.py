@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,98 @@ def test_only_some_outputs_get_gradients() -> None:
         assert not sign.requires_grad
         sine.sum().backward()
         assert torch.allclose(x.grad, x.detach().cos())
+
+
+def decayed(p: Tensor, g: Tensor, lr: float) -> Tensor:
+    """One use of `lr` becomes a tensor, the other is specialised while it is traced."""
+    return (p * (1 - 0.1 * lr)).add(g, alpha=-lr)
+
+
+def scaled(p: Tensor, g: Tensor, lr: float) -> Tensor:
+    return p * lr + g
+
+
+def clamped(p: Tensor, g: Tensor, lr: float) -> Tensor:
+    return (p * lr).clamp(max=lr) + g
+
+
+FLOAT_RUNS = ([0.1, 0.05, 0.025], [0.9, 0.7], [0.1, 0.05, 0.025, 0.7, 0.05])
+
+
+@pytest.mark.parametrize("function", [decayed, scaled, clamped])
+def test_floats_are_those_of_the_call(function: Callable[..., Tensor]) -> None:
+    p, g = torch.randn(6), torch.randn(6)
+    for run in FLOAT_RUNS:
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="perfuse")
+        for lr in run:
+            assert torch.allclose(compiled(p, g, lr), function(p, g, lr)), (run, lr)
+
+
+def test_a_loaded_capture_keeps_the_guards_of_its_trace() -> None:
+    p, g = torch.randn(6), torch.randn(6)
+    for num_hits in (0, 3):
+        torch._dynamo.reset()
+        perfuse.counters.clear()
+        compiled = torch.compile(decayed, backend="perfuse")
+        for lr in (0.1, 0.05, 0.025, 0.05):  # the last is not captured a second time
+            assert torch.allclose(compiled(p, g, lr), decayed(p, g, lr))
+        assert perfuse.counters["capture.cache_hit"] == num_hits
+        assert perfuse.counters["capture.traced"] == 3 - num_hits
+
+
+def test_what_no_guard_asked_for_serves_every_value() -> None:
+    p, g = torch.randn(6), torch.randn(6)
+    for run in ((0.1, 0.05), (0.1, 0.7)):
+        torch._dynamo.reset()
+        compiled = torch.compile(scaled, backend="perfuse")
+        for lr in run:
+            assert torch.allclose(compiled(p, g, lr), scaled(p, g, lr))
+    assert perfuse.counters["capture.cache_hit"] == 2
+
+
+def test_exchanged_entries_are_refused() -> None:
+    x = torch.randn(8)
+    again(lambda x: x.sin() + 1, x), again(lambda x: x.cos() + 1, x)
+    entries = Path(perfuse.config.snapshot().cache.dir) / "entries"
+    first, second = sorted(entries.glob("capture-*"))
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+    assert torch.allclose(again(lambda x: x.sin() + 1, x), x.sin() + 1)
+    assert torch.allclose(again(lambda x: x.cos() + 1, x), x.cos() + 1)
+    assert perfuse.counters["capture.cache_hit"] == 0
+    assert perfuse.counters["cache.damaged"] == 2
+
+
+STATES: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "default dtype": (torch.set_default_dtype, torch.float64, torch.float32),
+    "flushed denormals": (torch.set_flush_denormal, True, False),
+    "deterministic": (torch.use_deterministic_algorithms, True, False),
+    "matmul precision": (torch.set_float32_matmul_precision, "medium", "highest"),
+    "functorch": (
+        lambda v: setattr(torch._functorch.config, "fake_tensor_allow_unsafe_data_ptr_access", v),
+        False,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_state_of_the_process_is_part_of_the_key(name: str) -> None:
+    change, value, default = STATES[name]
+
+    def function(x: Tensor) -> Tensor:
+        return x + torch.arange(4) / 3 + torch.full((4,), 1.0) * 1e-39
+
+    x = torch.randn(4)
+    again(function, x)
+    change(value)
+    try:
+        got, want = again(function, x), function(x)
+    finally:
+        change(default)
+    assert got.dtype == want.dtype
+    assert torch.allclose(got, want)
+    assert perfuse.counters["capture.cache_hit"] == 0
