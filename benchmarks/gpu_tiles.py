@@ -192,7 +192,7 @@ def _entrant(
 
 def _usage(entry: Entry) -> str:
     """Registers and memory of the first kernel of a bundle."""
-    objects = read_bundle(lambda name: entry.file(name).read_bytes()).objects
+    objects = read_bundle(entry.read_bytes).objects
     if not objects:
         return "interpreted"
     made = objects[0]

@@ -115,7 +115,19 @@ class BudgetWarning(UserWarning):
 class CacheDamaged(PerfuseError):
     """A cache entry does not hold what its manifest says."""
 
-    default_hint = "nothing: the entry is removed and built again."
+    default_hint = "no action needed: the entry is removed and rebuilt."
+
+
+class CacheUnsafe(PerfuseError):
+    """A folder or file of the cache that another user could have written."""
+
+    default_hint = "set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write."
+
+
+class LibraryDamaged(PerfuseError):
+    """A built library that is not whole, or cannot be loaded."""
+
+    default_hint = "perfuse doctor tries the compiler; setting TMPDIR changes where it works."
 
 
 class ArtefactError(PerfuseError):

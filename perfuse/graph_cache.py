@@ -77,7 +77,7 @@ def load_graph(key: str, context: Context) -> Executable | None:
     if entry is None:
         return None
     try:
-        saved = read_program(lambda name: entry.file(name).read_bytes())
+        saved = read_program(entry.read_bytes)
     except CacheDamaged:
         context.counters.inc("cache.damaged")
         return None
@@ -97,7 +97,7 @@ def load_graph(key: str, context: Context) -> Executable | None:
 def _bound(saved: SavedProgram, built: Entry | None, context: Context) -> Call:
     if saved.host.gpu is not None and built is not None:
         return load_gpu(saved.host, built, saved.constants, context)
-    library = None if built is None else str(built.file(LIBRARY))
+    library = None if built is None else built.read_bytes(LIBRARY)
     return bind(saved.host, library, saved.constants, context.settings.cpu.threads)
 
 

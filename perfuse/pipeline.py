@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from perfuse.autotune.products import choose_products
 from perfuse.autotune.tiles import choose_tiles
-from perfuse.build import build_shared_library
+from perfuse.build import LIBRARY, build_shared_library
 from perfuse.build.fitting import build_fitting
 from perfuse.build.store import Entry
 from perfuse.build.triton import build_bundle
@@ -88,11 +88,11 @@ def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finishe
     sources = run("codegen", generate_sources, plan, own)  # C++ text
     keeps_frames = context.settings.memory_budget is None
     host = run("host", generate_host, plan, sources, keeps_frames)  # the program that launches
-    path = run("build", build_shared_library, sources.units, context) if sources.units else None
-    library = None if path is None else str(path)
+    entry = run("build", build_shared_library, sources.units, context) if sources.units else None
+    library = None if entry is None else entry.read_bytes(LIBRARY)
     threads = context.settings.cpu.threads
     load = partial(bind, host, library, plan.program.constants, threads)
-    return sources, host, load, None if path is None else path.parent.name
+    return sources, host, load, None if entry is None else entry.key
 
 
 def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:

@@ -1,7 +1,7 @@
 """Sources -> Executable: run the compiler in parallel, keep what it made, load it."""
 
-from perfuse.build.compiler import build_shared_library
+from perfuse.build.compiler import LIBRARY, build_shared_library
 from perfuse.build.loader import load_library
 from perfuse.build.store import Entry, Store
 
-__all__ = ["Entry", "Store", "build_shared_library", "load_library"]
+__all__ = ["LIBRARY", "Entry", "Store", "build_shared_library", "load_library"]

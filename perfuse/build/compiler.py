@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from perfuse.build.folders import private_folder
-from perfuse.build.store import FAILED, Store
+from perfuse.build.store import FAILED, Entry, Store
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -25,15 +25,15 @@ LIBRARY = "library.so"
 HEADERS = Path(__file__).parent.parent / "codegen" / "cpp"  # what kernels may #include
 
 
-def build_shared_library(units: Sequence[Unit], ctx: Context) -> Path:
-    """The shared library of these sources: from the store, or else compiled now."""
+def build_shared_library(units: Sequence[Unit], ctx: Context) -> Entry:
+    """The entry with the library of these sources: from the store, or else compiled now."""
     command = ctx.target.compiler_command()
     store = open_store(ctx)
     key = library_key(units, ctx.target, ctx.settings)
     entry = store.get(key) if ctx.settings.cache.enabled else None
     if entry is not None:
         ctx.counters.inc("build.cache_hit")
-        return entry.file(LIBRARY)
+        return entry
     ctx.counters.inc("build.cache_miss")
     with store.scratch() as folder:
         run = _Run(folder, command, ctx)
@@ -41,7 +41,7 @@ def build_shared_library(units: Sequence[Unit], ctx: Context) -> Path:
         run.build(sources)
         files = [*sources, LIBRARY]
         about = {"compiler": ctx.target.compiler_version, "target": ctx.target.isa}
-        return store.put(key, {name: folder / name for name in files}, about).file(LIBRARY)
+        return store.put(key, {name: folder / name for name in files}, about)
 
 
 def library_key(units: Sequence[Unit], target: Target, settings: Settings) -> str:

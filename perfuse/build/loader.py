@@ -2,19 +2,29 @@
 
 Kernels are linked without an OpenMP runtime: two of them in one process would each start a team of
 threads on the same cores. Their GOMP_* symbols are found in torch's, made visible here.
+
+A library is loaded from bytes that were checked, by way of sealed memory: no file that somebody
+could exchange in between, no path under which the loader remembers an older library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
+import hashlib
+import itertools
 import os
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import torch
 
-from perfuse.errors import PerfuseError
+from perfuse.build.elf import check_library
+from perfuse.build.folders import private_folder
+from perfuse.errors import LibraryDamaged
+from perfuse.system import remove_tree, system, write_all, write_file
 
 MAPS = Path("/proc/self/maps")
 NOLOAD = getattr(os, "RTLD_NOLOAD", 0)
@@ -39,20 +49,69 @@ def _share_openmp_runtime() -> tuple[ctypes.CDLL, ...]:
     """Make the loaded OpenMP runtime visible to libraries loaded later; once is enough."""
     for path in mapped_openmp_runtimes(MAPS.read_text() if MAPS.exists() else ""):
         try:
-            return (ctypes.CDLL(path, mode=os.RTLD_GLOBAL | NOLOAD),)
+            return (system().dlopen(path, os.RTLD_GLOBAL | NOLOAD),)
         except OSError:
             continue  # mapped, but not by the loader
     name = ctypes.util.find_library("gomp") or "libgomp.so.1"
     try:
-        return (ctypes.CDLL(name, mode=os.RTLD_GLOBAL),)
+        return (system().dlopen(name, os.RTLD_GLOBAL),)
     except OSError:
         return ()  # a library without parallel regions loads all the same
 
 
-def load_library(path: Path) -> ctypes.CDLL:
-    """Load a built library."""
-    _share_openmp_runtime()
+# By content: the same library is mapped once, and a changed one is never taken for the old.
+_loaded: dict[str, ctypes.CDLL] = {}
+_turn = Lock()
+_serials = itertools.count(1)
+
+
+def load_library(data: bytes) -> ctypes.CDLL:
+    """Load a shared library from its bytes; LibraryDamaged where they are not one."""
+    digest = hashlib.sha256(data).hexdigest()
+    with _turn:
+        found = _loaded.get(digest)
+        if found is None:
+            check_library(data)
+            _share_openmp_runtime()
+            found = _loaded[digest] = _load(data, digest)
+        return found
+
+
+def _load(data: bytes, digest: str) -> ctypes.CDLL:
+    """From memory; from a private file where memory cannot hold code (SELinux, no /proc)."""
     try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise PerfuseError(f"cannot load built code: {error}", at=str(path)) from error
+        return _from_memory(data, digest)
+    except OSError as first:
+        try:
+            return _from_file(data, digest)
+        except OSError as error:
+            raise LibraryDamaged(f"cannot load built code: {first}; {error}") from error
+
+
+def _from_memory(data: bytes, digest: str) -> ctypes.CDLL:
+    fd = system().memfd(f"perfuse-{digest[:16]}")
+    try:
+        write_all(fd, data)
+        system().seal(fd)
+        return system().dlopen(f"/proc/self/fd/{_spelled(next(_serials))}{fd}")
+    finally:
+        with contextlib.suppress(OSError):
+            system().close(fd)
+
+
+def _spelled(serial: int) -> str:
+    """A number in parts of a path that lead nowhere.
+
+    The loader takes a path that it has seen for the library it has seen there, and descriptors
+    are reused: each library has to have a path of its own.
+    """
+    return "".join("./" if bit == "1" else "/" for bit in f"{serial:b}")
+
+
+def _from_file(data: bytes, digest: str) -> ctypes.CDLL:
+    path = private_folder() / f"{digest[:16]}-{next(_serials)}.so"
+    try:
+        write_file(path, data)
+        return system().dlopen(str(path))
+    finally:
+        remove_tree(path)  # what is mapped stays

@@ -58,9 +58,13 @@ class Entry:
             raise KeyError(name)
         return self.path / name
 
+    def read_bytes(self, name: str) -> bytes:
+        """The contents of one of its files."""
+        return self.file(name).read_bytes()
+
     def read_text(self, name: str) -> str:
         """The text of one of its files."""
-        return self.file(name).read_text()
+        return self.read_bytes(name).decode()
 
 
 @dataclass(frozen=True, slots=True)

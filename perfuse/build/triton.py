@@ -122,7 +122,7 @@ def _read(store: Store, key: str) -> CodeObject | None:
         return None
     try:
         facts = json.loads(entry.read_text(FACTS))
-        return CodeObject(**facts, code=entry.file(CODE).read_bytes())
+        return CodeObject(**facts, code=entry.read_bytes(CODE))
     except (KeyError, TypeError, ValueError):
         return None
 

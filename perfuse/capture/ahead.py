@@ -185,5 +185,5 @@ def _program_files(compiled: Compiled, context: Context) -> dict[str, bytes]:
         entry = open_store(context).get(compiled.library)
         assert entry is not None, "the library was built a moment ago"
         renamed = {BUILT: LIBRARY} if compiled.host.gpu is None else {n: n for n in entry.files}
-        files |= {name: entry.file(held).read_bytes() for held, name in renamed.items()}
+        files |= {name: entry.read_bytes(held) for held, name in renamed.items()}
     return files

@@ -224,5 +224,5 @@ class _Collector:
             return Bundle("cpu", ""), ()
         entry = open_store(self.context).get(made.library)
         assert entry is not None, "the bundle was built a moment ago"
-        bundle = read_bundle(lambda name: entry.file(name).read_bytes())
+        bundle = read_bundle(entry.read_bytes)
         return bundle, tuple(assembly_of(made.sources, gpu, self.context))

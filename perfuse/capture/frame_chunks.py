@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perfuse import config
-from perfuse.build import compiler
+from perfuse.build import compiler, load_library
 from perfuse.build.compiler import LIBRARY, build_shared_library, library_key, open_store
 from perfuse.context import CPU, Context
 from perfuse.counters import Counters
@@ -30,8 +30,11 @@ SOURCE = Path(compiler.__file__).parent / "frame_chunks.cpp"
 class Keeper:
     """The allocator of one built library: put in place, and taken away again."""
 
-    def __init__(self, path: Path) -> None:
-        self.library = ctypes.PyDLL(str(path))  # its functions are called with the GIL held
+    def __init__(self, data: bytes) -> None:
+        handle = load_library(data)._handle
+        self.library = ctypes.PyDLL(
+            None, handle=handle
+        )  # its functions are called with the GIL held
         self.library.release_chunks.restype = ctypes.c_size_t
         api = ctypes.pythonapi
         self.access = (api.PyObject_GetArenaAllocator, api.PyObject_SetArenaAllocator)
@@ -62,7 +65,7 @@ def find_keeper(context: Context) -> Keeper | None:
     quiet = _quiet(context)
     try:
         entry = open_store(quiet).get(library_key([_unit()], quiet.target, quiet.settings))
-        return None if entry is None else Keeper(entry.file(LIBRARY))
+        return None if entry is None else Keeper(entry.read_bytes(LIBRARY))
     except (PerfuseError, OSError, AttributeError):  # the last: not CPython's interface
         return None
 

@@ -142,15 +142,14 @@ def load(path: str | Path) -> Loaded:
         document = json.loads(files[ARTEFACT])
         saved = read_program(lambda name: files[name])
         held = unpack_tensors(document["held"], files[PARAMETERS])
-        return Loaded(_bound(saved, folder, files), document, held)
+        return Loaded(_bound(saved, files), document, held)
     except (KeyError, ValueError, TypeError, AttributeError, CacheDamaged) as error:
         raise ArtefactError(f"not an artefact of Perfuse: {error}", at=str(folder)) from error
 
 
-def _bound(saved: SavedProgram, folder: Path, files: Mapping[str, bytes]) -> Call:
+def _bound(saved: SavedProgram, files: Mapping[str, bytes]) -> Call:
     if saved.host.gpu is None:
-        library = str((folder / LIBRARY).absolute()) if LIBRARY in files else None
-        return bind(saved.host, library, saved.constants)
+        return bind(saved.host, files.get(LIBRARY), saved.constants)
     context = Context.on(torch.device(saved.host.gpu.device), config.snapshot())
     bundle = read_bundle(lambda name: files[name])
     return bind_gpu(saved.host, launcher_of(bundle, context), saved.constants)

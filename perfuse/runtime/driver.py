@@ -10,11 +10,11 @@ import ctypes
 from array import array
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from perfuse.build import load_library
 from perfuse.build.bundle import Bundle, CodeObject
 from perfuse.codegen.host.tables import UNKNOWN, FillRow, LaunchRow
 from perfuse.errors import PerfuseError
@@ -40,9 +40,9 @@ class Library(Protocol):
 
 
 @cache
-def open_library(path: Path, kind: str) -> Library:
+def open_library(data: bytes, kind: str) -> Library:
     """The launcher, with the driver of this kind of GPU open."""
-    library = ctypes.CDLL(str(path))
+    library = load_library(data)
     library.pf_load.argtypes = [
         ctypes.c_char_p,
         ctypes.c_char_p,

@@ -6,7 +6,6 @@ import ctypes
 import math
 from array import array
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ def _bad_index(frame: Frame, where: str) -> None:
 
 def bind(
     host: HostSource,
-    library: str | None,
+    library: bytes | None,
     constants: Mapping[str, Any],
     num_threads: int = 0,
 ) -> Call:
@@ -86,7 +85,7 @@ def bind(
         "new_seeds": new_seeds,
         "bad_index": _bad_index,
     }
-    loaded = load_library(Path(library)) if library else None
+    loaded = load_library(library) if library is not None else None
     for segment in host.segments:
         function = getattr(loaded, segment)
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfuse.build import build_shared_library, compiler
+from perfuse.build import LIBRARY, build_shared_library, compiler
 from perfuse.build.bundle import INTERPRETED, Bundle, read_bundle
 from perfuse.build.store import Entry
 from perfuse.codegen.host.program import HostSource
@@ -23,7 +23,7 @@ def load_gpu(
     host: HostSource, entry: Entry, constants: Mapping[str, Any], context: Context
 ) -> Call:
     """The callable of a host program whose bundle is in the store."""
-    bundle = read_bundle(lambda name: entry.file(name).read_bytes())
+    bundle = read_bundle(entry.read_bytes)
     return bind_gpu(host, launcher_of(bundle, context), constants)
 
 
@@ -40,4 +40,4 @@ def _library(kind: str, context: Context) -> Library:
         context.counters.inc("launcher.python")
         return PythonLibrary(kind)
     unit = ("launcher", LAUNCHER.read_text())
-    return open_library(build_shared_library([unit], context), kind)
+    return open_library(build_shared_library([unit], context).read_bytes(LIBRARY), kind)

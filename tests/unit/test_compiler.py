@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfuse.build import build_shared_library, load_library
+from perfuse.build import LIBRARY, build_shared_library, load_library
 from perfuse.build.compiler import library_key
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.config import Settings
@@ -46,20 +46,22 @@ def context(folder: Path, **cache: object) -> Context:
 def test_builds_loads_and_hits(tmp_path: Path, names: tuple[str, ...]) -> None:
     ctx = context(tmp_path)
     units = [unit(name) for name in names]
-    path = build_shared_library(units, ctx)
-    library = load_library(path)
+    entry = build_shared_library(units, ctx)
+    library = load_library(entry.read_bytes(LIBRARY))
     assert [getattr(library, name)() for name in names] == [2] * len(names)
     assert ctx.counters["build.kernels_compiled"] == len(names)
     assert ctx.counters["build.compiler_runs"] == (1 if len(names) == 1 else len(names) + 1)
-    assert build_shared_library(units, ctx) == path
+    assert build_shared_library(units, ctx) == entry
     assert ctx.counters["build.cache_hit"] == 1
     assert ctx.counters["build.kernels_compiled"] == len(names)
-    assert (path.parent / "one.cpp").read_text() == units[0][1]
+    assert entry.read_text("one.cpp") == units[0][1]
 
 
 @needs_compiler
 def test_only_one_openmp_runtime_is_loaded(tmp_path: Path) -> None:
-    library = load_library(build_shared_library([unit("alone")], context(tmp_path)))
+    library = load_library(
+        build_shared_library([unit("alone")], context(tmp_path)).read_bytes(LIBRARY)
+    )
     assert library.alone() == 2
     assert len(mapped_openmp_runtimes(MAPS.read_text())) == 1
 
@@ -68,7 +70,8 @@ def test_only_one_openmp_runtime_is_loaded(tmp_path: Path) -> None:
 def test_without_cache_everything_is_compiled(tmp_path: Path) -> None:
     ctx = context(tmp_path, enabled=False)
     for _ in range(2):
-        assert load_library(build_shared_library([unit("uncached")], ctx)).uncached() == 2
+        entry = build_shared_library([unit("uncached")], ctx)
+        assert load_library(entry.read_bytes(LIBRARY)).uncached() == 2
     assert ctx.counters["build.compiler_runs"] == 2
     assert not (tmp_path / "cache").exists()
 
@@ -76,10 +79,11 @@ def test_without_cache_everything_is_compiled(tmp_path: Path) -> None:
 @needs_compiler
 def test_damaged_library_is_rebuilt(tmp_path: Path) -> None:
     first = context(tmp_path)
-    path = build_shared_library([unit("mended")], first)
+    path = build_shared_library([unit("mended")], first).file(LIBRARY)
     path.write_bytes(bytes(path.stat().st_size))
     second = replace(first, counters=Counters())  # another store on the same folder
-    assert load_library(build_shared_library([unit("mended")], second)).mended() == 2
+    rebuilt = build_shared_library([unit("mended")], second)
+    assert load_library(rebuilt.read_bytes(LIBRARY)).mended() == 2
     assert second.counters["cache.damaged"] == 1
 
 
