@@ -24,6 +24,7 @@ from perfuse.errors import PerfuseError as PerfuseError
 from perfuse.errors import SpecError as SpecError
 from perfuse.errors import UnknownOption as UnknownOption
 from perfuse.errors import UnsupportedOp as UnsupportedOp
+from perfuse.errors import UnsupportedPython as UnsupportedPython
 from perfuse.version import VERSION
 
 if TYPE_CHECKING:

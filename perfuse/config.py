@@ -135,9 +135,6 @@ class Settings:
     )
     verify: bool = plain(False, "Check every stage's artefact against its spec.")
     pause_gc: bool = plain(True, "Collect no garbage while PyTorch captures a function.")
-    keep_frame_chunks: bool = plain(
-        True, "Keep the memory of the interpreter's frames while PyTorch captures a function."
-    )
     max_autotune: bool = key(False, "Measure more implementations of matrix products.")
     cudagraphs: bool = key(False, "Replay launches on CUDA devices through CUDA graphs.")
     recompute_level: int = key(

@@ -32,6 +32,10 @@ class ConfigError(PerfuseError):
     """A setting was given a value it cannot take."""
 
 
+class UnsupportedPython(PerfuseError):
+    """This version of Python cannot run compiled functions correctly."""
+
+
 class UnknownOption(ConfigError, AttributeError):
     """A setting or a mode was named that does not exist.
 

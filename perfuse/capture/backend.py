@@ -13,9 +13,9 @@ from perfuse.budget.choose import choose_cut
 from perfuse.capture import warm
 from perfuse.capture.device import device_of
 from perfuse.capture.failure import compile_or_eager, warn_eager
-from perfuse.capture.frame_chunks import keep_frame_chunks
 from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.modes import settings_for
+from perfuse.capture.interpreter import check_interpreter
 from perfuse.capture.observe import Observer, cut_observers, observers
 from perfuse.capture.replay import replayed
 from perfuse.capture.simple import facts_of
@@ -32,7 +32,6 @@ from perfuse.torch_compat import keep_checks, never_trace
 # When the backend is first named, which is before anything is captured for it. A backward that is
 # compiled in the middle of a traced function is no part of that function.
 pause_garbage_collection()
-keep_frame_chunks()
 never_trace("perfuse")
 keep_checks()
 
@@ -48,6 +47,7 @@ def perfuse_backend(
 
     The settings are taken once, here: the backward is compiled under those of its forward.
     """
+    check_interpreter()
     settings = settings_for(config.snapshot(), mode, options)
     try:
         context = Context.on(device_of(module, example_inputs), settings)

@@ -18,7 +18,6 @@ from torch.fx import GraphModule
 
 from perfuse.build.compiler import open_store
 from perfuse.capture.dynamo_key import CaptureKey, capture_key
-from perfuse.capture.frame_chunks import build_keeper
 from perfuse.capture.replay import replayed
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical
@@ -127,7 +126,6 @@ def store_capture(
         "backward": backward.key if backward is not None else None,
     }
     open_store(context).put(place.key, {CAPTURE: json.dumps(document).encode()})
-    build_keeper(context)
 
 
 def _facts_of(document: dict[str, Any]) -> Facts:
