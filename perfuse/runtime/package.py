@@ -184,9 +184,7 @@ def not_an_artefact(path: Path, error: Exception) -> ArtefactError:
     )
 
 
-def _check_signature(
-    path: Path, folder: int, manifest: bytes, trusted_keys: Sequence[Key]
-) -> None:
+def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Sequence[Key]) -> None:
     if isinstance(trusted_keys, str | bytes):
         raise ArtefactError("trusted_keys is a list of keys", hint="write trusted_keys=[key].")
     try:
