@@ -188,3 +188,21 @@ def graph_assumptions(values: Iterable[Any]) -> list[str]:
         if late.expr.free_symbols & symbols
     }
     return [f"guard {text}" for text in sorted(guards)] + [f"check {t}" for t in sorted(deferred)]
+
+
+def size_guards(values: Iterable[Any], free: set[str]) -> list[Any]:
+    """What tracing assumed of the sizes in these values: guards, and the range of each symbol.
+
+    Symbols that are not `free` stand for the number that they had while tracing.
+    """
+    env = next((value.node.shape_env for value in sym_leaves(values)), None)
+    if env is None:
+        return []
+    fixed = {s: n for s, n in env.backed_var_to_val.items() if str(s) not in free}
+    found = [guard.expr.subs(fixed) for guard in env.guards]
+    for symbol in env.backed_var_to_val:
+        known = env.var_to_range.get(symbol)
+        if str(symbol) in free and known is not None:
+            found += [symbol >= known.lower] if known.lower.is_Integer else []
+            found += [symbol <= known.upper] if known.upper.is_Integer else []
+    return [guard for guard in dict.fromkeys(found) if guard.free_symbols]

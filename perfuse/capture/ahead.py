@@ -2,79 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule
 
 from perfuse import config
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.compiler import open_store
+from perfuse.capture.backend import Halves
 from perfuse.capture.device import device_of
+from perfuse.capture.modes import settings_for
 from perfuse.capture.simple import facts_of
 from perfuse.capture.trace import trace
 from perfuse.config import Settings
 from perfuse.context import Context
-from perfuse.errors import ArtefactError
+from perfuse.errors import ArtefactError, UnsupportedOp
 from perfuse.graph.canonical import is_storable
-from perfuse.graph.partition import partition_joint
-from perfuse.pipeline import Compiled, compile_graph
-from perfuse.runtime.artefact import ARTEFACT, LIBRARY, PARAMETERS, write_artefact
+from perfuse.lower.symbols import host_formula
+from perfuse.pipeline import Compiled
+from perfuse.runtime.artefact import ARTEFACT, LIBRARY, PARAMETERS, about_here
+from perfuse.runtime.package import check_replaceable, write_package
 from perfuse.runtime.saved import SavedProgram, files_of, pack_tensors
+from perfuse.runtime.signing import Key
 from perfuse.runtime.tree import describe
 from perfuse.runtime.wrapper import Facts, wrap
-from perfuse.torch_compat import reset_dynamo, tree_leaves
-
-
-@dataclass(slots=True)
-class Capture:
-    """The one graph of a function: what went in, what it compiled to, what came out."""
-
-    settings: Settings
-    context: Context | None = None  # known once the graph's device is
-    graphs: list[Compiled] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
-    facts: Facts | None = None
-
-    def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Dynamo's backend: compiles as always, and keeps what passes by."""
-        if self.graphs:
-            raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
-        context = self.context = Context.on(device_of(module, inputs), self.settings)
-        modules: dict[str, GraphModule] = {}
-
-        def compile_one(kind: str, graph: GraphModule) -> Any:
-            modules[kind] = graph
-            self.graphs.append(compile_graph(graph, context))
-            return self.graphs[-1].call
-
-        trace(
-            module,
-            inputs,
-            self.settings,
-            compiler=compile_one,
-            partition=partial(partition_joint, settings=self.settings),
-        )
-        self.facts = facts_of(modules, len(inputs), context)
-        if self.facts is None:
-            raise ArtefactError("the function returns views of its arguments", hint=NO_VIEWS)
-        run = wrap(self.graphs[0].call, None, self.facts)
-
-        def call(*args: Any) -> Any:
-            self.inputs, self.results = list(args), list(run(*args))
-            return self.results
-
-        return call
-
+from perfuse.torch_compat import reset_dynamo, sym_expression, tree_leaves
+from perfuse.torch_guards import size_guards
 
 ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
 NO_VIEWS = "return copies (.clone()), and tensors of known sizes."
+FIXED_SIZES = "a training step has fixed sizes: give each size as a variant."
+KERNELS = {BUILT: LIBRARY}
 
 
 def aot_compile(
@@ -83,83 +50,224 @@ def aot_compile(
     path: str | Path | None = None,
     kwargs: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
+    *,
+    variants: Sequence[Sequence[Any]] = (),
+    training: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    sign_with: Key | None = None,
 ) -> Path:
-    """Compile `fn(*args, **kwargs)` for inference into the folder `path`, and say where it is.
+    """Compile `fn(*args, **kwargs)` into the folder `path`, and say where it is.
 
     What `fn` holds (parameters, buffers, tensors it closes over) goes into the artefact as it is
-    now. `perfuse.load(path)` runs it in a new process without tracing. Sizes are fixed.
+    now; `perfuse.load(path)` runs it in a new process without tracing. Sizes are those of `args`;
+    with `dynamic=True` they may be others, and `variants` are further arguments to compile for,
+    of which a call takes the first that fit. With `training` the results have gradients, which
+    reach the arguments and the parameters of the loaded artefact. `mode` and `options` are those of
+    `perfuse.compile`; `sign_with` is an Ed25519 private key.
     """
+    calls = [_checked_args(given) for given in (args, *variants)]
+    name = getattr(fn, "__name__", type(fn).__name__)
+    made = Path(path) if path is not None else Path(f"{name}.perfuse")
+    check_replaceable(made)  # before minutes of compiling, not after
+    settings = settings_for(config.snapshot(), mode, options).with_overrides({"on_error": "raise"})
+    held = _Held(fn)
+    files: dict[str, bytes] = {}
+    documents = []
+    for given in calls:
+        capture = _capture(fn, given, dict(kwargs or {}), settings, (bool(dynamic), training))
+        documents.append(_document(capture, given, dict(kwargs or {}), held))
+        documents[-1]["graphs"] = [_add_program(files, capture, one) for one in capture.graphs]
+    rows, parameters = held.packed()
+    files[ARTEFACT] = json.dumps({"name": name, "held": rows, "variants": documents}).encode()
+    files[PARAMETERS] = parameters
+    context = capture.context
+    assert context is not None
+    write_package(made, files, about_here(context.target.isa, _gpu_arch(context)), sign_with)
+    return made
+
+
+def _checked_args(args: Any) -> tuple[Any, ...]:
     if not isinstance(args, Sequence) or isinstance(args, str):
         raise ArtefactError(
             f"the arguments come in a tuple, not as a {type(args).__name__}",
             hint="aot_compile(fn, (x,)) compiles fn(x).",
         )
-    if dynamic:
-        raise ArtefactError(
-            "an artefact has fixed sizes", hint="compile one for each size, or use torch.compile."
+    return tuple(args)
+
+
+@dataclass(slots=True)
+class Capture:
+    """The one graph of a call: what went in, what it compiled to, what came out."""
+
+    settings: Settings
+    context: Context | None = None  # known once the graph's device is
+    graphs: list[Compiled] = field(default_factory=list)  # one, or forward and backward
+    traced: list[Any] = field(default_factory=list)  # the inputs as traced: sizes may be symbols
+    inputs: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    result: Any = None  # what the function returned, with these results in it
+    facts: Facts | None = None
+
+    def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Dynamo's backend: compiles as always, and keeps what passes by."""
+        if self.graphs:
+            raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
+        context = self.context = Context.on(device_of(module, inputs), self.settings)
+        halves = Halves(context, [self.graphs.append])
+        trace(
+            module,
+            inputs,
+            self.settings,
+            compiler=halves.compile,
+            partition=halves.partition,
         )
-    capture = Capture(config.snapshot())
-    reset_dynamo()
+        self.facts = facts_of(halves.graphs, len(inputs), context, takes_any_size=True)
+        if self.facts is None:
+            raise ArtefactError("the function returns views of its arguments", hint=NO_VIEWS)
+        self.traced = [
+            node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")
+        ]
+        backward = None
+        if self.facts.is_training:
+            halves.compile("backward", halves.graphs["backward"])
+            backward = partial(getattr, halves.executables["backward"], "call")
+        run = wrap(halves.forward().call, backward, self.facts)
+
+        def call(*args: Any) -> Any:
+            with _left_as_they_were([args[i] for i in written]):
+                self.inputs, self.results = list(args), list(run(*args))
+            return self.results
+
+        written = self.facts.written
+        return call
+
+
+@contextmanager
+def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Compiling runs the function once: what that writes, and the random numbers, are put back."""
+    before = [tensor.detach().clone() for tensor in tensors]
+    with torch.random.fork_rng():
+        yield
     with torch.no_grad():
-        compiled = torch.compile(fn, backend=capture.backend, fullgraph=True, dynamic=False)
-        result = compiled(*args, **(kwargs or {}))
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+
+
+def _capture(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    how: tuple[bool, bool],
+) -> Capture:
+    is_dynamic, is_training = how
+    capture = Capture(settings)
     reset_dynamo()
-    context = capture.context
-    if not capture.graphs or context is None:
+    with torch.set_grad_enabled(is_training):
+        compiled = torch.compile(fn, backend=capture.backend, fullgraph=True, dynamic=is_dynamic)
+        capture.result = compiled(*args, **kwargs)
+    reset_dynamo()
+    if not capture.graphs or capture.facts is None:
         raise ArtefactError("the function computes nothing with tensors")
-    name = getattr(fn, "__name__", type(fn).__name__)
-    made = Path(path) if path is not None else Path(f"{name}.perfuse")
-    files = _files(capture, [list(args), dict(kwargs or {})], result, name)
-    files |= _program_files(capture.graphs[0], context)
-    write_artefact(made, files, context.target.isa, _gpu_arch(context))
-    return made
+    if is_training and not capture.facts.is_training:
+        raise ArtefactError(
+            "nothing here can be trained: no result depends on a tensor that requires a gradient",
+            hint="leave out training=True, or let arguments or parameters require gradients.",
+        )
+    return capture
 
 
-def _files(capture: Capture, arguments: Any, result: Any, name: str) -> dict[str, bytes]:
-    given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    numbers = {id(tensor): number for number, tensor in enumerate(given)}
-    held: dict[str, torch.Tensor] = {}
-    places = [_place(value, numbers, held) for value in capture.inputs]
+class _Held:
+    """The tensors that a function holds, by name, each once however many variants use it."""
+
+    def __init__(self, fn: Any) -> None:
+        self._names: dict[int, str] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        if isinstance(fn, torch.nn.Module):
+            named = (*fn.named_parameters(), *fn.named_buffers())
+            self._names = {id(tensor): name for name, tensor in named}
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        name = self._names.setdefault(id(tensor), f"p{len(self._tensors)}")
+        self._tensors[name] = tensor  # kept, so that its id stays its own
+        return name
+
+    def packed(self) -> tuple[list[dict[str, Any]], bytes]:
+        plain = {name: tensor.detach() for name, tensor in self._tensors.items()}
+        rows, data = pack_tensors(plain)
+        for row in rows:
+            row["requires_grad"] = self._tensors[row["name"]].requires_grad
+        return rows, data
+
+
+def _document(
+    capture: Capture, args: Sequence[Any], kwargs: dict[str, Any], held: _Held
+) -> dict[str, Any]:
+    """What a loaded artefact must know to call one variant."""
     facts = capture.facts
     assert facts is not None
+    arguments = [list(args), kwargs]
+    given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    numbers = {id(tensor): number for number, tensor in enumerate(given)}
+    traced = {id(v): t for v, t in zip(capture.inputs, capture.traced, strict=True)}
     written = {id(capture.inputs[i]) for i in facts.written}
-    rows, parameters = pack_tensors(held)
-    document = {
-        "name": name,
+    rows = [_row(tensor, traced.get(id(tensor)), id(tensor) in written) for tensor in given]
+    sizes = [size for row in rows for size in row["shape"] if isinstance(size, str)]
+    symbols = {size for size in sizes if size.isidentifier()}
+    pairs = zip(capture.inputs, capture.traced, strict=True)
+    return {
         "arguments": describe(arguments, lambda tensor: numbers[id(tensor)]),
-        "tensors": [_row(tensor, id(tensor) in written) for tensor in given],
-        "inputs": places,
-        "held": rows,
-        "results": describe(result, _Places([*capture.results, *given])),
+        "tensors": rows,
+        "inputs": [_place(value, like, numbers, held, symbols) for value, like in pairs],
+        "guards": [_formula(guard) for guard in size_guards(capture.traced, symbols)],
+        "results": describe(capture.result, _Places([*capture.results, *given])),
+        "facts": dataclasses.asdict(facts),
+        "is_training": facts.is_training,
     }
-    return {ARTEFACT: json.dumps(document).encode(), PARAMETERS: parameters}
 
 
-def _gpu_arch(context: Context) -> str:
-    """The GPU that an artefact is for; none where the code can be interpreted."""
-    gpu = context.target.gpu
-    return "" if gpu is None or context.device.type == "cpu" else gpu.arch
+def _place(
+    value: Any, traced: Any, numbers: dict[int, int], held: _Held, symbols: set[str]
+) -> list[Any]:
+    """Where an input of the graph comes from: an argument, a size of one, or the function."""
+    if isinstance(value, torch.Tensor):
+        known = numbers.get(id(value))
+        return ["held", held.name_of(value)] if known is None else ["argument", known]
+    if isinstance(value, bool | int | float):
+        size = _size(traced) if isinstance(traced, torch.SymInt) else value
+        return ["size", size] if size in symbols else ["number", value]
+    raise ArtefactError(f"the graph depends on a {type(value).__name__}", hint=NO_VIEWS)
 
 
-def _place(value: Any, numbers: dict[int, int], held: dict[str, torch.Tensor]) -> list[Any]:
-    """Where an input of the graph comes from: an argument, or what the function holds."""
-    if id(value) in numbers:
-        return ["argument", numbers[id(value)]]
-    if not isinstance(value, torch.Tensor):
-        raise ArtefactError(f"the graph depends on a {type(value).__name__}", hint=NO_VIEWS)
-    name = f"p{len(held)}"
-    held[name] = value.detach()
-    return ["held", name]
-
-
-def _row(tensor: torch.Tensor, is_written: bool) -> dict[str, Any]:
+def _row(tensor: torch.Tensor, traced: Any, is_written: bool) -> dict[str, Any]:
+    like = traced if isinstance(traced, torch.Tensor) else tensor
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "strides": list(tensor.stride()),
+        "shape": [_size(size) for size in like.shape],
+        "strides": [_size(stride) for stride in like.stride()],
         "device": str(tensor.device),
         "is_written": is_written,
+        "has_gradient": tensor.requires_grad,
     }
+
+
+def _size(size: int | torch.SymInt) -> int | str:
+    """A number, or the formula of a size that calls may choose."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    expression = sym_expression(size)
+    return int(expression) if expression.is_Integer else _formula(expression)
+
+
+def _formula(expression: sympy.Basic) -> str:
+    try:
+        return host_formula(expression)
+    except UnsupportedOp as error:
+        raise ArtefactError(
+            f"an artefact cannot hold what the function assumes of sizes: {error.message}",
+            hint="compile it for fixed sizes.",
+        ) from error
 
 
 class _Places:
@@ -175,15 +283,25 @@ class _Places:
         raise ArtefactError("a result does not come out of the graph", hint=NO_VIEWS)
 
 
-def _program_files(compiled: Compiled, context: Context) -> dict[str, bytes]:
+def _gpu_arch(context: Context) -> str:
+    """The GPU that an artefact is for; none where the code can be interpreted."""
+    gpu = context.target.gpu
+    return "" if gpu is None or context.device.type == "cpu" else gpu.arch
+
+
+def _add_program(files: dict[str, bytes], capture: Capture, compiled: Compiled) -> int:
+    """Add the files of one graph, and say under which number."""
     constants = compiled.program.constants
     if not all(is_storable(value) for value in constants.values()):
         raise ArtefactError("the graph holds something that cannot be kept as data")
     saved = SavedProgram(compiled.host, None, constants, compiled.counts, str(compiled.plan))
-    files = files_of(saved)
+    found = files_of(saved)
     if compiled.library is not None:
-        entry = open_store(context).get(compiled.library)
+        assert capture.context is not None
+        entry = open_store(capture.context).get(compiled.library)
         assert entry is not None, "the library was built a moment ago"
-        renamed = {BUILT: LIBRARY} if compiled.host.gpu is None else {n: n for n in entry.files}
-        files |= {name: entry.read_bytes(held) for held, name in renamed.items()}
-    return files
+        names = KERNELS if compiled.host.gpu is None else {name: name for name in entry.files}
+        found |= {name: entry.read_bytes(kept) for kept, name in names.items()}
+    number = sum(name.endswith("-program.json") for name in files)
+    files |= {f"{number}-{name}": data for name, data in found.items()}
+    return number

@@ -12,11 +12,24 @@ from perfuse.graph.facts import output_leaves
 from perfuse.runtime.wrapper import Facts, Tangent
 from perfuse.torch_compat import SimpleMetadata, is_autocast_enabled, simple_metadata
 
+SYMBOLIC = "symbolic_shape"
 
-def facts_of(graphs: Mapping[str, GraphModule], num_inputs: int, context: Context) -> Facts | None:
-    """The facts of the capture just traced; None, with the reason counted, where it has more."""
+
+def facts_of(
+    graphs: Mapping[str, GraphModule],
+    num_inputs: int,
+    context: Context,
+    takes_any_size: bool = False,
+) -> Facts | None:
+    """The facts of the capture just traced; None, with the reason counted, where it has more.
+
+    A graph for inference runs by the same facts whatever its sizes (`takes_any_size`); whoever
+    calls it then has to check what tracing assumed of them.
+    """
     found = simple_metadata()
     reason = found if isinstance(found, str) else _reason_unfit(graphs, num_inputs, found)
+    if reason == SYMBOLIC and takes_any_size and "backward" not in graphs:
+        reason = None
     if reason is not None or isinstance(found, str):
         context.counters.inc(f"capture.not_simple.{reason}")
         return None
@@ -40,10 +53,10 @@ def _reason_unfit(
     first = graphs.get("forward") or graphs.get("inference")
     if first is None or ("forward" in graphs) != ("backward" in graphs):
         return "missing_half"
-    if any(_is_symbolic(node.meta.get("val")) for node in first.graph.nodes):
-        return "symbolic_shape"
     if len(first.graph.find_nodes(op="placeholder")) != num_inputs:
         return "inputs"
+    if any(_is_symbolic(node.meta.get("val")) for node in first.graph.nodes):
+        return SYMBOLIC
     if "backward" not in graphs:
         return None
     if len(output_leaves(graphs["backward"].graph)) != num_inputs:

@@ -22,7 +22,7 @@ from perfuse.capture.replay import replayed
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
-from perfuse.runtime.wrapper import Facts, Tangent, wrap
+from perfuse.runtime.wrapper import Facts, facts_from, wrap
 from perfuse.torch_guards import CannotSpell, SymbolTable
 
 CAPTURE = "capture.json"
@@ -81,7 +81,7 @@ def _load(key: str, symbols: SymbolTable, context: Context) -> Callable[..., Any
         return None
     try:
         document = json.loads(entry.read_text(CAPTURE))
-        facts = _facts_of(document["facts"])
+        facts = facts_from(document["facts"])
         forward, backward = document["forward"], document["backward"]
         guards = list(document["guards"])
         is_own = document["key"] == key
@@ -126,12 +126,3 @@ def store_capture(
         "backward": backward.key if backward is not None else None,
     }
     open_store(context).put(place.key, {CAPTURE: json.dumps(document).encode()})
-
-
-def _facts_of(document: dict[str, Any]) -> Facts:
-    tangents = tuple(
-        Tangent(t["output"], t["dtype"], tuple(t["shape"]), tuple(t["strides"]), t["device"])
-        for t in document["tangents"]
-    )
-    lists = {name: tuple(document[name]) for name in ("written", "without_grad")}
-    return Facts(**{**document, **lists, "tangents": tangents})

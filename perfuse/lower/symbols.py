@@ -112,6 +112,8 @@ def host_formula(expr: sympy.Expr) -> str:
         return str(int(expr))
     if expr.is_Symbol:
         return str(expr.name)
+    if expr.is_Boolean and expr.is_Atom:
+        return str(bool(expr))
     if expr.is_Float or expr.is_Rational:
         return repr(float(expr))
     args = [host_formula(a) for a in expr.args]
@@ -128,6 +130,8 @@ def host_formula(expr: sympy.Expr) -> str:
              "OpaqueUnaryFn_sqrt": "math.sqrt", "Identity": "int", "Abs": "abs"}  # fmt: skip
     if kind in calls:
         return f"{calls[kind]}({', '.join(args)})"
+    if kind == "Not":
+        return f"(not {args[0]})"
     if kind == "Where":
         return f"({args[1]} if {args[0]} else {args[2]})"
     raise UnsupportedOp(f"size formula {expr} ({kind})")

@@ -1,24 +1,20 @@
-"""Artefacts: a program compiled ahead of time, in a folder, run without tracing anything.
+"""Artefacts: functions compiled ahead of time, in a folder, run without tracing or compiling.
 
-    manifest.json      versions, instruction set, size and checksum of every file
-    artefact.json      arguments, results, and which tensor goes where
-    program.json       the host program        constants.bin   tensors it holds
-    parameters.bin     what the model holds    library.so      the kernels
-    bundle.json        for a GPU, what a launch must know of each kernel; the code is in code*.bin
+    manifest.json, signature.json    see `package.py`
+    artefact.json      the variants: arguments, results, which tensor goes where, assumed sizes
+    parameters.bin     what the function holds: parameters, buffers, tensors it closes over
+    K-program.json     the host program of graph K       K-constants.bin   tensors it holds
+    K-library.so       its kernels for a CPU             K-bundle.json, K-code*.bin   for a GPU
 
-Loading an artefact runs the code in it, as loading any library does: load those you trust. The
-checksums tell damage, not malice.
+Loading an artefact runs the code in it, as loading any library does: load only those you trust.
+Checksums tell damage; a signature, checked against `trusted_keys`, tells who made it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,174 +23,172 @@ import torch
 from perfuse import config
 from perfuse.build.bundle import read_bundle
 from perfuse.context import Context
-from perfuse.errors import ArtefactError, CacheDamaged
+from perfuse.errors import ArtefactError, CacheDamaged, LibraryDamaged
 from perfuse.gpu import gpu_of_device
 from perfuse.runtime.executable import Call, bind
 from perfuse.runtime.gpu import bind_gpu
 from perfuse.runtime.launch import launcher_of
-from perfuse.runtime.layout import with_strides
-from perfuse.runtime.saved import SavedProgram, read_program, unpack_tensors
-from perfuse.runtime.tree import collect, rebuild
+from perfuse.runtime.package import not_an_artefact, read_package
+from perfuse.runtime.saved import read_program, unpack_tensors
+from perfuse.runtime.signing import Key
+from perfuse.runtime.variant import Variant
+from perfuse.runtime.wrapper import facts_from, wrap
 from perfuse.target import machine_isas
 from perfuse.version import VERSION
 
-FORMAT = 1
-MANIFEST, ARTEFACT = "manifest.json", "artefact.json"
-PARAMETERS, LIBRARY = "parameters.bin", "library.so"
+FORMAT = 2
+ARTEFACT, PARAMETERS, LIBRARY = "artefact.json", "parameters.bin", "library.so"
 
 
-def write_artefact(path: Path, files: Mapping[str, bytes], isa: str, gpu: str = "") -> None:
-    """Write the files with their manifest: beside, then renamed, so that it is whole or not."""
-    rows = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in files.items()
-    }
-    versions = {"format": FORMAT, "perfuse": VERSION, "torch": _torch_series()}
-    manifest = {**versions, "isa": isa, "gpu": gpu}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        for name, data in files.items():
-            (aside / name).write_bytes(data)
-        (aside / MANIFEST).write_text(json.dumps({**manifest, "files": rows}, indent=1) + "\n")
-        if (path / MANIFEST).exists():
-            shutil.rmtree(path)
-        os.rename(aside, path)
-    except OSError as error:
-        raise ArtefactError(f"cannot write the artefact: {error}", at=str(path)) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def about_here(isa: str, gpu: str) -> dict[str, Any]:
+    """What a manifest says of the versions and the machine that an artefact is for."""
+    return {**_versions(), "isa": isa, "gpu": gpu}
 
 
-def _torch_series() -> str:
-    return ".".join(torch.__version__.split(".")[:2])
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRow:
-    """What one tensor argument must look like."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    device: str
-    is_written: bool
-
-    def checked(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
-        """The tensor, laid out as the program wants it; ArtefactError where it is another."""
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        given = (dtype, tuple(tensor.shape), str(tensor.device))
-        if given != (self.dtype, self.shape, self.device):
-            raise ArtefactError(
-                f"{where} is {dtype}{list(tensor.shape)} on {tensor.device}, but the artefact "
-                f"was compiled for {self.dtype}{list(self.shape)} on {self.device}",
-                hint="give it such a tensor, or compile another artefact for this one.",
-            )
-        laid = with_strides(tensor, self.strides)
-        if laid is not tensor and self.is_written:
-            raise ArtefactError(
-                f"{where} is written to and has strides {tensor.stride()}, not {self.strides}",
-                hint="give it a tensor with these strides.",
-            )
-        return laid
+def _versions() -> dict[str, Any]:
+    series = ".".join(torch.__version__.split(".")[:2])
+    return {"format": FORMAT, "perfuse": VERSION, "torch": series}
 
 
 class Loaded:
     """An artefact that can be called like the function it was compiled from."""
 
-    def __init__(self, call: Call, document: dict[str, Any], held: dict[str, Any]) -> None:
-        self._call = call
-        self._held = held
-        self._arguments = document["arguments"]
-        self._results = document["results"]
-        self._places: list[list[Any]] = document["inputs"]
-        self._rows = [
-            TensorRow(
-                r["dtype"], tuple(r["shape"]), tuple(r["strides"]), r["device"], r["is_written"]
-            )
-            for r in document["tensors"]
-        ]
-        self.name: str = document["name"]
+    def __init__(self, name: str, variants: Sequence[Variant], held: Mapping[str, Any]) -> None:
+        self.name = name
+        self.variants = tuple(variants)
+        self._held = dict(held)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found: dict[int, torch.Tensor] = {}
-        collect(self._arguments, [list(args), kwargs], found, "arguments")
-        tensors = [
-            row.checked(found[number], f"tensor argument {number}")
-            for number, row in enumerate(self._rows)
-        ]
-        inputs = [
-            self._held[where] if kind == "held" else tensors[where] for kind, where in self._places
-        ]
+        refusals: list[ArtefactError] = []
+        for variant in self._in_order():
+            try:
+                inputs = variant.inputs_of(args, kwargs)
+            except ArtefactError as refusal:
+                refusals.append(refusal)
+            else:
+                return variant(inputs)
+        raise self._refusal(refusals)
+
+    def _in_order(self) -> Sequence[Variant]:
+        """Where gradients are wanted, those for training first; else those for inference."""
+        is_wanted = torch.is_grad_enabled()
+        return sorted(self.variants, key=lambda variant: variant.is_training != is_wanted)
+
+    def _refusal(self, refusals: Sequence[ArtefactError]) -> ArtefactError:
+        if len(refusals) == 1:
+            return refusals[0]
+        told = "\n".join(f"  {row}: {refusal.message}" for row, refusal in self._each(refusals))
+        return ArtefactError(
+            f"none of the {len(refusals)} variants takes these arguments\n{told}",
+            hint="call it with arguments like those of a variant, or compile one for these.",
+        )
+
+    def _each(self, refusals: Sequence[ArtefactError]) -> Iterator[tuple[Variant, ArtefactError]]:
+        return zip(self._in_order(), refusals, strict=True)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What can be trained, by name: the parameters of the module that was compiled."""
+        return ((name, t) for name, t in self._held.items() if t.requires_grad)
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """What can be trained, as an optimiser takes it."""
+        return (tensor for _, tensor in self.named_parameters())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Every tensor that the artefact holds, by name."""
+        return {name: tensor.detach() for name, tensor in self._held.items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy values into the tensors that the artefact holds; all of them must be given."""
+        if set(state) != set(self._held):
+            differing = sorted(set(state) ^ set(self._held))
+            raise ArtefactError(
+                f"the artefact holds other tensors than the state: {', '.join(differing[:5])}",
+                hint="give it a state_dict() of this artefact.",
+            )
         with torch.no_grad():
-            results = self._call(inputs)
-        return rebuild(self._results, [*results, *tensors])
+            for name, tensor in state.items():
+                self._held[name].copy_(tensor)
 
     def __repr__(self) -> str:
-        return f"<artefact of {self.name}, {len(self._rows)} tensor arguments>"
+        rows = "".join(f"\n  {variant}" for variant in self.variants)
+        return f"<artefact of {self.name}{rows}>"
 
 
-def load(path: str | Path) -> Loaded:
-    """Load what `aot_compile` wrote: nothing is traced, generated or compiled."""
+def load(path: str | Path, trusted_keys: Sequence[Key] | None = None) -> Loaded:
+    """Load what `aot_compile` wrote: nothing is traced, generated or compiled.
+
+    Code in the artefact runs with your rights: load only what you trust. With `trusted_keys`
+    (Ed25519 public keys) nothing is loaded that none of them signed.
+    """
     folder = Path(path)
-    files = _verified(folder)
+    package = read_package(folder, trusted_keys)
+    _check_fits(package.about, folder)
     try:
-        document = json.loads(files[ARTEFACT])
-        saved = read_program(lambda name: files[name])
-        held = unpack_tensors(document["held"], files[PARAMETERS])
-        return Loaded(_bound(saved, files), document, held)
-    except (KeyError, ValueError, TypeError, AttributeError, CacheDamaged) as error:
-        raise ArtefactError(f"not an artefact of Perfuse: {error}", at=str(folder)) from error
+        document = json.loads(package.files[ARTEFACT])
+        held = unpack_tensors(document["held"], package.files[PARAMETERS])
+        for row in document["held"]:
+            held[row["name"]].requires_grad_(row["requires_grad"])
+        variants = [_variant(row, held, package.files) for row in document["variants"]]
+        return Loaded(str(document["name"]), variants, held)
+    except DAMAGE as error:
+        raise not_an_artefact(folder, error) from error
 
 
-def _bound(saved: SavedProgram, files: Mapping[str, bytes]) -> Call:
+DAMAGE = (
+    *(KeyError, ValueError, TypeError, AttributeError, SyntaxError, RecursionError),
+    *(RuntimeError, CacheDamaged, LibraryDamaged),
+)
+
+
+def _variant(
+    document: Mapping[str, Any], held: Mapping[str, Any], files: Mapping[str, bytes]
+) -> Variant:
+    calls = [_bound(int(number), files) for number in document["graphs"]]
+    facts = facts_from(document["facts"])
+    backward = partial(calls.__getitem__, 1) if facts.is_training else None
+    run = wrap(calls[0], backward, facts)
+    return Variant(_without_grad(run) if facts.is_training else run, document, held)
+
+
+def _without_grad(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A training graph that is called under no_grad gives plain results."""
+
+    def call(*inputs: Any) -> Any:
+        results = run(*inputs)
+        if torch.is_grad_enabled():
+            return results
+        return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
+
+    return call
+
+
+def _bound(number: int, files: Mapping[str, bytes]) -> Call:
+    def read(name: str) -> bytes:
+        return files[f"{number}-{name}"]
+
+    saved = read_program(read)
     if saved.host.gpu is None:
-        return bind(saved.host, files.get(LIBRARY), saved.constants)
+        library = files.get(f"{number}-{LIBRARY}")
+        return bind(saved.host, library, saved.constants)
     context = Context.on(torch.device(saved.host.gpu.device), config.snapshot())
-    bundle = read_bundle(lambda name: files[name])
-    return bind_gpu(saved.host, launcher_of(bundle, context), saved.constants)
+    return bind_gpu(saved.host, launcher_of(read_bundle(read), context), saved.constants)
 
 
-def _verified(folder: Path) -> dict[str, bytes]:
-    """The files, each as its manifest says; ArtefactError where they are not, or not for here."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        rows = dict(manifest["files"])
-        _check_fits(manifest, folder)
-        files = {str(name): (folder / _plain_name(name)).read_bytes() for name in rows}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtefactError(f"not an artefact of Perfuse: {error}", at=str(folder)) from error
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != rows[name].get("sha256"):
+def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
+    for what, mine in _versions().items():
+        if about.get(what) != mine:
             raise ArtefactError(
-                f"{name} is damaged: it does not have its checksum",
-                at=str(folder),
-                hint="copy the artefact again, or compile it again.",
+                f"compiled with {what} {about.get(what)}, this is {what} {mine}", at=str(folder)
             )
-    return files
-
-
-def _plain_name(name: str) -> str:
-    if Path(name).name != name:
-        raise ValueError(f"{name!r} is no file of an artefact")
-    return name
-
-
-def _check_fits(manifest: dict[str, Any], folder: Path) -> None:
-    here = {"format": FORMAT, "perfuse": VERSION, "torch": _torch_series()}
-    for what, mine in here.items():
-        if manifest.get(what) != mine:
-            raise ArtefactError(
-                f"compiled with {what} {manifest.get(what)}, this is {what} {mine}", at=str(folder)
-            )
-    if manifest.get("isa") not in machine_isas():
+    if about.get("isa") not in machine_isas():
         raise ArtefactError(
-            f"compiled for {manifest.get('isa')}, which this CPU does not have "
+            f"compiled for {about.get('isa')}, which this CPU does not have "
             f"(it has {', '.join(machine_isas())})",
             at=str(folder),
             hint="compile it again here, or there with cpu.simd set to what both CPUs have.",
         )
-    wanted = manifest.get("gpu", "")
+    wanted = about.get("gpu", "")
     here_gpus = {gpu_of_device(k).arch for k in range(torch.cuda.device_count())}
     if wanted and wanted not in here_gpus:
         found = ", ".join(sorted(here_gpus)) or "no GPU"

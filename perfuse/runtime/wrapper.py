@@ -6,7 +6,7 @@ those, this is all there is to do, and it can be rebuilt in a new process from p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -56,6 +56,16 @@ class Facts:
     tangents: tuple[Tangent, ...]  # empty for inference
     is_training: bool
     is_autocast: bool
+
+
+def facts_from(document: Mapping[str, Any]) -> Facts:
+    """The facts that `dataclasses.asdict` made this document of."""
+    tangents = tuple(
+        Tangent(t["output"], t["dtype"], tuple(t["shape"]), tuple(t["strides"]), t["device"])
+        for t in document["tangents"]
+    )
+    lists = {name: tuple(document[name]) for name in ("written", "without_grad")}
+    return Facts(**{**document, **lists, "tangents": tangents})
 
 
 def wrap(forward: Call, backward: Callable[[], Call] | None, facts: Facts) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import perfuse
+from perfuse.runtime.signing import new_key_pair
 
 
 class Model(torch.nn.Module):
@@ -84,7 +85,9 @@ def copy_of(path: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["library.so", "program.json", "parameters.bin", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["0-library.so", "0-program.json", "parameters.bin", "manifest.json"]
+)
 def test_damage_is_noticed(
     made: tuple[Path, Model, dict[str, Tensor]], tmp_path: Path, name: str
 ) -> None:
@@ -105,6 +108,189 @@ def test_another_machine_or_version_is_refused(
     manifest.write_text(json.dumps({**document, what: value}))
     with pytest.raises(perfuse.ArtefactError, match="compil"):
         perfuse.load(manifest.parent)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"[]", b"{}", b'{"files": 3}', b"[" * 100_000, b"\xff\xfe", b'{"kind": "cake"}'],
+    ids=["empty", "list", "no_fields", "number", "deep", "not_text", "another_kind"],
+)
+def test_an_odd_manifest_is_refused(
+    made: tuple[Path, Model, dict[str, Tensor]], tmp_path: Path, document: bytes
+) -> None:
+    manifest = copy_of(made[0], tmp_path / "odd") / "manifest.json"
+    manifest.write_bytes(document)
+    with pytest.raises(perfuse.ArtefactError, match="not an artefact"):
+        perfuse.load(manifest.parent)
+
+
+def test_a_path_can_be_compiled_and_loaded_again(tmp_path: Path) -> None:
+    """The loader knows a library by its path: a second one there must be another library."""
+    path = tmp_path / "hot.perfuse"
+    for k in range(3):
+        x = torch.randn(3 + k, 4)
+
+        def f(x: Tensor, k: int = k) -> Tensor:
+            return (x * 2 + k).cumsum(0)
+
+        loaded = perfuse.load(perfuse.aot_compile(f, (x,), path=path))
+        assert torch.allclose(loaded(x), f(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "notes.txt", "manifest.json/inner"])
+def test_folders_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "mine" / name
+    precious.parent.mkdir(parents=True)
+    precious.write_text('{"files": {}}')
+    with pytest.raises(perfuse.ArtefactError, match="did not write"):
+        perfuse.aot_compile(torch.sin, (torch.randn(3),), path=tmp_path / "mine")
+    assert precious.read_text() == '{"files": {}}'
+
+
+def test_an_artefact_with_a_file_of_somebody_is_left_alone(tmp_path: Path) -> None:
+    path = perfuse.aot_compile(torch.sin, (torch.randn(3),), path=tmp_path / "a")
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(perfuse.ArtefactError, match=r"notes\.txt"):
+        perfuse.aot_compile(torch.cos, (torch.randn(3),), path=path)
+    assert (path / "notes.txt").read_text() == "mine"
+    assert torch.equal(perfuse.load(path)(torch.zeros(3)), torch.zeros(3))
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(perfuse.ArtefactError, match="link"):
+        perfuse.aot_compile(torch.sin, (torch.randn(3),), path=tmp_path / "link")
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))
+    return torch.nn.Sequential(*layers)
+
+
+def test_any_size(tmp_path: Path) -> None:
+    model = net().eval()
+    path = perfuse.aot_compile(model, (torch.randn(6, 8),), path=tmp_path / "a", dynamic=True)
+    loaded = perfuse.load(path)
+    for n in (2, 5, 33):
+        x = torch.randn(n, 8)
+        assert torch.allclose(loaded(x), model(x), atol=1e-5)
+    with pytest.raises(perfuse.ArtefactError, match=r"\[5, 9\]"):
+        loaded(torch.randn(5, 9))
+    with pytest.raises(perfuse.ArtefactError, match=">= 2"):  # a size of one is traced as such
+        loaded(torch.randn(1, 8))
+
+
+def halves(x: Tensor, y: Tensor, steps: int) -> Tensor:
+    assert x.shape[0] % 2 == 0
+    return x.view(2, -1, x.shape[1]).sum(0)[:, : y.shape[0]] * steps + y
+
+
+def test_what_tracing_assumed_of_sizes_is_checked(tmp_path: Path) -> None:
+    args = (torch.randn(6, 7), torch.randn(5), 3)
+    loaded = perfuse.load(perfuse.aot_compile(halves, args, path=tmp_path / "a", dynamic=True))
+    for n, m in ((8, 4), (4, 3), (10, 6)):
+        given = (torch.randn(n, 7), torch.randn(m), 3)
+        assert torch.allclose(loaded(*given), halves(*given))
+    for n, m, steps in ((7, 5, 3), (6, 8, 3), (6, 5, 4)):
+        with pytest.raises(perfuse.ArtefactError):
+            loaded(torch.randn(n, 7), torch.randn(m), steps)
+
+
+def test_the_variant_that_fits_is_taken(tmp_path: Path) -> None:
+    model = net().eval()
+    more = [(torch.randn(3, 8),), (torch.randn(2, 2, 8),)]
+    path = perfuse.aot_compile(model, (torch.randn(6, 8),), path=tmp_path / "a", variants=more)
+    loaded = perfuse.load(path)
+    for shape in ((6, 8), (3, 8), (2, 2, 8)):
+        x = torch.randn(shape)
+        assert torch.allclose(loaded(x), model(x), atol=1e-5)
+    with pytest.raises(perfuse.ArtefactError, match="none of the 3 variants"):
+        loaded(torch.randn(5, 8))
+    assert str(loaded).count("inference") == 3
+
+
+def test_a_training_step(tmp_path: Path) -> None:
+    layers = (torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.BatchNorm1d(16))
+    model = torch.nn.Sequential(*layers)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    given = (torch.randn(6, 8, requires_grad=True),)
+    path = perfuse.aot_compile(model, given, path=tmp_path / "a", training=True)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), "compiling is not a training step"
+    loaded = perfuse.load(path)
+    assert {name for name, _ in loaded.named_parameters()} == dict(model.named_parameters()).keys()
+    rivals = [(f, torch.optim.SGD(f.parameters(), lr=0.1)) for f in (model, loaded)]
+    for _ in range(3):
+        x = torch.randn(6, 8)
+        losses, gradients = [], []
+        for f, optimiser in rivals:
+            leaf = x.clone().requires_grad_()
+            losses.append(f(leaf).square().sum())
+            optimiser.zero_grad()
+            losses[-1].backward()
+            optimiser.step()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(losses[1], losses[0])
+        torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-4)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        assert not loaded(given[0]).requires_grad
+
+
+def test_a_gradient_that_was_not_compiled_is_refused(tmp_path: Path) -> None:
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    loaded = perfuse.load(perfuse.aot_compile(model, (x,), path=tmp_path / "a", training=True))
+    loaded(x).sum().backward()
+    with pytest.raises(perfuse.ArtefactError, match="without one"):
+        loaded(x.requires_grad_())
+
+
+def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(perfuse.ArtefactError, match="trained"):
+        perfuse.aot_compile(torch.sin, (torch.randn(3),), path=tmp_path / "a", training=True)
+
+
+def bump(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return x * y
+
+
+def test_written_arguments(tmp_path: Path) -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    kept = x.clone()
+    loaded = perfuse.load(perfuse.aot_compile(bump, (x, y), path=tmp_path / "a"))
+    assert torch.equal(x, kept), "compiling leaves the example arguments as they were"
+    assert torch.allclose(loaded(x, y), (kept + 1) * y)
+    assert torch.equal(x, kept + 1)
+    with pytest.raises(perfuse.ArtefactError, match="share memory"):
+        loaded(x, x)
+
+
+def test_signatures(tmp_path: Path) -> None:
+    (private, public), (_, other) = new_key_pair(), new_key_pair()
+    x = torch.randn(3)
+    path = perfuse.aot_compile(torch.sin, (x,), path=tmp_path / "a", sign_with=private)
+    key_file = tmp_path / "key.pub"
+    key_file.write_text(public.hex() + "\n")
+    for trusted in (public, public.hex(), key_file, str(key_file)):
+        assert torch.allclose(perfuse.load(path, trusted_keys=[other, trusted])(x), x.sin())
+    with pytest.raises(perfuse.ArtefactError, match="none of the trusted keys"):
+        perfuse.load(path, trusted_keys=[other])
+    with pytest.raises(perfuse.ArtefactError, match="Ed25519"):
+        perfuse.load(path, trusted_keys=[b"short"])
+    with pytest.raises(perfuse.ArtefactError, match="list of keys"):
+        perfuse.load(path, trusted_keys=public)  # type: ignore[arg-type]
+    manifest = path / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    with pytest.raises(perfuse.ArtefactError, match="none of the trusted keys"):
+        perfuse.load(path, trusted_keys=[public])
+    unsigned = perfuse.aot_compile(torch.sin, (x,), path=tmp_path / "b")
+    with pytest.raises(perfuse.ArtefactError, match="no signature"):
+        perfuse.load(unsigned, trusted_keys=[public])
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -1,0 +1,213 @@
+"""The folder of an artefact: written whole or not at all, verified before anything in it is used.
+
+    manifest.json      what this is, for which versions and machine, each file's size and checksum
+    signature.json     optional: the Ed25519 signature of manifest.json, and the key that made it
+
+A folder is replaced only if it is an artefact and nothing else: its manifest says so, and every
+file in it is one that the manifest lists. Anything else is somebody's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfuse.errors import ArtefactError
+from perfuse.runtime.signing import Key, is_signed_by, sign
+from perfuse.system import CREATE, opened, read_file, sync_folder, system, write_all
+
+KIND = "perfuse artefact"
+MANIFEST, SIGNATURE = "manifest.json", "signature.json"
+OTHER_PATH = "choose a path that does not exist yet, or remove the folder yourself."
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A verified artefact: what its manifest says, and the bytes that were verified."""
+
+    about: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+
+def write_package(
+    path: Path, files: Mapping[str, bytes], about: Mapping[str, Any], sign_with: Key | None = None
+) -> None:
+    """Write the files beside `path`, then rename: nobody sees half an artefact."""
+    manifest = manifest_bytes(files, about)
+    every = {**files, MANIFEST: manifest}
+    if sign_with is not None:
+        public_key, signature = sign(manifest, sign_with)
+        document = {"public_key": public_key.hex(), "signature": signature.hex()}
+        every[SIGNATURE] = json.dumps(document).encode()
+    check_replaceable(path)
+    try:
+        _make_parents(path)
+        aside = _new_folder(path)
+        try:
+            for name, data in every.items():
+                _write(aside / name, data)
+            sync_folder(aside)
+            _swap(aside, path)
+        finally:
+            _remove(aside, every)
+    except OSError as error:
+        raise ArtefactError(
+            f"cannot write the artefact: {error}",
+            at=str(path),
+            hint="make room, or choose a folder that you can write to.",
+        ) from error
+
+
+def manifest_bytes(files: Mapping[str, bytes], about: Mapping[str, Any]) -> bytes:
+    rows = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in files.items()
+    }
+    return (json.dumps({"kind": KIND, **about, "files": rows}, indent=1) + "\n").encode()
+
+
+def check_replaceable(path: Path) -> None:
+    """ArtefactError where something is at `path` that is not an artefact, and only that."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        raise ArtefactError(
+            "there is a file or link of another kind", at=str(path), hint=OTHER_PATH
+        )
+    names = sorted(os.listdir(path))
+    if not names:
+        return
+    foreign = [name for name in names if name not in _own_names(path)]
+    if foreign:
+        told = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ArtefactError(
+            f"the folder holds what Perfuse did not write: {told}", at=str(path), hint=OTHER_PATH
+        )
+
+
+def _own_names(path: Path) -> set[str]:
+    """The names of the files of an artefact; none where this is not one."""
+    try:
+        manifest = json.loads(read_file(path / MANIFEST))
+        if manifest["kind"] != KIND:
+            return set()
+        return {MANIFEST, SIGNATURE, *map(str, manifest["files"])}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
+
+
+def _make_parents(path: Path) -> None:
+    for parent in reversed(path.absolute().parents):
+        if not parent.exists():
+            with contextlib.suppress(FileExistsError):
+                system().mkdir(parent, 0o755)
+
+
+def _new_folder(path: Path) -> Path:
+    """A new, empty folder beside `path`."""
+    made = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    system().mkdir(made, 0o755)
+    return made
+
+
+def _write(file: Path, data: bytes) -> None:
+    with opened(file, CREATE, 0o644) as fd:
+        write_all(fd, data)
+        system().fsync(fd)
+
+
+def _swap(aside: Path, path: Path) -> None:
+    """Put the new folder where the old one is. A failure leaves the old one there."""
+    if not path.exists():
+        system().rename(aside, path)
+        return
+    old = _new_folder(path)
+    try:
+        system().rename(path, old)  # onto an empty folder, which is allowed
+        try:
+            system().rename(aside, path)
+        except OSError:
+            system().rename(old, path)
+            raise
+    finally:
+        _remove(old, _own_names(old))
+
+
+def _remove(folder: Path, names: Mapping[str, Any] | set[str]) -> None:
+    """Remove these files, and the folder if that leaves it empty."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            system().unlink(folder / name)
+    with contextlib.suppress(OSError):
+        system().rmdir(folder)
+
+
+def read_package(path: Path, trusted_keys: Sequence[Key] | None = None) -> Package:
+    """The files as their manifest, and a trusted signature if asked for, say they are."""
+    try:
+        # By descriptor: an artefact that is replaced meanwhile is read whole, old or new.
+        with opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
+            return _read(path, folder, trusted_keys)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise not_an_artefact(path, error) from error
+
+
+def _read(path: Path, folder: int, trusted_keys: Sequence[Key] | None) -> Package:
+    data = read_file(MANIFEST, folder)
+    about = json.loads(data)
+    if about["kind"] != KIND:
+        raise ValueError(f"its manifest is of kind {about['kind']!r}")
+    rows = {_plain_name(name): str(row["sha256"]) for name, row in about["files"].items()}
+    if trusted_keys is not None:
+        _check_signature(path, folder, data, trusted_keys)
+    files = {name: read_file(name, folder) for name in rows}
+    for name, content in files.items():
+        if hashlib.sha256(content).hexdigest() != rows[name]:
+            raise ArtefactError(
+                f"{name} is damaged: it does not have its checksum",
+                at=str(path),
+                hint="copy the artefact again, or compile it again.",
+            )
+    return Package(about, files)
+
+
+def not_an_artefact(path: Path, error: Exception) -> ArtefactError:
+    return ArtefactError(
+        f"not an artefact of Perfuse: {type(error).__name__}: {error}", at=str(path)
+    )
+
+
+def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Sequence[Key]) -> None:
+    if isinstance(trusted_keys, str | bytes):
+        raise ArtefactError("trusted_keys is a list of keys", hint="write trusted_keys=[key].")
+    try:
+        document = json.loads(read_file(SIGNATURE, folder))
+        signature = bytes.fromhex(document["signature"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtefactError(
+            "the artefact has no signature, and trusted_keys asks for one",
+            at=str(path),
+            hint="compile it with aot_compile(..., sign_with=key).",
+        ) from error
+    if not is_signed_by(manifest, signature, trusted_keys):
+        raise ArtefactError(
+            "none of the trusted keys signed this artefact",
+            at=str(path),
+            hint="do not load it, unless you know who made it and add their key.",
+        )
+
+
+def _plain_name(name: Any) -> str:
+    """A file directly in the folder: a path would lead out of it."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise ValueError(f"{name!r} is not a file of an artefact")
+    if "\0" in name or name in (MANIFEST, SIGNATURE):
+        raise ValueError(f"{name!r} is not a file of an artefact")
+    return name

@@ -1,0 +1,192 @@
+"""One variant of an artefact: the arguments it was compiled for, and what runs them.
+
+Sizes are numbers, or, where a variant was compiled for any size, formulas over size symbols. A
+symbol is bound by the argument whose size it is; each call checks what tracing assumed of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+from perfuse.errors import ArtefactError
+from perfuse.runtime.layout import with_strides
+from perfuse.runtime.tree import collect, rebuild
+
+Size = int | str  # a number, or a formula over size symbols
+OTHER_ARGUMENTS = "give it such a tensor, or compile a variant for this one."
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """What one tensor argument must look like."""
+
+    dtype: str
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    device: str
+    is_written: bool
+    has_gradient: bool  # a training step gives it one
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> TensorRow:
+        return TensorRow(
+            str(document["dtype"]),
+            tuple(document["shape"]),
+            tuple(document["strides"]),
+            str(document["device"]),
+            bool(document["is_written"]),
+            bool(document["has_gradient"]),
+        )
+
+    def check(self, tensor: torch.Tensor, sizes: Sizes, where: str) -> None:
+        """ArtefactError where this is another kind of tensor, or one of another size."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        given = (dtype, tensor.dim(), str(tensor.device))
+        fits = given == (self.dtype, len(self.shape), self.device)
+        if not fits or tuple(map(sizes.value, self.shape)) != tensor.shape:
+            raise ArtefactError(
+                f"{where} is {dtype}{list(tensor.shape)} on {tensor.device}, but the artefact "
+                f"was compiled for {self}",
+                hint=OTHER_ARGUMENTS,
+            )
+
+    def laid_out(self, tensor: torch.Tensor, sizes: Sizes, where: str) -> torch.Tensor:
+        """The tensor with the strides that the program expects."""
+        strides = tuple(map(sizes.value, self.strides))
+        made = with_strides(tensor, strides)
+        if made is not tensor and self.is_written:
+            raise ArtefactError(
+                f"{where} is written to and has strides {tensor.stride()}, not {strides}",
+                hint="give it a tensor with these strides.",
+            )
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}] on {self.device}"
+
+
+class Sizes:
+    """The size symbols of one call."""
+
+    __slots__ = ("_formulas", "known")
+
+    def __init__(self, formulas: Mapping[str, CodeType]) -> None:
+        self._formulas = formulas
+        self.known: dict[str, int] = {}
+
+    def bind(self, wanted: Sequence[Size], given: Sequence[int]) -> None:
+        """Learn the symbols that sizes stand for by themselves; the first to name one binds it."""
+        for size, number in zip(wanted, given, strict=False):
+            if isinstance(size, str) and size.isidentifier():
+                self.known.setdefault(size, number)
+
+    def value(self, size: Size) -> int:
+        if isinstance(size, int):
+            return size
+        known = self.known.get(size)
+        return known if known is not None else int(self.holds(size))
+
+    def holds(self, formula: str) -> Any:
+        return eval(self._formulas[formula], FUNCTIONS, self.known)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "__builtins__": {},
+    "math": math,
+    "max": max,
+    "min": min,
+    "abs": abs,
+    "int": int,
+    "float": float,
+    "round": round,
+}
+
+
+class Variant:
+    """The arguments of one compiled graph, its results, and the call between them."""
+
+    def __init__(
+        self,
+        run: Callable[..., Sequence[Any]],
+        document: Mapping[str, Any],
+        held: Mapping[str, Any],
+    ) -> None:
+        self._run = run
+        self._held = held
+        self._arguments = document["arguments"]
+        self._results = document["results"]
+        self._places: list[list[Any]] = document["inputs"]
+        self._guards: list[str] = document["guards"]
+        self.rows = [TensorRow.of(row) for row in document["tensors"]]
+        self.is_training = bool(document["is_training"])
+        self._formulas = {text: _compiled(text) for text in self._texts()}
+        self._num_written = sum(row.is_written for row in self.rows)
+
+    def _texts(self) -> set[str]:
+        sizes = [size for row in self.rows for size in (*row.shape, *row.strides)]
+        sizes += [where for kind, where in self._places if kind == "size"]
+        return {text for text in [*sizes, *self._guards] if isinstance(text, str)}
+
+    def inputs_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The graph's inputs, then the arguments; ArtefactError where these do not fit."""
+        found: dict[int, torch.Tensor] = {}
+        collect(self._arguments, [list(args), kwargs], found, "arguments")
+        sizes, rows = Sizes(self._formulas), list(enumerate(self.rows))
+        for number, row in rows:
+            sizes.bind(row.shape, found[number].shape)
+        for number, row in rows:
+            row.check(found[number], sizes, f"tensor argument {number}")
+            if self.is_training and found[number].requires_grad and not row.has_gradient:
+                raise ArtefactError(
+                    f"tensor argument {number} requires a gradient, and was compiled without one",
+                    hint="detach it, or compile with an example argument that requires_grad.",
+                )
+        for guard in self._guards:
+            if not sizes.holds(guard):
+                raise ArtefactError(
+                    f"sizes {sizes.known} break what the variant was compiled for: {guard}",
+                    hint="compile a variant for arguments of these sizes.",
+                )
+        if self._num_written:
+            self._check_apart(found)
+        tensors = [row.laid_out(found[n], sizes, f"tensor argument {n}") for n, row in rows]
+        return [self._input(kind, where, tensors, sizes) for kind, where in self._places] + tensors
+
+    def _input(self, kind: str, where: Any, tensors: Sequence[Any], sizes: Sizes) -> Any:
+        if kind == "held":
+            return self._held[where]
+        if kind == "argument":
+            return tensors[where]
+        return sizes.value(where) if kind == "size" else where
+
+    def _check_apart(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        """Refuse a written tensor that shares memory with another: not what was compiled."""
+        homes: dict[int, int] = {}
+        for number in range(len(self.rows)):
+            storage = tensors[number].untyped_storage().data_ptr()
+            other = homes.setdefault(storage, number)
+            both = (self.rows[number].is_written, self.rows[other].is_written)
+            if storage and other != number and any(both):
+                raise ArtefactError(
+                    f"tensor arguments {other} and {number} share memory, and one is written to",
+                    hint="give it tensors that do not overlap.",
+                )
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        num_inputs = len(self._places)
+        results = self._run(*inputs[:num_inputs])
+        return rebuild(self._results, [*results, *inputs[num_inputs:]])
+
+    def __str__(self) -> str:
+        kind = "training" if self.is_training else "inference"
+        return f"{kind}: {', '.join(map(str, self.rows)) or 'no tensors'}"
+
+
+def _compiled(formula: str) -> CodeType:
+    return compile(formula, "<size formula>", "eval")
