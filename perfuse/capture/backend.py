@@ -14,8 +14,8 @@ from perfuse.capture import warm
 from perfuse.capture.device import device_of
 from perfuse.capture.failure import compile_or_eager, warn_eager
 from perfuse.capture.garbage import pause_garbage_collection
-from perfuse.capture.modes import settings_for
 from perfuse.capture.interpreter import check_interpreter
+from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, cut_observers, observers
 from perfuse.capture.replay import replayed
 from perfuse.capture.simple import facts_of
