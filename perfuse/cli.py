@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import torch
 import typer
@@ -20,6 +19,8 @@ from perfuse import config
 from perfuse.build.compiler import open_store
 from perfuse.build.folders import reason_unusable
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
+from perfuse.cli_artefact import app as artefact_app
+from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function
 from perfuse.context import Context
 from perfuse.errors import PerfuseError
 from perfuse.gpu import gpu_of_device
@@ -28,6 +29,7 @@ from perfuse.version import VERSION
 app = typer.Typer(no_args_is_help=True)
 cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
+app.add_typer(artefact_app, name="artefact")
 console = Console()
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
@@ -67,10 +69,8 @@ def show_config() -> None:
 
 @app.command()
 def explain(
-    function: Annotated[str, typer.Argument(help="module:function, or path/to/file.py:function")],
-    arguments: Annotated[
-        str, typer.Option("--args", help="A function there that returns example arguments.")
-    ] = "example_args",
+    function: Annotated[str, FUNCTION],
+    arguments: Annotated[str, ARGUMENTS] = "example_args",
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also draw memory over time.")] = None,
     memory_budget: Annotated[
@@ -80,8 +80,8 @@ def explain(
 ) -> None:
     """Compile a function and show what it became."""
     report = importlib.import_module("perfuse.report.explain")
-    module, name = _module_of(function)
-    given = _example_args(module, function, arguments)
+    module, name = found_function(function)
+    given = example_args(module, function, arguments)
     overrides = {} if memory_budget is None else {"memory_budget": memory_budget}
     with config.patch(overrides):
         explanation = report.explain(getattr(module, name), *given)
@@ -96,69 +96,19 @@ def explain(
 
 @app.command()
 def codegen(
-    function: Annotated[str, typer.Argument(help="module:function, or path/to/file.py:function")],
+    function: Annotated[str, FUNCTION],
     target: Annotated[str, typer.Option(help="cuda:80, cuda:90, hip:gfx942, cpu, ...")],
-    arguments: Annotated[
-        str, typer.Option("--args", help="A function there that returns example arguments.")
-    ] = "example_args",
+    arguments: Annotated[str, ARGUMENTS] = "example_args",
     out: Annotated[Path | None, typer.Option(help="Folder for sources and machine code.")] = None,
 ) -> None:
     """Generate and compile a function for a GPU that need not be there."""
     elsewhere = importlib.import_module("perfuse.capture.elsewhere")
-    module, name = _module_of(function)
-    given = _example_args(module, function, arguments)
+    module, name = found_function(function)
+    given = example_args(module, function, arguments)
     made = elsewhere.codegen_for(getattr(module, name), given, target=target)
     print(made)
     if out is not None:
         console.print(f"written: {len(made.written_to(out))} files in {out}")
-
-
-def _example_args(module: Any, function: str, arguments: str) -> tuple[Any, ...]:
-    made = getattr(module, arguments, None)
-    if not callable(made):
-        _fail(f"{function.rpartition(':')[0]} has no function {arguments!r} to make arguments")
-    return _called(made)
-
-
-def _called(make: Callable[[], Any]) -> tuple[Any, ...]:
-    made = make()
-    return made if isinstance(made, tuple) else (made,)
-
-
-def _module_of(function: str) -> tuple[Any, str]:
-    """The module, and the name in it, behind `module:function` or `file.py:function`."""
-    place, _, name = function.rpartition(":")
-    if not place:
-        _fail(f"{function!r}: say module:function or file.py:function")
-    module = _loaded(place) if place.endswith(".py") else _imported(place)
-    if not callable(getattr(module, name, None)):
-        _fail(f"{place} has no function {name!r}")
-    return module, name
-
-
-def _imported(place: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # one that the module itself asks for
-        _fail(f"there is no module {place!r}")
-
-
-def _loaded(place: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-    if spec is None or spec.loader is None or not Path(place).exists():
-        _fail(f"{place} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _fail(message: str) -> NoReturn:
-    console.print(f"error: {message}", style="red", markup=False)
-    raise typer.Exit(1)
 
 
 @cache_app.command("info")
@@ -250,7 +200,7 @@ CHECKS: dict[str, Callable[[], str]] = {
 def bench(context: typer.Context) -> None:
     """Run the benchmarks of a checkout; options are passed on to them."""
     if not BENCHMARKS.exists():
-        _fail("benchmarks come with a checkout of the repository, not with the installed package")
+        fail("benchmarks come with a checkout of the repository, not with the installed package")
     command = [sys.executable, str(BENCHMARKS), *context.args]
     raise typer.Exit(subprocess.run(command, cwd=BENCHMARKS.parent.parent, check=False).returncode)
 

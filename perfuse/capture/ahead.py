@@ -29,7 +29,8 @@ from perfuse.errors import ArtefactError, UnsupportedOp
 from perfuse.graph.canonical import is_storable
 from perfuse.lower.symbols import host_formula
 from perfuse.pipeline import Compiled
-from perfuse.runtime.artefact import ARTEFACT, LIBRARY, PARAMETERS, about_here
+from perfuse.runtime.artefact import ARTEFACT, LAUNCHER, LIBRARY, PARAMETERS, about_here
+from perfuse.runtime.launch import native_launcher
 from perfuse.runtime.package import check_replaceable, write_package
 from perfuse.runtime.saved import SavedProgram, files_of, pack_tensors
 from perfuse.runtime.signing import Key
@@ -83,6 +84,8 @@ def aot_compile(
     files[PARAMETERS] = parameters
     context = capture.context
     assert context is not None
+    launcher = native_launcher(context) if _gpu_arch(context) else None
+    files |= {} if launcher is None else {LAUNCHER: launcher}
     write_package(made, files, about_here(context.target.isa, _gpu_arch(context)), sign_with)
     return made
 

@@ -5,6 +5,7 @@
     parameters.bin     what the function holds: parameters, buffers, tensors it closes over
     K-program.json     the host program of graph K       K-constants.bin   tensors it holds
     K-library.so       its kernels for a CPU             K-bundle.json, K-code*.bin   for a GPU
+    launcher.so        for a GPU, what hands launches to the driver
 
 Loading an artefact runs the code in it, as loading any library does: load only those you trust.
 Checksums tell damage; a signature, checked against `trusted_keys`, tells who made it.
@@ -37,7 +38,8 @@ from perfuse.target import machine_isas
 from perfuse.version import VERSION
 
 FORMAT = 2
-ARTEFACT, PARAMETERS, LIBRARY = "artefact.json", "parameters.bin", "library.so"
+ARTEFACT, PARAMETERS = "artefact.json", "parameters.bin"
+LIBRARY, LAUNCHER = "library.so", "launcher.so"
 
 
 def about_here(isa: str, gpu: str) -> dict[str, Any]:
@@ -135,6 +137,24 @@ def load(path: str | Path, trusted_keys: Sequence[Key] | None = None) -> Loaded:
         raise not_an_artefact(folder, error) from error
 
 
+def described(files: Mapping[str, bytes]) -> list[str]:
+    """What the variants take and what is held, from the files alone: no code of them runs."""
+    try:
+        document = json.loads(files[ARTEFACT])
+        rows = [_described(row) for row in document["variants"]]
+        return [f"function: {document['name']}, holds {len(document['held'])} tensors", *rows]
+    except DAMAGE as error:
+        raise ArtefactError(f"not an artefact of Perfuse: {error}") from error
+
+
+def _described(document: Mapping[str, Any]) -> str:
+    return str(Variant(_never, document, {}))
+
+
+def _never(*_: Any) -> Any:
+    raise ArtefactError("this was read to be looked at, not to be run")
+
+
 DAMAGE = (
     *(KeyError, ValueError, TypeError, AttributeError, SyntaxError, RecursionError),
     *(RuntimeError, CacheDamaged, LibraryDamaged),
@@ -172,7 +192,8 @@ def _bound(number: int, files: Mapping[str, bytes]) -> Call:
         library = files.get(f"{number}-{LIBRARY}")
         return bind(saved.host, library, saved.constants)
     context = Context.on(torch.device(saved.host.gpu.device), config.snapshot())
-    return bind_gpu(saved.host, launcher_of(read_bundle(read), context), saved.constants)
+    launcher = launcher_of(read_bundle(read), context, files.get(LAUNCHER))
+    return bind_gpu(saved.host, launcher, saved.constants)
 
 
 def _check_fits(about: Mapping[str, Any], folder: Path) -> None:

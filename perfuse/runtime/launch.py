@@ -11,7 +11,7 @@ from perfuse.build.bundle import INTERPRETED, Bundle, read_bundle
 from perfuse.build.store import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.context import Context
-from perfuse.runtime.driver import Driver, Library, open_library
+from perfuse.runtime.driver import Driver, open_library
 from perfuse.runtime.gpu import Call, Launcher, bind_gpu
 from perfuse.runtime.interpreted import Interpreter
 from perfuse.runtime.python_launcher import PythonLibrary
@@ -27,17 +27,20 @@ def load_gpu(
     return bind_gpu(host, launcher_of(bundle, context), constants)
 
 
-def launcher_of(bundle: Bundle, context: Context) -> Launcher:
-    """What launches these kernels on the context's device."""
+def launcher_of(bundle: Bundle, context: Context, built: bytes | None = None) -> Launcher:
+    """What launches these kernels on the context's device; `built` is a launcher that is there."""
     if bundle.kind == INTERPRETED:
         return Interpreter(bundle.text, bundle.kernels)
-    return Driver(bundle, context.device, _library(bundle.kind, context))
-
-
-def _library(kind: str, context: Context) -> Library:
-    """The native launcher; one in Python where there is no compiler to build it with."""
-    if not context.target.compiler:
+    built = built or native_launcher(context)
+    if built is None:
         context.counters.inc("launcher.python")
-        return PythonLibrary(kind)
+        return Driver(bundle, context.device, PythonLibrary(bundle.kind))
+    return Driver(bundle, context.device, open_library(built, bundle.kind))
+
+
+def native_launcher(context: Context) -> bytes | None:
+    """The launcher in C++; None where there is no compiler to build it with."""
+    if not context.target.compiler:
+        return None
     unit = ("launcher", LAUNCHER.read_text())
-    return open_library(build_shared_library([unit], context).read_bytes(LIBRARY), kind)
+    return build_shared_library([unit], context).read_bytes(LIBRARY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import perfuse
@@ -98,3 +99,19 @@ def test_cache_info_and_clear() -> None:
     with perfuse.testing.fresh_cache():
         assert "entries" in run("cache", "info")
         assert "removed" in run("cache", "clear")
+
+
+def test_artefacts_from_the_command_line(tmp_path: Path) -> None:
+    script, out, key = tmp_path / "model.py", tmp_path / "model.perfuse", tmp_path / "key"
+    script.write_text(SCRIPT)
+    run("artefact", "keygen", str(key))
+    assert key.stat().st_mode & 0o77 == 0
+    place = f"{script}:function"
+    run("artefact", "compile", place, "--out", str(out), "--sign-with", str(key), "--dynamic")
+    told = run("artefact", "info", str(out), "--trusted-key", f"{key}.pub")
+    assert "function" in told and "float32[s" in told and "by a trusted key" in told
+    loaded = perfuse.load(out, trusted_keys=[f"{key}.pub"])
+    x = torch.randn(5, 7)
+    assert torch.allclose(loaded(x), torch.relu(x).sum(-1), atol=1e-5)
+    again = CliRunner().invoke(app, ["artefact", "keygen", str(key)])
+    assert again.exit_code == 1 and "exists already" in again.output

@@ -1,0 +1,79 @@
+"""`perfuse artefact`: compile, inspect, verify and sign what `aot_compile` makes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function
+
+app = typer.Typer(help="Functions compiled ahead of time.", no_args_is_help=True)
+console = Console()
+
+
+@app.command("compile")
+def compile_function(
+    function: Annotated[str, FUNCTION],
+    out: Annotated[Path, typer.Option(help="Folder to write; an artefact there is replaced.")],
+    arguments: Annotated[str, ARGUMENTS] = "example_args",
+    dynamic: Annotated[bool, typer.Option(help="Take arguments of other sizes too.")] = False,
+    training: Annotated[bool, typer.Option(help="Forward and backward.")] = False,
+    sign_with: Annotated[Path | None, typer.Option(help="File of an Ed25519 private key.")] = None,
+) -> None:
+    """Compile a function into a folder that `perfuse.load` runs without tracing or compiling."""
+    aot = importlib.import_module("perfuse.api").aot_compile
+    module, name = found_function(function)
+    given = example_args(module, function, arguments)
+    made = aot(
+        *(getattr(module, name), given, out),
+        dynamic=dynamic,
+        training=training,
+        sign_with=sign_with,
+    )
+    console.print(f"written: {made}", soft_wrap=True)
+
+
+@app.command()
+def info(
+    path: Path,
+    trusted_key: Annotated[
+        list[Path] | None, typer.Option(help="File of an Ed25519 public key; may be repeated.")
+    ] = None,
+) -> None:
+    """Show what an artefact takes, without running any of it; with keys, who signed it."""
+    package = importlib.import_module("perfuse.runtime.package")
+    artefact = importlib.import_module("perfuse.runtime.artefact")
+    read = package.read_package(path, trusted_key or None)
+    about = read.about
+    size = sum(len(data) for data in read.files.values())
+    console.print(f"{path}: {len(read.files)} files, {size / 2**20:.1f} MiB", soft_wrap=True)
+    machine = " ".join(filter(None, (str(about.get("isa")), str(about.get("gpu") or ""))))
+    console.print(f"perfuse {about.get('perfuse')}, torch {about.get('torch')}, for {machine}")
+    for line in artefact.described(read.files):
+        console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+    signed = "by a trusted key" if trusted_key else "not checked (--trusted-key)"
+    console.print(f"signature: {signed}")
+
+
+@app.command()
+def keygen(
+    out: Annotated[
+        Path, typer.Argument(help="File of the private key; .pub is added for the other.")
+    ],
+) -> None:
+    """Make a pair of Ed25519 keys to sign artefacts with."""
+    private, public = importlib.import_module("perfuse.runtime.signing").new_key_pair()
+    public_file = out.with_name(out.name + ".pub")
+    for file in (out, public_file):
+        if file.exists():
+            fail(f"{file} exists already: it is not overwritten")
+    for file, key, mode in ((out, private, 0o600), (public_file, public, 0o644)):
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as opened:
+            opened.write(key.hex() + "\n")
+    console.print(f"private key: {out} (keep it to yourself)", soft_wrap=True)
+    console.print(f"public key:  {public_file}", soft_wrap=True)
