@@ -41,6 +41,13 @@ def body(x: torch.Tensor, w: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.nn.functional.layer_norm(hidden, hidden.shape[-1:]).cumsum(0)
 
 
+def made_of(expression: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function with code of its own, which Dynamo has never seen."""
+    scope: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    exec(f"def fresh(x):\n    return {expression}\n", scope)
+    return scope["fresh"]
+
+
 class Soak:
     """The workers, what they did, and what went wrong."""
 
@@ -65,10 +72,7 @@ class Soak:
 
     def recompile(self, rng: random.Random) -> None:
         k = rng.randrange(1_000_000)
-
-        def fresh(x: torch.Tensor) -> torch.Tensor:
-            return (x * k).sin().sum(-1) + k % 7
-
+        fresh = made_of(f"(x * {k}).sin().sum(-1) + {k % 7}")
         x = torch.randn(rng.choice([5, 90, 600]), 512)
         with self.turn:
             made = torch.compile(fresh, backend="perfuse", dynamic=False)
@@ -107,10 +111,7 @@ class Soak:
 
     def artefact(self, rng: random.Random) -> None:
         k, n = rng.randrange(1000), rng.choice([4, 300])
-
-        def shipped(x: torch.Tensor) -> torch.Tensor:
-            return (x + k).relu().cumsum(-1)
-
+        shipped = made_of(f"(x + {k}).relu().cumsum(-1)")
         x = torch.randn(n, 256)
         with self.turn:
             path = perfuse.aot_compile(shipped, (x,), path=self.folder / "hot.perfuse")
