@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler
+.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler soak
 
 venv: $(STAMP)
 
@@ -34,6 +34,11 @@ check: venv
 
 test: check compiler
 	$(BIN)/pytest -q -n 2 -m "not gpu and not slow" tests
+
+# Opt-in: everything at once for MINUTES, compared with eager, memory watched.
+MINUTES ?= 30
+soak: venv compiler
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 bench-cpu: venv compiler
 	$(BIN)/python benchmarks/cpu.py

@@ -23,6 +23,7 @@ def compile_function(
     arguments: Annotated[str, ARGUMENTS] = "example_args",
     dynamic: Annotated[bool, typer.Option(help="Take arguments of other sizes too.")] = False,
     training: Annotated[bool, typer.Option(help="Forward and backward.")] = False,
+    native: Annotated[bool, typer.Option(help="For C++ programs without PyTorch too.")] = False,
     sign_with: Annotated[Path | None, typer.Option(help="File of an Ed25519 private key.")] = None,
 ) -> None:
     """Compile a function into a folder that `perfuse.load` runs without tracing or compiling."""
@@ -33,6 +34,7 @@ def compile_function(
         *(getattr(module, name), given, out),
         dynamic=dynamic,
         training=training,
+        native=native,
         sign_with=sign_with,
     )
     console.print(f"written: {made}", soft_wrap=True)

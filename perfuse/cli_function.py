@@ -62,5 +62,5 @@ def _loaded(place: str) -> Any:
 
 
 def fail(message: str) -> NoReturn:
-    console.print(f"error: {message}", style="red", markup=False)
+    console.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(1)

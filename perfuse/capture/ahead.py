@@ -21,6 +21,7 @@ from perfuse.build.compiler import open_store
 from perfuse.capture.backend import Halves
 from perfuse.capture.device import device_of
 from perfuse.capture.modes import settings_for
+from perfuse.capture.native import NATIVE, native_table
 from perfuse.capture.simple import facts_of
 from perfuse.capture.trace import trace
 from perfuse.config import Settings
@@ -43,6 +44,7 @@ ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
 NO_VIEWS = "return copies (.clone()), and tensors of known sizes."
 FIXED_SIZES = "a training step has fixed sizes: give each size as a variant."
 KERNELS = {BUILT: LIBRARY}
+NATIVE_SETTINGS = {"cpu.tune_products": False}  # products of the library's own are not there
 
 
 def aot_compile(
@@ -54,6 +56,7 @@ def aot_compile(
     *,
     variants: Sequence[Sequence[Any]] = (),
     training: bool = False,
+    native: bool = False,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     sign_with: Key | None = None,
@@ -64,26 +67,32 @@ def aot_compile(
     now; `perfuse.load(path)` runs it in a new process without tracing. Sizes are those of `args`;
     with `dynamic=True` they may be others, and `variants` are further arguments to compile for,
     of which a call takes the first that fit. With `training` the results have gradients, which
-    reach the arguments and the parameters of the loaded artefact. `mode` and `options` are those of
-    `perfuse.compile`; `sign_with` is an Ed25519 private key.
+    reach the arguments and the parameters of the loaded artefact. `native` demands that a C++
+    program can run it without PyTorch (perfuse/native/perfuse.h). `mode` and `options` are those
+    of `perfuse.compile`; `sign_with` is an Ed25519 private key.
     """
     calls = [_checked_args(given) for given in (args, *variants)]
     name = getattr(fn, "__name__", type(fn).__name__)
     made = Path(path) if path is not None else Path(f"{name}.perfuse")
     check_replaceable(made)  # before minutes of compiling, not after
-    settings = settings_for(config.snapshot(), mode, options).with_overrides({"on_error": "raise"})
+    settings = settings_for(config.snapshot(), mode, options)
+    settings = settings.with_overrides({"on_error": "raise", **(NATIVE_SETTINGS if native else {})})
     held = _Held(fn)
     files: dict[str, bytes] = {}
-    documents = []
+    documents: list[dict[str, Any]] = []
+    first: list[Compiled] = []
     for given in calls:
         capture = _capture(fn, given, dict(kwargs or {}), settings, (bool(dynamic), training))
         documents.append(_document(capture, given, dict(kwargs or {}), held))
         documents[-1]["graphs"] = [_add_program(files, capture, one) for one in capture.graphs]
+        first = first or capture.graphs
     rows, parameters = held.packed()
     files[ARTEFACT] = json.dumps({"name": name, "held": rows, "variants": documents}).encode()
     files[PARAMETERS] = parameters
     context = capture.context
     assert context is not None
+    if native:
+        files[NATIVE] = native_table(first[0], documents[0], files, context.target.isa)
     launcher = native_launcher(context) if _gpu_arch(context) else None
     files |= {} if launcher is None else {LAUNCHER: launcher}
     write_package(made, files, about_here(context.target.isa, _gpu_arch(context)), sign_with)

@@ -1,0 +1,144 @@
+"""`generate_native`: a program as a table of lines, for hosts that have neither Python nor PyTorch.
+
+`perfuse/native/perfuse.cpp` reads it. The kernels are the same library; what the host program does
+in Python (memory, pointers, calls in order) is a line each. Of the library calls, matrix products
+in float32 can be done without PyTorch; a program with others, or with sizes that are not fixed, is
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from perfuse.codegen.cpp.unit import CppSources, Segment
+from perfuse.errors import ArtefactError
+from perfuse.ir.dtype import DType, to_torch
+from perfuse.ir.program import Buffer, Extern, View
+from perfuse.schedule.memory import num_bytes, touched
+from perfuse.schedule.plan import Plan
+
+# The operands of a product among the arguments of its call: added, left, right.
+PRODUCTS: dict[str, tuple[int | None, int, int]] = {
+    "aten.mm.out": (None, 0, 1),
+    "aten.bmm.out": (None, 0, 1),
+    "aten.addmm.out": (0, 1, 2),
+    "aten.baddbmm.out": (0, 1, 2),
+}
+NO_MATRIX = "- 0 0 0 0"
+
+
+def cannot(reason: str) -> ArtefactError:
+    """The refusal of a program that C++ alone cannot run."""
+    return ArtefactError(
+        f"cannot run without PyTorch: {reason}",
+        hint="leave out native=True, and load the artefact from Python.",
+    )
+
+
+def generate_native(plan: Plan, sources: CppSources) -> list[str]:
+    """The lines that run a plan; inputs are buffers by the names that the program gives them."""
+    if plan.program.symbols or sources.sizes:
+        raise cannot("sizes are not fixed")
+    return list(_Native(plan, sources).lines())
+
+
+class _Native:
+    def __init__(self, plan: Plan, sources: CppSources) -> None:
+        self.plan = plan
+        self.sources = sources
+        self.buffers = plan.program.buffers
+        self.places = {name: k + 1 for k, name in enumerate(sources.pointers)}
+        self.ready: set[str] = set()
+
+    def lines(self) -> Iterator[str]:
+        yield f"tables {len(self.places) + 1} {len(self.sources.sizes) + 1} {self.plan.arena_bytes}"
+        for name in self.sources.pointers:
+            if self.buffers[name].role in ("input", "constant"):
+                yield f"point {self.places[name]} {name}"
+        number = 0
+        for step in self.sources.steps:
+            if isinstance(step, Extern) and not (step.op in PRODUCTS and step.into_out):
+                raise cannot(f"it calls {step.op}")
+            count = len(step.kernels) if isinstance(step, Segment) else 1
+            for inner in self.plan.steps[number : number + count]:
+                for name in sorted(touched(inner)):
+                    yield from self._made(name)
+            number += count
+            if isinstance(step, Segment):
+                yield f"segment {step.name} {step.checks_indices:d}"
+            else:
+                yield self._product(step)
+        for out in self.plan.program.outputs:
+            yield from self._output(out)
+
+    def _made(self, name: str) -> Iterator[str]:
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.role in ("seeds", "extern"):
+            raise cannot("it draws random numbers or carries values that are not tensors")
+        if name in self.ready or buffer.role in ("input", "constant"):
+            return
+        self.ready.add(name)
+        if name in self.plan.places:
+            yield f"place {name} {self.plan.places[name]}"
+        elif name in self.plan.over:
+            yield f"same {name} {self.plan.over[name]}"
+        else:
+            yield f"make {name} {_known(num_bytes(buffer))}"
+        if name in self.places:
+            yield f"point {self.places[name]} {name}"
+
+    def _product(self, step: Extern) -> str:
+        (name,) = step.outs
+        assert name is not None
+        whole = self.buffers[name]
+        out = step.window or View(name, whole.shape, whole.strides, 0)
+        added, left, right = PRODUCTS[step.op]
+        a, b = step.args[left], step.args[right]
+        scales = dict(step.kwargs)
+        numbers = (float(scales.get("alpha", 1)), float(scales.get("beta", 1)))
+        views = [out, a, b]
+        if any(self.buffers[v.buffer].dtype is not DType.F32 for v in views):
+            raise cannot(f"{step.op} of another type than float32")
+        batch = out.shape[0] if len(out.shape) == 3 else 1
+        sizes = (batch, out.shape[-2], out.shape[-1], a.shape[-1])
+        third = NO_MATRIX if added is None else _matrix(step.args[added], out.shape)
+        head = " ".join(str(_known(n)) for n in sizes)
+        rest = " ".join([*(_matrix(v, v.shape) for v in views), third])
+        return f"product {head} {numbers[0]!r} {numbers[1]!r} {rest}"
+
+    def _output(self, out: Any) -> Iterator[str]:
+        if not isinstance(out, View):
+            raise cannot("a result is not a tensor that it computes")
+        yield from self._made(out.buffer)
+        buffer = self.buffers[out.buffer]
+        if buffer.role in ("input", "constant") or out.buffer in self.plan.places:
+            raise cannot("a result is memory of an argument")
+        yield f"output {layout(out.buffer, out.offset, buffer, out)}"
+
+
+def layout(name: str, offset: Any, buffer: Buffer, view: View | Buffer) -> str:
+    """A window on memory: name, offset in elements, dtype, rank, sizes, strides."""
+    dims = [*view.shape, *view.strides]
+    dtype = str(to_torch(buffer.dtype)).removeprefix("torch.")
+    numbers = " ".join(str(_known(n)) for n in dims)
+    return f"{name} {_known(offset)} {dtype} {len(view.shape)} {numbers}".rstrip()
+
+
+def _matrix(view: Any, shape: tuple[Any, ...]) -> str:
+    """A matrix, or one for each of a batch, broadcast to a shape: buffer, offset, strides."""
+    if not isinstance(view, View):
+        raise cannot("a product has an operand that is not a tensor")
+    lead = len(shape) - len(view.shape)
+    strides = [0] * lead + [
+        0 if n == 1 and m != 1 else s
+        for n, m, s in zip(view.shape, shape[lead:], view.strides, strict=True)
+    ]
+    batch = strides[0] if len(strides) == 3 else 0
+    return " ".join([view.buffer, *(str(_known(n)) for n in (view.offset, batch, *strides[-2:]))])
+
+
+def _known(number: Any) -> int:
+    if not isinstance(number, int):
+        raise cannot("sizes are not fixed")
+    return number
