@@ -9,9 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from perfuse.build.store import Store
 from perfuse.counters import Counters
 from perfuse.errors import CacheDamaged
 from perfuse.system import System, replaced
+from tests.harness.processes import NOBODY, in_child
 
 MIB = 1 << 20
 KEY = "0123abcd"
@@ -448,22 +447,6 @@ def test_a_disk_that_takes_nothing_warns_once(
     assert kept == [KEY]  # nothing half made
 
 
-def as_nobody(work: Callable[[], object]) -> None:
-    """Run in a child process whose permissions bind it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setgid(65534)
-                os.setuid(65534)
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def test_read_only_folder() -> None:
     def work() -> None:
         with tempfile.TemporaryDirectory() as name:
@@ -477,4 +460,4 @@ def test_read_only_folder() -> None:
             for path in Path(name).rglob("*"):
                 path.chmod(0o700)
 
-    as_nobody(work)
+    in_child(work, uid=NOBODY)
