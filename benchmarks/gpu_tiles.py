@@ -31,7 +31,7 @@ from benchmarks.tiles import wider
 from perfuse import config
 from perfuse.autotune.tiles import plan_of_one
 from perfuse.build.bundle import read_bundle
-from perfuse.build.store import Entry
+from perfuse.build.manifest import Entry
 from perfuse.build.triton import build_bundle
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.triton.sources import TritonSources

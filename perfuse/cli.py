@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perfuse import config
-from perfuse.build.compiler import open_store
-from perfuse.build.folders import reason_unusable
+from perfuse.build.compiler import cache_folder, open_store
+from perfuse.build.folders import check_usable
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function
@@ -115,10 +114,11 @@ def codegen(
 def cache_info() -> None:
     """Where the cache is, and how much it holds."""
     store = open_store(Context.default())
-    entries = list((store.root / "entries").glob("*"))
-    num_bytes = sum(file.stat().st_size for entry in entries for file in entry.iterdir())
+    usages = store.usages()
+    num_bytes = sum(usage.num_bytes for usage in usages)
     limit = config.snapshot().cache.max_bytes
-    console.print(f"{store.root}: {len(entries)} entries, {num_bytes / 2**20:.1f} MiB")
+    where = store.root.path if store.root is not None else "no cache on disk"
+    console.print(f"{where}: {len(usages)} entries, {num_bytes / 2**20:.1f} MiB")
     console.print(f"limit: {limit / 2**20:.0f} MiB (cache.max_bytes)")
 
 
@@ -126,10 +126,8 @@ def cache_info() -> None:
 def cache_clear() -> None:
     """Remove every entry. What is needed again is built again."""
     store = open_store(Context.default())
-    entries = list((store.root / "entries").glob("*"))
-    for entry in entries:
-        shutil.rmtree(entry, ignore_errors=True)
-    console.print(f"{len(entries)} entries removed from {store.root}")
+    where = store.root.path if store.root is not None else "memory"
+    console.print(f"{store.clear()} entries removed from {where}")
 
 
 @app.command()
@@ -157,11 +155,13 @@ def _compiler() -> str:
 
 
 def _cache() -> str:
-    chosen = config.snapshot().cache.dir
-    folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "perfuse"
-    reason = reason_unusable(folder)
-    if reason is not None:
-        raise PerfuseError(f"{folder}: {reason}", hint="set PERFUSE_CACHE_DIR.")
+    folder = cache_folder(config.snapshot())
+    if folder is None:
+        raise PerfuseError("there is no cache on disk", hint="set PERFUSE_CACHE_DIR or HOME.")
+    try:
+        check_usable(folder)
+    except OSError as error:
+        raise PerfuseError(f"{folder}: {error}", hint="set PERFUSE_CACHE_DIR.") from error
     return f"{folder}, private and writable"
 
 

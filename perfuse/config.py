@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from threading import RLock
 from types import ModuleType, NoneType, TracebackType
 from typing import (
@@ -75,7 +76,9 @@ class CpuSettings:
 class CacheSettings:
     """Where built code is kept between processes."""
 
-    dir: str = plain("", "Folder of the cache; empty takes ~/.cache/perfuse.")
+    dir: str = plain(
+        "", "Folder of the cache; empty takes $XDG_CACHE_HOME/perfuse or ~/.cache/perfuse."
+    )
     enabled: bool = plain(True, "Keep built code on disk and reuse it.")
     max_bytes: int = plain(
         4096 * MIB,
@@ -318,6 +321,26 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             name = names[variable]
             overrides[name] = _parse(name, variable, environment[variable])
     return Settings().with_overrides(overrides)
+
+
+def cache_folders() -> tuple[Path, ...]:
+    """Where a cache of the user's may be, the usual place first; the variables may be unset."""
+    homes = [os.environ.get("HOME", ""), os.path.expanduser("~")]  # the latter: /etc/passwd's
+    folders = [os.environ.get("XDG_CACHE_HOME", "")]
+    folders += [os.path.join(home, ".cache") for home in homes if home]
+    return tuple(dict.fromkeys(Path(f) / "perfuse" for f in folders if os.path.isabs(f)))
+
+
+def temporary_folders() -> tuple[Path, ...]:
+    """Where temporary files may be, the usual place first; the last of them is memory."""
+    named = [os.environ.get(name, "") for name in ("TMPDIR", "XDG_RUNTIME_DIR")]
+    folders = [named[0], "/tmp", "/var/tmp", named[1], "/dev/shm"]
+    return tuple(dict.fromkeys(Path(folder) for folder in folders if os.path.isabs(folder)))
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a program that is started."""
+    return {**os.environ, **changes}
 
 
 # The settings of the process, and above them what `patch` changed in this thread or task.

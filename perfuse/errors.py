@@ -7,6 +7,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
+# Whatever reading a damaged document may trip over: JSON, text, a missing row, sizes that lie.
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
 
 class PerfuseError(Exception):
     """The root of every error that Perfuse raises on purpose."""
@@ -78,6 +90,12 @@ class CompilerFailed(PerfuseError):
         self.source = source
 
 
+class CannotBuild(PerfuseError):
+    """No folder on this machine takes the files of a compile."""
+
+    default_hint = "free some space, or set TMPDIR to a folder that can be written."
+
+
 class KernelTooLarge(PerfuseError):
     """Kernels that a GPU cannot launch: a block asks for more than there is of something."""
 
@@ -126,6 +144,10 @@ class CacheUnsafe(PerfuseError):
     """A folder or file of the cache that another user could have written."""
 
     default_hint = "set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write."
+
+    def __init__(self, message: str, *, at: str | None = None, is_own: bool = True) -> None:
+        super().__init__(message, at=at)
+        self.is_own = is_own  # this user's, if others can write to it
 
 
 class LibraryDamaged(PerfuseError):

@@ -16,10 +16,10 @@ from torch.fx import GraphModule
 
 from perfuse.build.compiler import LIBRARY, open_store
 from perfuse.build.identity import identity
-from perfuse.build.store import Entry
+from perfuse.build.manifest import Entry
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
-from perfuse.errors import CacheDamaged
+from perfuse.errors import MALFORMED, CacheDamaged, PerfuseError
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.executable import Call, bind
@@ -79,15 +79,17 @@ def load_graph(key: str, context: Context) -> Executable | None:
     try:
         saved = read_program(entry.read_bytes)
     except CacheDamaged:
-        context.counters.inc("cache.damaged")
+        store.discard(key)
         return None
     built = store.get(saved.library) if saved.library is not None else None
     if built is None and saved.library is not None:
         return None
     try:
         call = _bound(saved, built, context)
-    except CacheDamaged:
-        context.counters.inc("cache.damaged")
+    except (PerfuseError, *MALFORMED):  # whole, and still it does not work: it is built anew
+        store.discard(key)
+        if built is not None:
+            store.discard(built.key)
         return None
     for name, n in saved.counts.items():
         context.counters.inc(name, n)

@@ -16,7 +16,7 @@ from perfuse.autotune.products import choose_products
 from perfuse.autotune.tiles import choose_tiles
 from perfuse.build import LIBRARY, build_shared_library
 from perfuse.build.fitting import build_fitting
-from perfuse.build.store import Entry
+from perfuse.build.manifest import Entry
 from perfuse.build.triton import build_bundle
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.gpu import generate_gpu_host

@@ -143,11 +143,21 @@ def choose_isa(wanted: str, supported: tuple[str, ...]) -> str:
 def find_compiler(wanted: str) -> str:
     """The compiler's command with its full path, or nothing where there is none."""
     for candidate in (wanted,) if wanted else ("g++", "clang++"):
-        words = shlex.split(candidate)
+        words = _words(candidate)
         path = shutil.which(words[0]) if words else None
         if path is not None:
             return shlex.join([path, *words[1:]])
     return ""
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            f"{command!r} is not a command: {error}",
+            hint="check the quotes in $CXX or the setting cpu.compiler.",
+        ) from error
 
 
 def compiler_version(command: str) -> str:
@@ -157,7 +167,12 @@ def compiler_version(command: str) -> str:
     words = shlex.split(command)
     try:
         said = subprocess.run(
-            [*words, "--version"], capture_output=True, text=True, timeout=60, check=True
+            [*words, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerMissing(f"{command} does not run: {error}") from error

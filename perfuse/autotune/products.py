@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from perfuse.build.compiler import open_store
+from perfuse.build.store import Store
 from perfuse.context import Context
+from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Extern, Program, View
 from perfuse.torch_compat import disable_dispatch_modes, disabled_autocast
@@ -115,10 +117,10 @@ def decide(product: Product, context: Context) -> Decision:
     """The stored decision for a product on this machine, or a new one."""
     store = open_store(context)
     key = _key(product, context)
-    entry = store.get(key) if context.settings.cache.enabled else None
-    if entry is not None:
+    found = _stored(store, key) if context.settings.cache.enabled else None
+    if found is not None:
         context.counters.inc("autotune.cache_hit")
-        return Decision(**json.loads(entry.read_text(_FILE)))
+        return found
     with disable_dispatch_modes(), disabled_autocast():
         decision = race(candidates(product), exact=exact_rows(product))
     context.counters.inc("autotune.products_measured")
@@ -127,10 +129,26 @@ def decide(product: Product, context: Context) -> Decision:
     return decision
 
 
+def _stored(store: Store, key: str) -> Decision | None:
+    entry = store.get(key)
+    if entry is None:
+        return None
+    try:
+        found = Decision(**entry.read_json(_FILE))
+        if found.chosen in ("library", _LINEAR):
+            return found
+    except (CacheDamaged, *MALFORMED):
+        pass
+    store.discard(key)
+    return None
+
+
 def _key(product: Product, context: Context) -> str:
     machine = (repr(context.target), torch.get_num_threads(), torch.__version__)
     rules = (_MARGIN, _UNSEEN_S, _MOST_ROUNDS, _MOST_ERROR)
-    return hashlib.sha256(repr(("product", machine, rules, product)).encode()).hexdigest()
+    return (
+        "product-" + hashlib.sha256(repr(("product", machine, rules, product)).encode()).hexdigest()
+    )
 
 
 def race(

@@ -16,10 +16,11 @@ from typing import Any
 
 from perfuse.build.compiler import open_store
 from perfuse.build.identity import identity
+from perfuse.build.store import Store
 from perfuse.codegen.triton.tiling import Tile, candidates, widest_of
 from perfuse.codegen.triton.unit import machine_of
 from perfuse.context import Context
-from perfuse.errors import KernelTooLarge
+from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
 from perfuse.ir import index as ix
 from perfuse.ir.program import Program, View
 from perfuse.schedule.plan import Kernel, Plan, static_product
@@ -72,12 +73,10 @@ def decide(
     store = open_store(context)
     alone = plan_of_one(kernel, program)
     key = _key(alone, context)
-    entry = store.get(key) if context.settings.cache.enabled else None
-    if entry is not None:
+    found = _stored(store, key) if context.settings.cache.enabled else None
+    if found is not None:
         context.counters.inc("autotune.cache_hit")
-        found = json.loads(entry.read_text(_FILE))
-        rows = [[tuple(row) for row in found[name]] for name in ("microseconds", "failed")]
-        return TileDecision(found["tile"], *rows)
+        return found
     widest = widest_of(kernel, program.buffers)
     tiles = candidates(kernel, machine_of(context.target), widest)
     _build_together(alone, tiles, build, context.num_jobs(len(tiles)))
@@ -85,6 +84,19 @@ def decide(
     context.counters.inc("autotune.kernels_measured")
     store.put(key, {_FILE: json.dumps(asdict(decision), indent=1).encode()})
     return decision
+
+
+def _stored(store: Store, key: str) -> TileDecision | None:
+    entry = store.get(key)
+    if entry is None:
+        return None
+    try:
+        found = entry.read_json(_FILE)
+        rows = [[tuple(row) for row in found[name]] for name in ("microseconds", "failed")]
+        return TileDecision(asdict(Tile(**found["tile"])), *rows)
+    except (CacheDamaged, *MALFORMED):
+        store.discard(key)
+        return None
 
 
 def _build_together(alone: Plan, tiles: list[Tile], build: Build, num_jobs: int) -> None:

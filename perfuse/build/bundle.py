@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfuse.codegen.triton.sources import TritonKernel
-from perfuse.errors import CacheDamaged
+from perfuse.errors import MALFORMED, CacheDamaged
 
 BUNDLE, MODULE = "bundle.json", "module.py"
 INTERPRETED = "interpreted"
@@ -75,7 +75,7 @@ def read_bundle(read: Callable[[str], bytes]) -> Bundle:
         kernels = tuple(_kernel_of(row) for row in document["kernels"])
         text = read(MODULE).decode()
         return Bundle(document["kind"], document["arch"], tuple(objects), text, kernels)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise CacheDamaged(f"not a bundle: {type(error).__name__}: {error}") from error
 
 

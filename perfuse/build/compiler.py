@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
-import shutil
+import os
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
-from perfuse.build.folders import private_folder
-from perfuse.build.store import FAILED, Entry, Store
-from perfuse.config import Settings
+from perfuse.build.elf import check_library
+from perfuse.build.folders import is_usable
+from perfuse.build.manifest import Entry
+from perfuse.build.store import Store
+from perfuse.config import Settings, cache_folders, child_environment
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.errors import CompilerFailed, CompilerMissing
+from perfuse.errors import (
+    CannotBuild,
+    CompilerFailed,
+    CompilerMissing,
+    LibraryDamaged,
+    PerfuseError,
+)
+from perfuse.system import read_file, system, write_file
 from perfuse.target import Target
 from perfuse.version import VERSION
 
 Unit = tuple[str, str]  # the name of a source without its ending, and its C++ text
 
 LIBRARY = "library.so"
+EXPORT = re.compile(rb'^extern "C" [^;{(]*?(\w+)\([^;{]*\)[^;{]*\{', re.MULTILINE)
+SYSTEM_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.EFBIG,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EPERM,
+)
 HEADERS = Path(__file__).parent.parent / "codegen" / "cpp"  # what kernels may #include
 
 
@@ -31,17 +54,47 @@ def build_shared_library(units: Sequence[Unit], ctx: Context) -> Entry:
     store = open_store(ctx)
     key = library_key(units, ctx.target, ctx.settings)
     entry = store.get(key) if ctx.settings.cache.enabled else None
-    if entry is not None:
+    if entry is not None and LIBRARY in entry.contents:
         ctx.counters.inc("build.cache_hit")
         return entry
     ctx.counters.inc("build.cache_miss")
-    with store.scratch() as folder:
-        run = _Run(folder, command, ctx)
-        sources = [_write(folder, unit) for unit in units]
-        run.build(sources)
-        files = [*sources, LIBRARY]
-        about = {"compiler": ctx.target.compiler_version, "target": ctx.target.isa}
-        return store.put(key, {name: folder / name for name in files}, about)
+    sources = {f"{name}.cpp": text.encode() for name, text in units}
+    library = _built(sources, command, ctx)
+    about = {"compiler": ctx.target.compiler_version, "target": ctx.target.isa}
+    return store.put(key, {**sources, LIBRARY: library}, about)
+
+
+def _built(sources: Mapping[str, bytes], command: tuple[str, ...], ctx: Context) -> bytes:
+    """The library, checked. Where one folder does not do, because its disk is full, the next."""
+    store = open_store(ctx)
+    failure: Exception | None = None
+    with closing(store.scratch_folders()) as folders:
+        for folder in folders:
+            try:
+                return _Run(folder, command, ctx).build(sources)
+            except (OSError, LibraryDamaged) as error:
+                failure = error
+            except CompilerFailed as error:
+                if not is_trouble_of_system(error.output):
+                    raise _with_source(error, store.keep_failed(sources)) from None
+                failure = error
+            ctx.counters.inc("build.moved_elsewhere")
+    if isinstance(failure, PerfuseError):
+        raise failure
+    raise CannotBuild(f"there is no folder to compile in: {failure or 'none is writable'}")
+
+
+def _with_source(error: CompilerFailed, kept: Path | None) -> CompilerFailed:
+    """The error with the source that the user can look at."""
+    if kept is None:
+        return CompilerFailed(error.command, f"{error.output}\n(the source could not be kept)")
+    named = [word for word in error.command if word.endswith(".cpp")]
+    return CompilerFailed(error.command, error.output, kept / named[0] if named else kept)
+
+
+def is_trouble_of_system(output: str) -> bool:
+    """Whether a compiler failed for want of something that another folder may have."""
+    return any(text in output for text in (*map(os.strerror, SYSTEM_ERRORS), "Bus error"))
 
 
 def library_key(units: Sequence[Unit], target: Target, settings: Settings) -> str:
@@ -49,7 +102,7 @@ def library_key(units: Sequence[Unit], target: Target, settings: Settings) -> st
     flags = target.cxx_flags(settings.cpu.opt_level)
     tools = (VERSION, target.compiler, target.compiler_version, flags, target.arch)
     text = repr((tools, header_digest(HEADERS), tuple(tuple(unit) for unit in units)))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return "library-" + hashlib.sha256(text.encode()).hexdigest()
 
 
 @functools.cache
@@ -65,21 +118,30 @@ def header_digest(folder: Path) -> str:
 def open_store(ctx: Context) -> Store:
     """The store that the settings name, one per process."""
     cache = ctx.settings.cache
-    if not cache.enabled:
-        return _store(private_folder(), cache.max_bytes, ctx.counters)
-    root = Path(cache.dir).expanduser() if cache.dir else Path.home() / ".cache" / "perfuse"
-    return _store(root.absolute(), cache.max_bytes, ctx.counters)
+    return _store(cache_folder(ctx.settings), cache.max_bytes, ctx.counters)
+
+
+def cache_folder(settings: Settings) -> Path | None:
+    """The folder in which the store has its own; None where there is none to be had."""
+    if not settings.cache.enabled:
+        return None
+    if settings.cache.dir:
+        with suppress(OSError):  # a relative one, and the current folder is gone
+            return Path(os.path.abspath(os.path.expanduser(settings.cache.dir)))
+        return None
+    return _usable(cache_folders())
 
 
 @functools.cache
-def _store(root: Path, max_bytes: int, counters: Counters) -> Store:
-    return Store(root, max_bytes, counters)
+def _usable(folders: tuple[Path, ...]) -> Path | None:
+    """The first that can be used; where none can, the first, so that the reason is reported."""
+    usable = (folder for folder in folders if is_usable(folder))
+    return next(usable, folders[0] if folders else None)
 
 
-def _write(folder: Path, unit: Unit) -> str:
-    name, text = unit
-    (folder / f"{name}.cpp").write_text(text)
-    return f"{name}.cpp"
+@functools.cache
+def _store(folder: Path | None, max_bytes: int, counters: Counters) -> Store:
+    return Store(folder, max_bytes, counters)
 
 
 class _Run:
@@ -90,18 +152,35 @@ class _Run:
         self.command = command
         self.ctx = ctx
         self.flags = (*ctx.target.cxx_flags(ctx.settings.cpu.opt_level), f"-I{HEADERS}")
+        # The compiler's own files go where ours do, and its messages can be recognised.
+        self.environment = child_environment({"TMPDIR": str(folder), "LC_ALL": "C"})
 
-    def build(self, sources: Sequence[str]) -> None:
-        """Make LIBRARY of the sources: one run for one source, else one each and one to link."""
-        if len(sources) == 1:
-            self.run("-shared", *self._openmp_unlinked(), sources[0], "-o", LIBRARY)
+    def build(self, sources: Mapping[str, bytes]) -> bytes:
+        """A library of the sources: one run for one source, else one each and one to link."""
+        for name, text in sources.items():
+            write_file(self.folder / name, text)
+        names = tuple(sources)
+        if len(names) == 1:
+            self.run("-shared", *self._openmp_unlinked(), names[0], "-o", LIBRARY)
         else:
             # Threads suffice: each only waits for its compiler.
-            with ThreadPoolExecutor(self.ctx.num_jobs(len(sources))) as pool:
-                list(pool.map(self._compile, sources))
+            with ThreadPoolExecutor(self.ctx.num_jobs(len(names))) as pool:
+                list(pool.map(self._compile, names))
             openmp = ("-fopenmp",) if self.ctx.target.is_clang() else ()
-            self.run("-shared", *openmp, *(_object(name) for name in sources), "-o", LIBRARY)
-        self.ctx.counters.inc("build.kernels_compiled", len(sources))
+            self.run("-shared", *openmp, *(_object(name) for name in names), "-o", LIBRARY)
+        library = self._made(sources)
+        self.ctx.counters.inc("build.kernels_compiled", len(names))
+        return library
+
+    def _made(self, sources: Mapping[str, bytes]) -> bytes:
+        """What the compiler says it has made: it is believed when it has been looked at."""
+        exports = EXPORT.findall(b"\n".join(sources.values()))
+        try:
+            library = read_file(self.folder / LIBRARY)
+        except FileNotFoundError as error:
+            raise LibraryDamaged("the compiler reported success, but made no library") from error
+        check_library(library, [name.decode() for name in exports])
+        return library
 
     def run(self, *arguments: str) -> None:
         """Run the compiler once."""
@@ -109,25 +188,17 @@ class _Run:
         timeout_s = self.ctx.settings.build.timeout_s or None
         self.ctx.counters.inc("build.compiler_runs")
         try:
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                timeout=timeout_s,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            done = system().spawn(command, self.folder, self.environment, timeout_s)
         except subprocess.TimeoutExpired:
-            raise self._failure(
-                command, f"given up after {timeout_s} s (build.timeout_s)"
-            ) from None
+            told = f"given up after {timeout_s} s (build.timeout_s)"
+            raise CompilerFailed(command, told) from None
         except OSError as error:
-            raise CompilerMissing(f"cannot run {command[0]}: {error}") from error
-        if done.returncode != 0:
-            raise self._failure(command, done.stdout)
+            if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
+                raise CompilerMissing(f"cannot run {command[0]}: {error}") from error
+            raise
+        if done.code != 0:
+            ended = "" if done.code > 0 else f"(ended by signal {-done.code})\n"
+            raise CompilerFailed(command, ended + done.output)
 
     def _compile(self, source: str) -> None:
         self.run(*self.flags, "-c", source, "-o", _object(source))
@@ -138,16 +209,6 @@ class _Run:
         if self.ctx.target.is_clang():
             return self.flags
         return tuple("-Wp,-fopenmp" if flag == "-fopenmp" else flag for flag in self.flags)
-
-    def _failure(self, command: tuple[str, ...], output: str) -> CompilerFailed:
-        """The error, with the sources kept where the user can look at them."""
-        kept = self.folder.parent.parent / FAILED / self.folder.name
-        try:
-            shutil.copytree(self.folder, kept, dirs_exist_ok=True)
-        except OSError as error:
-            return CompilerFailed(command, f"{output}\n(the source could not be kept: {error})")
-        named = [kept / word for word in command if word.endswith(".cpp")]
-        return CompilerFailed(command, output, named[0] if named else kept)
 
 
 def _object(source: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfuse.build.store import Entry
+from perfuse.build.manifest import Entry
 from perfuse.build.triton import build_bundle
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.tiling import Tile, smaller

@@ -22,7 +22,7 @@ from threading import Lock
 import torch
 
 from perfuse.build.elf import check_library
-from perfuse.build.folders import private_folder
+from perfuse.build.folders import new_name, private_folders
 from perfuse.errors import LibraryDamaged
 from perfuse.system import remove_tree, system, write_all, write_file
 
@@ -79,13 +79,18 @@ def load_library(data: bytes) -> ctypes.CDLL:
 
 def _load(data: bytes, digest: str) -> ctypes.CDLL:
     """From memory; from a private file where memory cannot hold code (SELinux, no /proc)."""
+    reasons: list[OSError] = []
     try:
         return _from_memory(data, digest)
-    except OSError as first:
+    except OSError as error:
+        reasons.append(error)
+    for folder in private_folders():
         try:
-            return _from_file(data, digest)
+            return _from_file(data, folder / f"{new_name()}.so")
         except OSError as error:
-            raise LibraryDamaged(f"cannot load built code: {first}; {error}") from error
+            reasons.append(error)
+    told = "; ".join(dict.fromkeys(map(str, reasons)))
+    raise LibraryDamaged(f"cannot load built code: {told}") from reasons[0]
 
 
 def _from_memory(data: bytes, digest: str) -> ctypes.CDLL:
@@ -108,8 +113,7 @@ def _spelled(serial: int) -> str:
     return "".join("./" if bit == "1" else "/" for bit in f"{serial:b}")
 
 
-def _from_file(data: bytes, digest: str) -> ctypes.CDLL:
-    path = private_folder() / f"{digest[:16]}-{next(_serials)}.so"
+def _from_file(data: bytes, path: Path) -> ctypes.CDLL:
     try:
         write_file(path, data)
         return system().dlopen(str(path))

@@ -1,37 +1,46 @@
 """The store: built code on disk, addressed by the hash of all that went into it.
 
-An entry is a folder of plain files with a `manifest.json` that tells their sizes and checksums. It
-is built aside and renamed into place, so that it is there whole or not at all. Nothing in a store
-is ever needed: a lost, damaged or unwritable one makes Perfuse slower, never wrong.
+An entry is a folder of plain files with a manifest (`manifest.py`), written aside and renamed into
+place, so that it is there whole or not at all. Nothing in a store is ever needed: a lost, damaged
+or unwritable one makes Perfuse slower, never wrong. What another user could have written is not
+read (`folders.py`), and what does not carry the mark of the store is not removed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import errno
+import logging
 import os
-import re
-import shutil
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
-from perfuse.build.folders import private_folder, reason_unusable, remove_older_than
+from perfuse.build.folders import check_own, make_in, new_name, opened_own, private_folders
+from perfuse.build.manifest import (
+    MANIFEST,
+    Entry,
+    check_key,
+    has_mark,
+    manifest_of,
+    read_entry,
+)
+from perfuse.build.root import (
+    ENTRIES,
+    FAILED,
+    LOOKED,
+    TAKEN,
+    TEMPORARY,
+    Root,
+    remove_older_than,
+)
 from perfuse.counters import Counters
-from perfuse.errors import CacheDamaged, PerfuseError
-from perfuse.version import VERSION
-
-MANIFEST = "manifest.json"
-FAILED = "failed"  # beside the entries: sources the compiler refused, kept for a day
-FORMAT = 1
-KEY = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,199}")
-NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.+-]{0,199}")
+from perfuse.errors import CacheDamaged, CacheUnsafe
+from perfuse.system import FOLDER, opened, remove_tree, system, write_file
 
 # Another process may be about to load what it was just given: young entries are never evicted.
 YOUNG_S = 600.0
@@ -42,46 +51,32 @@ LOOK_EVERY_S = 3600.0
 LOOK_FRACTION = 64
 KEEP_FRACTION = 0.9
 TOUCH_EVERY_S = 60.0
+MEMORY_BYTES = 256 << 20  # of entries that no disk takes
+TRIES = 3
+# Errors that say nothing about the entry.
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+
+_log = logging.getLogger("perfuse.cache")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What one key holds: a folder of files."""
-
-    key: str
-    path: Path
-    files: tuple[str, ...]
-
-    def file(self, name: str) -> Path:
-        """The path of one of its files."""
-        if name not in self.files:
-            raise KeyError(name)
-        return self.path / name
-
-    def read_bytes(self, name: str) -> bytes:
-        """The contents of one of its files."""
-        return self.file(name).read_bytes()
-
-    def read_text(self, name: str) -> str:
-        """The text of one of its files."""
-        return self.read_bytes(name).decode()
-
-
-@dataclass(frozen=True, slots=True)
-class _Usage:
+class Usage:
     """One entry as eviction sees it."""
 
     last_used: float
     num_bytes: int
-    path: Path
+    key: str
 
 
 class Store:
-    """Entries under `root`, kept below `max_bytes` by dropping the least recently used."""
+    """Entries in a folder, kept below `max_bytes` by dropping the least recently used.
+
+    Without a folder, or where it cannot be used, entries are kept in memory.
+    """
 
     def __init__(
         self,
-        root: Path,
+        folder: Path | None,
         max_bytes: int,
         counters: Counters | None = None,
         *,
@@ -89,63 +84,130 @@ class Store:
     ) -> None:
         self.max_bytes = max_bytes
         self.young_s = young_s
+        self._root = None if folder is None else Root(folder)
+        self._is_left = False
         self._counters = counters if counters is not None else Counters()
         self._lock = Lock()
-        self._verified: set[Path] = set()
+        self._memory: OrderedDict[str, Entry] = OrderedDict()
         self._bytes_since_look = 0
-        self._read_only: Path | None = None  # a safe root that can be read but not written
-        reason = reason_unusable(root)
-        self.root = root if reason is None else self._leave(root, reason)
+        self._has_warned = False
+        if self._root is not None:
+            try:
+                with self._root.opened(makes=True):
+                    pass
+            except (OSError, CacheUnsafe) as error:
+                self._leave(error)
+
+    @property
+    def root(self) -> Root | None:
+        """Where entries are kept; None where that is in memory."""
+        return None if self._is_left else self._root
 
     def get(self, key: str) -> Entry | None:
         """The entry of this key, checked; a damaged one is counted, removed, and not found."""
-        path = self._path(key)
-        if not path.is_dir() and self._read_only is not None:
-            path = self._read_only / path.relative_to(self.root)
-        if not path.is_dir():
-            return None
+        check_key(key)
+        with self._lock:
+            kept = self._memory.get(key)
+        if kept is not None or self._root is None or self._is_left:
+            return kept
         try:
-            entry = self._checked(key, path)
-        except (CacheDamaged, OSError, ValueError):
-            self._counters.inc("cache.damaged")
-            self._discard(path)
+            with self._root.opened_entries() as entries:
+                return self._read(entries, key)
+        except FileNotFoundError:
             return None
-        self._touch(path)
-        return entry
+        except OSError as error:
+            self._counters.inc("cache.unreadable")
+            _log.info("entry %s cannot be read: %s", key, error)
+            return None
+        except CacheUnsafe as error:
+            self._leave(error)
+            return None
 
     def put(
-        self, key: str, files: Mapping[str, bytes | Path], about: Mapping[str, str] | None = None
+        self, key: str, files: Mapping[str, bytes], about: Mapping[str, str] | None = None
     ) -> Entry:
         """Store these files under this key; where another was faster, take what it stored."""
-        path = self._path(key)
-        try:
-            return self._put(key, path, files, about or {})
-        except OSError as error:
-            if self.root == private_folder():
-                raise PerfuseError(f"cannot store built code: {error}", at=str(path)) from error
-            self._stop_writing(error)
-            return self._put(key, self._path(key), files, about or {})
+        check_key(key)
+        entry = Entry(
+            key,
+            dict(files),
+            None if self._root is None or self._is_left else self._root.path / ENTRIES / key,
+        )
+        manifest = manifest_of(entry, about or {})
+        if self._root is not None and not self._is_left:
+            try:
+                return self._put(entry, manifest)
+            except OSError as error:
+                self._warn(error)
+            except CacheUnsafe as error:
+                self._leave(error)
+        self._keep(entry)
+        return entry
 
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A folder to build in, removed afterwards."""
+    def discard(self, key: str) -> None:
+        """Forget an entry that was found not to work, here and on the disk."""
+        check_key(key)
+        self._counters.inc("cache.damaged")
+        with self._lock:
+            self._memory.pop(key, None)
+        if self._root is not None and not self._is_left:
+            with suppress(OSError, CacheUnsafe):
+                self._remove(key)
+
+    def scratch_folders(self) -> Generator[Path, None, None]:
+        """Folders to build in, each gone when the next is asked for: here, else elsewhere."""
+        if self._root is not None and not self._is_left:
+            name = new_name()
+            try:
+                with self._root.opened_parts() as (_, temporary, _):
+                    system().mkdir(name, 0o700, dir_fd=temporary)
+                    try:
+                        yield self._root.path / TEMPORARY / name
+                    finally:
+                        remove_tree(name, temporary)
+            except OSError as error:
+                self._warn(error)
+            except CacheUnsafe as error:
+                self._leave(error)
+        for parent in private_folders():
+            path = parent / new_name()
+            try:
+                system().mkdir(path)
+            except OSError:
+                continue
+            try:
+                yield path
+            finally:
+                remove_tree(path)
+
+    def keep_failed(self, files: Mapping[str, bytes]) -> Path | None:
+        """Keep sources for a day, for the user to look at; where they are, if anywhere."""
+        name = new_name()
         try:
-            folder = self._new_folder()
-        except OSError as error:
-            if self.root == private_folder():
-                raise PerfuseError(f"cannot build: {error}", at=str(self.root)) from error
-            self._stop_writing(error)
-            folder = self._new_folder()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if self._root is None or self._is_left:
+                folder = next(private_folders()) / name
+                system().mkdir(folder)
+                _fill(folder, files)
+                return folder
+            with self._root.opened(makes=True) as root:
+                make_in(root, FAILED)
+                with opened_own(root, FAILED) as failed:
+                    system().mkdir(name, 0o700, dir_fd=failed)
+                    with opened_own(failed, name) as fd:
+                        _fill(fd, files)
+            return self._root.path / FAILED / name
+        except (OSError, CacheUnsafe, StopIteration):
+            return None
 
     def evict(self) -> int:
         """Drop least recently used entries while the store is too large; how many went."""
-        remove_older_than(self.root / "tmp", STALE_S)
-        remove_older_than(self.root / FAILED, FAILED_S)
-        usages = sorted(self._usages(), key=lambda usage: usage.last_used)
+        if self._root is None or self._is_left:
+            return 0
+        with self._root.opened() as root:
+            for name, age_s in ((TEMPORARY, STALE_S), (FAILED, FAILED_S)):
+                with suppress(FileNotFoundError), opened_own(root, name) as fd:
+                    remove_older_than(fd, age_s)
+        usages = sorted(self.usages(), key=lambda usage: usage.last_used)
         total = sum(usage.num_bytes for usage in usages)
         if total <= self.max_bytes:
             return 0
@@ -154,152 +216,165 @@ class Store:
         for usage in usages:
             if total <= self.max_bytes * KEEP_FRACTION or usage.last_used > newest:
                 break
-            if usage.path not in self._verified:  # those, this process is using
-                self._discard(usage.path)
+            if self._remove_marked(usage.key):
                 total -= usage.num_bytes
                 num_evicted += 1
         self._counters.inc("cache.evicted", num_evicted)
         return num_evicted
 
-    def _path(self, key: str) -> Path:
-        if not KEY.fullmatch(key):
-            raise ValueError(f"not a key of the store: {key!r}")
-        return self.root / "entries" / key
+    def clear(self) -> int:
+        """Remove every entry; how many went."""
+        with self._lock:
+            self._memory.clear()
+        return sum(self._remove_marked(usage.key) for usage in self.usages())
 
-    def _leave(self, root: Path, reason: str) -> Path:
-        """Go on without the cache: with a folder of this process's own."""
-        warnings.warn(
-            f"Perfuse works without its cache {root}: {reason}. "
-            "Set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        self._counters.inc("cache.unusable")
-        return private_folder()
+    def usages(self) -> list[Usage]:
+        """Every entry on the disk, with its size; strays are left out."""
+        found: list[Usage] = []
+        if self._root is None or self._is_left:
+            return found
+        with suppress(FileNotFoundError), self._root.opened_entries() as entries:
+            for key in system().listdir(entries):
+                with suppress(OSError, CacheUnsafe), opened_own(entries, key) as fd:
+                    names = system().listdir(fd)
+                    num_bytes = sum(system().lstat(name, fd).st_size for name in names)
+                    if MANIFEST in names:
+                        found.append(Usage(system().fstat(fd).st_mtime, num_bytes, key))
+        return found
 
-    def _stop_writing(self, error: OSError) -> None:
-        root = self.root
-        self.root = self._leave(root, str(error))
-        self._read_only = root
-
-    def _new_folder(self) -> Path:
-        parent = self.root / "tmp"
-        parent.mkdir(mode=0o700, exist_ok=True)
-        return Path(tempfile.mkdtemp(dir=parent))
-
-    def _put(
-        self, key: str, path: Path, files: Mapping[str, bytes | Path], about: Mapping[str, str]
-    ) -> Entry:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        folder = self._new_folder()
-        try:
-            self._bytes_since_look += _fill(folder, files, about)
-            entry = self._publish(key, folder, path)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        if self._is_look_due():
-            self.evict()
+    def _read(self, entries: int, key: str) -> Entry | None:
+        assert self._root is not None
+        with opened(key, FOLDER, dir_fd=entries) as fd:
+            try:
+                check_own(system().fstat(fd), key, is_folder=True)
+            except CacheUnsafe as error:
+                self._refuse(key, error, is_removed=error.is_own)
+                return None
+            try:
+                entry = read_entry(fd, key, self._root.path / ENTRIES / key)
+            except (CacheDamaged, CacheUnsafe, OSError) as error:
+                self._refuse(key, error, getattr(error, "errno", None) not in PASSING)
+                return None
+            _touch(fd)
         return entry
 
-    def _publish(self, key: str, folder: Path, path: Path) -> Entry:
-        """Rename into place. What stands there already is as good, unless it is damaged."""
-        for _ in range(3):
+    def _refuse(
+        self, key: str, error: CacheDamaged | CacheUnsafe | OSError, is_removed: bool
+    ) -> None:
+        """Count an entry that cannot be used, and make room for one that can."""
+        self._counters.inc("cache.refused" if isinstance(error, CacheUnsafe) else "cache.damaged")
+        _log.info("entry %s is not used: %s", key, error)
+        if is_removed:
+            with suppress(OSError, CacheUnsafe):
+                self._remove(key)
+
+    def _put(self, entry: Entry, manifest: bytes) -> Entry:
+        assert self._root is not None
+        with self._root.opened_parts() as (root, temporary, entries):
+            name = new_name()
+            system().mkdir(name, 0o700, dir_fd=temporary)
             try:
-                os.rename(folder, path)
-            except OSError:
-                if not path.is_dir():
+                with opened_own(temporary, name) as fd:
+                    _fill(fd, {**entry.contents, MANIFEST: manifest})
+                entry = self._publish(entry, (name, temporary), entries)
+            finally:
+                remove_tree(name, temporary)
+            self._bytes_since_look += entry.num_bytes
+            is_due = self._is_look_due(root)
+        if is_due:
+            with suppress(OSError, CacheUnsafe):
+                self.evict()
+        return entry
+
+    def _publish(self, entry: Entry, source: tuple[str, int], entries: int) -> Entry:
+        """Rename into place. What stands there already is as good, unless it is damaged."""
+        name, temporary = source
+        for _ in range(TRIES):
+            try:
+                system().rename(name, entry.key, temporary, entries)
+                return entry
+            except OSError as error:
+                if error.errno not in TAKEN:
                     raise
-                winner = self.get(key)
+            with suppress(FileNotFoundError):
+                winner = self._read(entries, entry.key)
                 if winner is not None:
                     return winner
-            else:
-                return self._checked(key, path)
-        raise OSError(f"cannot replace the damaged entry {path}")
+        raise OSError(errno.EEXIST, "cannot replace an entry that cannot be used", entry.key)
 
-    def _checked(self, key: str, path: Path) -> Entry:
-        """The entry, its sizes compared; its checksums too when this process first meets it."""
-        files = _read_manifest(path)
-        for name, (num_bytes, sha256) in files.items():
-            found = (path / name).stat().st_size
-            if found != num_bytes:
-                raise CacheDamaged(f"{name} has {found} bytes, not {num_bytes}", at=str(path))
-            if path not in self._verified and _sha256(path / name) != sha256:
-                raise CacheDamaged(f"{name} does not have its checksum", at=str(path))
-        with self._lock:
-            self._verified.add(path)
-        return Entry(key, path, tuple(files))
+    def _remove_marked(self, key: str) -> bool:
+        assert self._root is not None
+        try:
+            with self._root.opened_entries() as entries, opened_own(entries, key) as fd:
+                is_ours = has_mark(fd, key)
+            return is_ours and self._remove(key)
+        except (OSError, CacheUnsafe):
+            return False
 
-    def _discard(self, path: Path) -> None:
+    def _remove(self, key: str) -> bool:
         """Remove an entry: first out of sight in one step, then from the disk."""
-        with self._lock:
-            self._verified.discard(path)
-        try:
-            folder = self._new_folder()
-            os.rename(path, folder / "entry")
-        except OSError:
-            return
-        shutil.rmtree(folder, ignore_errors=True)
+        assert self._root is not None
+        name = new_name()
+        with self._root.opened_parts() as (_, temporary, entries):
+            try:
+                system().rename(key, name, entries, temporary)
+            except OSError:
+                return False
+            return remove_tree(name, temporary)
 
-    def _touch(self, path: Path) -> None:
+    def _is_look_due(self, root: int) -> bool:
         try:
-            if time.time() - path.stat().st_mtime > TOUCH_EVERY_S:
-                os.utime(path)
-        except OSError:
-            return  # a read-only store is still good to read
-
-    def _is_look_due(self) -> bool:
-        mark = self.root / "last-look"
-        try:
-            is_recent = time.time() - mark.stat().st_mtime < LOOK_EVERY_S
+            is_recent = time.time() - system().lstat(LOOKED, root).st_mtime < LOOK_EVERY_S
         except OSError:
             is_recent = False
         if is_recent and self._bytes_since_look < self.max_bytes / LOOK_FRACTION:
             return False
-        mark.touch(mode=0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with suppress(OSError), opened(LOOKED, flags, dir_fd=root) as fd:
+            system().utime(fd)
         self._bytes_since_look = 0
         return True
 
-    def _usages(self) -> Iterator[_Usage]:
-        for path in (self.root / "entries").iterdir():
-            try:
-                num_bytes = sum(child.stat().st_size for child in path.iterdir())
-                yield _Usage(path.stat().st_mtime, num_bytes, path)
-            except OSError:
-                continue  # another process is removing it
+    def _keep(self, entry: Entry) -> None:
+        """Keep an entry that no disk takes, in memory."""
+        self._counters.inc("cache.in_memory")
+        with self._lock:
+            self._memory[entry.key] = entry
+            total = sum(kept.num_bytes for kept in self._memory.values())
+            while total > MEMORY_BYTES and len(self._memory) > 1:
+                total -= self._memory.popitem(last=False)[1].num_bytes
+
+    def _leave(self, error: OSError | CacheUnsafe) -> None:
+        """Go on without the cache."""
+        self._warn(error)
+        self._is_left = True
+
+    def _warn(self, error: OSError | CacheUnsafe) -> None:
+        """Say once what is wrong with the cache, and count it."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        self._counters.inc("cache.unusable")
+        reason = error.message if isinstance(error, CacheUnsafe) else str(error)
+        where = None if self._root is None else self._root.path
+        _log.info("works without its cache %s: %s", where, reason)
+        warnings.warn(
+            f"Perfuse works without its cache {where}: {reason}. "
+            "Set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
-def _fill(folder: Path, files: Mapping[str, bytes | Path], about: Mapping[str, str]) -> int:
-    """Write the files and their manifest; how many bytes they are."""
-    rows: dict[str, dict[str, Any]] = {}
-    for name, content in files.items():
-        if not NAME.fullmatch(name) or name == MANIFEST:
-            raise ValueError(f"not a file name of the store: {name!r}")
-        data = content if isinstance(content, bytes) else content.read_bytes()
-        (folder / name).write_bytes(data)
-        rows[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest = {"format": FORMAT, "created_by": {"perfuse": VERSION, **about}, "files": rows}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return sum(row["bytes"] for row in rows.values())
+def _fill(folder: int | Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        if isinstance(folder, Path):
+            write_file(folder / name, data)
+        else:
+            write_file(name, data, folder)
 
 
-def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """Size and checksum of each file; CacheDamaged where the manifest is not one."""
-    manifest = json.loads((path / MANIFEST).read_bytes())
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CacheDamaged("not a manifest of this format", at=str(path))
-    rows = manifest.get("files")
-    if not isinstance(rows, dict):
-        raise CacheDamaged("the manifest lists no files", at=str(path))
-    return {name: _read_row(path, name, row) for name, row in rows.items()}
-
-
-def _read_row(path: Path, name: str, row: object) -> tuple[int, str]:
-    if isinstance(row, dict) and NAME.fullmatch(name):
-        num_bytes, sha256 = row.get("bytes"), row.get("sha256")
-        if isinstance(num_bytes, int) and isinstance(sha256, str):
-            return num_bytes, sha256
-    raise CacheDamaged(f"the manifest is wrong about {name!r}", at=str(path))
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _touch(folder: int) -> None:
+    with suppress(OSError):  # a read-only store is still good to read
+        if time.time() - system().fstat(folder).st_mtime > TOUCH_EVERY_S:
+            system().utime(folder)

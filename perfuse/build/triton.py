@@ -18,11 +18,12 @@ from perfuse.build.bundle import INTERPRETED, Bundle, CodeObject, bundle_files, 
 from perfuse.build.compiler import open_store
 from perfuse.build.identity import kernel_compiler_digest
 from perfuse.build.kernel_text import text_of_kernel
-from perfuse.build.store import Entry, Store
+from perfuse.build.manifest import Entry
+from perfuse.build.store import Store
 from perfuse.build.triton_compile import Job, compile_kernel, load_module
 from perfuse.codegen.triton.sources import TritonKernel, TritonSources
 from perfuse.context import Context
-from perfuse.errors import KernelTooLarge
+from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
 from perfuse.gpu import BLOCK_THREADS, Gpu
 from perfuse.version import VERSION
 
@@ -121,9 +122,9 @@ def _read(store: Store, key: str) -> CodeObject | None:
     if entry is None:
         return None
     try:
-        facts = json.loads(entry.read_text(FACTS))
-        return CodeObject(**facts, code=entry.read_bytes(CODE))
-    except (KeyError, TypeError, ValueError):
+        return CodeObject(**entry.read_json(FACTS), code=entry.read_bytes(CODE))
+    except (CacheDamaged, *MALFORMED):
+        store.discard(key)
         return None
 
 

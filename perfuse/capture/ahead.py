@@ -41,6 +41,7 @@ from perfuse.torch_compat import reset_dynamo, sym_expression, tree_leaves
 from perfuse.torch_guards import size_guards
 
 ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
+TRY_AGAIN = "try again; perfuse doctor says whether the cache can be used."
 NO_VIEWS = "return copies (.clone()), and tensors of known sizes."
 FIXED_SIZES = "a training step has fixed sizes: give each size as a variant."
 KERNELS = {BUILT: LIBRARY}
@@ -311,7 +312,8 @@ def _add_program(files: dict[str, bytes], capture: Capture, compiled: Compiled) 
     if compiled.library is not None:
         assert capture.context is not None
         entry = open_store(capture.context).get(compiled.library)
-        assert entry is not None, "the library was built a moment ago"
+        if entry is None:
+            raise ArtefactError("the code that was just built cannot be read back", hint=TRY_AGAIN)
         names = KERNELS if compiled.host.gpu is None else {name: name for name in entry.files}
         found |= {name: entry.read_bytes(kept) for kept, name in names.items()}
     number = sum(name.endswith("-program.json") for name in files)

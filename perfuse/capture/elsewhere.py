@@ -20,6 +20,7 @@ from perfuse.capture.trace import trace
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
+from perfuse.errors import CannotBuild
 from perfuse.graph.partition import partition_joint
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.target import Target, target_of
@@ -223,6 +224,7 @@ class _Collector:
         if gpu is None or not isinstance(made.sources, TritonSources) or made.library is None:
             return Bundle("cpu", ""), ()
         entry = open_store(self.context).get(made.library)
-        assert entry is not None, "the bundle was built a moment ago"
+        if entry is None:
+            raise CannotBuild("the bundle that was just built cannot be read back")
         bundle = read_bundle(entry.read_bytes)
         return bundle, tuple(assembly_of(made.sources, gpu, self.context))

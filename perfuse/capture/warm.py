@@ -17,9 +17,11 @@ from typing import Any
 from torch.fx import GraphModule
 
 from perfuse.build.compiler import open_store
+from perfuse.build.manifest import is_key
 from perfuse.capture.dynamo_key import CaptureKey, capture_key
 from perfuse.capture.replay import replayed
 from perfuse.context import Context
+from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
 from perfuse.runtime.wrapper import Facts, facts_from, wrap
@@ -76,19 +78,19 @@ def load_capture(key: CaptureKey, context: Context) -> Callable[..., Any] | None
 
 
 def _load(key: str, symbols: SymbolTable, context: Context) -> Callable[..., Any] | None:
-    entry = open_store(context).get(key)
+    store = open_store(context)
+    entry = store.get(key)
     if entry is None:
         return None
     try:
-        document = json.loads(entry.read_text(CAPTURE))
+        document = entry.read_json(CAPTURE)
         facts = facts_from(document["facts"])
         forward, backward = document["forward"], document["backward"]
+        if document["key"] != key or not is_key(forward) or not is_key(backward or forward):
+            raise ValueError("not this capture, or it does not name its graphs")
         guards = list(document["guards"])
-        is_own = document["key"] == key
-    except (KeyError, TypeError, ValueError):
-        is_own = False
-    if not is_own:  # damaged, or another capture's entry under this name
-        context.counters.inc("cache.damaged")
+    except (CacheDamaged, *MALFORMED):
+        store.discard(key)
         return None
     ahead = load_graph(forward, context)
     back = load_graph(backward, context) if backward is not None else None

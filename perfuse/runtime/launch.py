@@ -8,7 +8,7 @@ from typing import Any
 
 from perfuse.build import LIBRARY, build_shared_library, compiler
 from perfuse.build.bundle import INTERPRETED, Bundle, read_bundle
-from perfuse.build.store import Entry
+from perfuse.build.manifest import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.context import Context
 from perfuse.runtime.driver import Driver, open_library

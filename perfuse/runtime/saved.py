@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from perfuse.build.manifest import is_key
 from perfuse.codegen.host.program import HostSource, Window
 from perfuse.codegen.host.tables import tables_of
-from perfuse.errors import CacheDamaged
+from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.torch_compat import raw_bytes, tensor_of_bytes
 
 PROGRAM = "program.json"
@@ -53,6 +54,8 @@ def read_program(read: Callable[[str], bytes]) -> SavedProgram:
     """The program that files hold; `read` gives the contents of one by its name."""
     try:
         document = json.loads(read(PROGRAM))
+        if document["library"] is not None and not is_key(document["library"]):
+            raise ValueError(f"{document['library']!r} is not a key")
         return SavedProgram(
             _host_of(document["host"]),
             document["library"],
@@ -60,7 +63,7 @@ def read_program(read: Callable[[str], bytes]) -> SavedProgram:
             document["counts"],
             document["plan"],
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise CacheDamaged(f"not a saved program: {type(error).__name__}: {error}") from error
 
 

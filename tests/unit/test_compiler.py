@@ -79,7 +79,9 @@ def test_without_cache_everything_is_compiled(tmp_path: Path) -> None:
 @needs_compiler
 def test_damaged_library_is_rebuilt(tmp_path: Path) -> None:
     first = context(tmp_path)
-    path = build_shared_library([unit("mended")], first).file(LIBRARY)
+    folder = build_shared_library([unit("mended")], first).path
+    assert folder is not None
+    path = folder / LIBRARY
     path.write_bytes(bytes(path.stat().st_size))
     second = replace(first, counters=Counters())  # another store on the same folder
     rebuilt = build_shared_library([unit("mended")], second)
