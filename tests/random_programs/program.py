@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.optim import _functional as optim
+
+from tests.random_programs.helper_functions import sources_in
 
 DTYPES = {
     "f16": torch.float16,
@@ -19,8 +22,11 @@ DTYPES = {
     "i32": torch.int32,
     "u8": torch.uint8,
     "b8": torch.bool,
+    "c64": torch.complex64,
 }
 FLOATS = ("f16", "bf16", "f32", "f64")
+WIDE = {**dict.fromkeys(FLOATS, torch.float64), "c64": torch.complex128}
+NAMES: dict[str, Any] = {"torch": torch, "F": F, "optim": optim}
 NAME = re.compile(r"\b[xt]\d+\b")
 
 
@@ -44,13 +50,22 @@ class Program:
     inputs: tuple[Statement, ...]
     body: tuple[Statement, ...]
     outputs: tuple[str, ...]
-    sizes: tuple[tuple[int, ...], ...]  # the first for the compile, the others for reruns
-    is_dynamic: bool
+    # The first for the compile, the others for reruns. A fourth number, where there is one, is the
+    # number of the call: Python scalars among the inputs change with it.
+    sizes: tuple[tuple[int, ...], ...]
+    is_dynamic: bool | None
     has_backward: bool
+
+    @property
+    def is_training(self) -> bool:
+        return len(self.sizes[0]) == 4
 
     def source(self) -> str:
         names = ", ".join(s.target or "" for s in self.inputs)
-        lines = ["def inputs(a, b, c):", "    g = torch.Generator().manual_seed(7)"]
+        texts = "\n".join(s.text for s in (*self.inputs, *self.body))
+        lines = [f"{source}\n" for source in sources_in(texts)]
+        lines += [f"def inputs({'a, b, c, k' if self.is_training else 'a, b, c'}):"]
+        lines += ["    g = torch.Generator().manual_seed(7)"]
         lines += [f"    {s}" for s in self.inputs]
         lines += [f"    return [{names}]", "", "", f"def program({names}):"]
         lines += [f"    {s}" for s in self.body]
@@ -60,7 +75,8 @@ class Program:
     def standalone(self) -> str:
         """The source with all it needs: paste it into a file and run it."""
         names = ", ".join(f"{k}={v}" for k, v in DTYPES.items()).replace("=", " = ")
-        header = ["import torch", "import torch.nn.functional as F", ""]
+        header = ["import torch", "import torch.nn.functional as F"]
+        header += ["from torch.optim import _functional as optim", ""]
         header += [line.strip() for line in names.split(",")]
         calls = [f"# dynamic={self.is_dynamic}, backward={self.has_backward}"]
         calls += [
@@ -72,10 +88,8 @@ class Program:
 
     def functions(self, *, exact: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`inputs` and `program`; with `exact`, every cast to a float is one to float64."""
-        names = dict(DTYPES)
-        if exact:
-            names |= dict.fromkeys(FLOATS, torch.float64)
-        scope: dict[str, Any] = {"torch": torch, "F": F, **names}
+        names = DTYPES | (WIDE if exact else {})
+        scope = NAMES | names
         # A file name of its own, so that Dynamo does not mix the code of two programs.
         exec(compile(self.source(), f"<program {self.seed}>", "exec"), scope)
         return scope["inputs"], scope["program"]

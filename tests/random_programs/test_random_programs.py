@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from random import Random
 
 import pytest
@@ -10,9 +11,15 @@ from hypothesis import strategies as st
 
 from tests.harness.backend import default_backend
 from tests.random_programs.check import check_program
+from tests.random_programs.corpus import CORPUS
 from tests.random_programs.generate import from_seed, generate
+from tests.random_programs.kinds import KINDS, program_of
+from tests.random_programs.mutate import original, runs_everywhere
 
 NUM_SEEDS = 60
+NUM_TRAINING_SEEDS = 45
+# Of the first 40 programs of the plain kind: results of earlier versions are known by seed.
+PLAIN_DIGEST = "7e48af303827709e071a15a43c1ffa6e6e6d79cd1ad7dfdf364015ac02c94112"
 NUM_HYPOTHESIS = 15
 # Seeds that once failed stay here for ever.
 REGRESSION_SEEDS: tuple[int, ...] = (1794, 5094, 7078)
@@ -40,3 +47,34 @@ def test_hypothesis_finds_no_counterexample(rng: Random) -> None:
 
 def test_same_seed_same_program() -> None:
     assert from_seed(5).source() == from_seed(5).source()
+
+
+def test_seeds_of_the_plain_kind_keep_their_programs() -> None:
+    digest = hashlib.sha256()
+    for program in map(from_seed, range(40)):
+        facts = (program.sizes, program.is_dynamic, program.has_backward, program.outputs)
+        digest.update((program.source() + repr(facts)).encode())
+    assert digest.hexdigest() == PLAIN_DIGEST
+
+
+@pytest.mark.parametrize("seed", range(NUM_TRAINING_SEEDS))
+def test_training_matches_eager(seed: int) -> None:
+    program = program_of("training", seed)
+    verdict = check_program(program, default_backend())
+    assert verdict.status in ("pass", "skip"), f"{verdict.message}\n\n{program.standalone()}"
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_programs_that_once_failed(name: str) -> None:
+    program = original(Random(0), name, seed=0)
+    assert runs_everywhere(program)
+    verdict = check_program(program, default_backend())
+    assert verdict.status == "pass", f"{verdict.message}\n\n{program.standalone()}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_prints_as_python_that_runs(kind: str) -> None:
+    program = program_of(kind, 14)
+    text = program.standalone().replace("backend='perfuse'", "backend='eager'")
+    exec(compile(text, "<standalone>", "exec"), {})
+    assert program_of(kind, 14).source() == program.source()

@@ -7,11 +7,11 @@ import torch
 from tests.harness.devices import is_healthy, keep_all_bits
 from tests.harness.pool import RETIRE, Result, Task, serve
 from tests.random_programs.check import check_program, shrink
-from tests.random_programs.generate import from_seed
+from tests.random_programs.kinds import program_of
 
 
 def handle(task: Task) -> Result:
-    program = from_seed(task["seed"])
+    program = program_of(task.get("kind", "plain"), task["seed"], task.get("mode", "drawn"))
     backend, device = task["backend"], task["device"]
     verdict = check_program(program, backend, device)
     if verdict.status in ("pass", "skip"):
@@ -28,6 +28,6 @@ def handle(task: Task) -> Result:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     keep_all_bits()
     serve(handle)
