@@ -56,6 +56,7 @@ class Compiled:
     library: str | None  # key of the shared library, or of the bundle of kernels, in the store
     counts: dict[str, int]  # what was counted on the way to the sources
     seconds: dict[str, float]  # how long each stage took
+    context: Context  # what it was compiled for, and under which settings
 
     def texts(self) -> tuple[str, ...]:
         """The generated sources: C++ or Triton, then the host program."""
@@ -81,7 +82,7 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
     sources, host, load, key = finish(run, plan, own, context)  # text, and what is built of it
     call = run("load", load) if loads else _not_loaded
     counts = _counted(own.counters, context)
-    return Compiled(module, program, plan, sources, host, call, key, counts, run.seconds)
+    return Compiled(module, program, plan, sources, host, call, key, counts, run.seconds, context)
 
 
 def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:

@@ -73,15 +73,22 @@ def is_view_op(target: Any) -> bool:
 
 
 def source_line(node: Any) -> str:
-    """The user's line an FX node comes from, as file:line, or ""."""
-    trace = node.meta.get("stack_trace") or ""
-    for line in reversed(trace.splitlines()):
+    """The user's line an FX node comes from, as file:line, or "".
+
+    The innermost frame that is not PyTorch's own: a user asks where, not which file of PyTorch.
+    """
+    frames = []
+    for line in (node.meta.get("stack_trace") or "").splitlines():
         line = line.strip()
-        if line.startswith("File "):
-            parts = line.split('"')
+        parts = line.split('"')
+        if line.startswith("File ") and len(parts) > 1:
             number = line.rsplit("line ", 1)[-1].split(",")[0]
-            return f"{parts[1]}:{number}" if len(parts) > 1 else ""
-    return ""
+            frames.append(f"{parts[1]}:{number}")
+    own = [frame for frame in frames if not frame.startswith(_TORCH_FOLDER)]
+    return (own or frames or [""])[-1]
+
+
+_TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 
 
 def disable_dispatch_modes() -> AbstractContextManager[Any]:

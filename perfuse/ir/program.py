@@ -13,6 +13,24 @@ from perfuse.ir.index import Atom, Dim
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where in the user's program something comes from: carried for people, never compared."""
+
+    line: str = ""  # file:line
+    module: str = ""  # layers.3.mlp
+    ops: tuple[str, ...] = ()  # what was computed there, the first few: layer_norm, gelu
+
+    def __bool__(self) -> bool:
+        return bool(self.line or self.module)
+
+    def __str__(self) -> str:
+        return self.line
+
+
+NOWHERE = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """A strided piece of memory. `role`: input, constant, temp (ours) or extern (ATen's result)."""
 
@@ -75,7 +93,7 @@ class Loop:
     kind: str
     value: Expr
     index: Dim
-    origin: str = field(default="", compare=False)
+    origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[Expr, ...] | None = KEPT
 
     @property
@@ -156,7 +174,7 @@ class Extern:
     returns_view: bool = False  # the result looks at an argument's memory and must be copied
     measured: tuple[Measured, ...] = ()  # sizes that are known once the call is made
     window: View | None = None
-    origin: str = field(default="", compare=False)
+    origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 
     def leaves(self) -> list[Any]:

@@ -59,7 +59,7 @@ def _check_reads(node: Node, made: set[str], program: Program, stage: str) -> No
 
 def _check_loop(loop: Loop, program: Program, stage: str) -> None:
     for problem in _problems(loop, program):
-        raise SpecError(f"after {stage}: {problem}, in {loop}", at=loop.origin or None)
+        raise SpecError(f"after {stage}: {problem}, in {loop}", at=str(loop.origin) or None)
 
 
 def _problems(loop: Loop, program: Program) -> list[str]:

@@ -12,7 +12,17 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, View, contiguous_strides
+from perfuse.ir.program import (
+    NOWHERE,
+    Axis,
+    Buffer,
+    Extern,
+    Loop,
+    Node,
+    Origin,
+    View,
+    contiguous_strides,
+)
 from perfuse.lower.layout import memory_order
 from perfuse.lower.one_hot import sum_of_one_hot
 from perfuse.lower.symbols import Symbols
@@ -34,7 +44,8 @@ class Builder:
         self.nodes: list[Node] = []
         self.constants: dict[str, Any] = {}
         self.symbols = Symbols()
-        self.origin = ""
+        self.origin = NOWHERE  # of the op at hand
+        self.formula_origins: dict[Expr, Origin] = {}  # of values that are not in memory yet
         self.feeds_calls = False  # every user of the node at hand is a library call
         self.arguments: tuple[Any, ...] = ()  # what the op in hand was traced with
         # Formulas that calls asked for, by what lies in memory: none computed a second time.
@@ -105,7 +116,9 @@ class Builder:
         where = buffer.index(at) if index is None else index
         if index is not None:
             self._passed.clear()  # formulas speak of what was in memory before
-        self.emit(Loop(buffer.name, axes, "map", tensor.value, where, self.origin))
+        # A formula belongs to the op that made it, not to the call that wants it in memory.
+        origin = self.formula_origins.get(tensor.value, self.origin)
+        self.emit(Loop(buffer.name, axes, "map", tensor.value, where, origin))
 
     def window_on(self, tensor: Tensor) -> View | None:
         """The tensor as a strided window on one of the buffers, if its formula is just that."""

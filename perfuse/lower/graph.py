@@ -23,6 +23,7 @@ from perfuse.lower.aliases import alias_root, views_from
 from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.fallback import AtenCall
 from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
+from perfuse.lower.origins import Origins
 from perfuse.lower.registry import LOWERINGS, CannotLower
 from perfuse.lower.tensor import (
     Tensor,
@@ -39,7 +40,7 @@ from perfuse.lower.traced import (
     is_plain_tensor,
     traced_value,
 )
-from perfuse.torch_compat import is_effect, is_view_op, source_line, symbol_hints
+from perfuse.torch_compat import is_effect, is_view_op, symbol_hints
 
 assert families  # importing the op families fills the registry
 
@@ -67,6 +68,7 @@ class _Lowering:
         self.given_up: list[str] = []
         self.outputs: tuple[Any, ...] = ()
         self.owners: dict[str, FxNode] = {}
+        self.origins = Origins()
 
     def run(self) -> Program:
         handlers = {
@@ -79,11 +81,12 @@ class _Lowering:
             if is_plain_tensor(value):
                 self.symbols.learn(value)
         for node in self.module.graph.nodes:
-            self.builder.origin = source_line(node)
+            self.builder.origin = self.origins.of(node)
             known = len(self.builder.buffers)
             handlers[node.op](node)
             for name in list(self.builder.buffers)[known:]:
                 self.owners[name] = node
+            self.origins.settle(node, self.values.get(node), self.builder)
         return Program(
             tuple(self.inputs),
             self.builder.buffers,

@@ -10,11 +10,14 @@ import torch
 
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.observe import observing, observing_cuts
+from perfuse.context import Context
 from perfuse.counters import counters
+from perfuse.graph.partition import Cut
 from perfuse.pipeline import Compiled
 from perfuse.report.explanation import Explanation, GraphReport
 from perfuse.report.memory import TrainingReport
 from perfuse.torch_compat import reset_dynamo, tree_leaves
+from perfuse.torch_records import dynamo_events
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
@@ -26,18 +29,21 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     before = counters.snapshot()
     reset_dynamo()
     start = time.perf_counter()
-    cuts: list[TrainingReport] = []
+    cuts: list[tuple[Cut, Context]] = []
     with (
         observing(seen.append),
-        observing_cuts(lambda cut, context: cuts.append(TrainingReport.of(cut, context))),
+        observing_cuts(lambda cut, context: cuts.append((cut, context))),
+        dynamo_events() as events,
     ):
         result = torch.compile(_plain(fn), backend=perfuse_backend)(*args, **kwargs)
         _run_backward(result)
-    seconds = time.perf_counter() - start
+    seconds, happened = time.perf_counter() - start, events()
     reset_dynamo()
     counted = {n: c - before.get(n, 0) for n, c in counters.snapshot().items()}
     reports = tuple(GraphReport.of(compiled, i) for i, compiled in enumerate(seen))
-    return Explanation(reports, {n: c for n, c in counted.items() if c}, seconds, tuple(cuts))
+    counted = {n: c for n, c in counted.items() if c}
+    training = tuple(TrainingReport.of(cut, context) for cut, context in cuts)
+    return Explanation(reports, counted, seconds, training, happened)
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

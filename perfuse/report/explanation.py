@@ -1,94 +1,25 @@
-"""`Explanation`: the artefacts of every graph that a call compiled, readable."""
+"""`Explanation`: what a call compiled to, first as one screen, then stage by stage."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from perfuse.errors import PerfuseError
-from perfuse.ir.program import Extern
-from perfuse.pipeline import Compiled
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.report.memory import TrainingReport, draw
-from perfuse.report.tables import html_page, rendered
-from perfuse.schedule.plan import Kernel
+from perfuse.report.rows import CallRow as CallRow
+from perfuse.report.rows import GraphReport as GraphReport
+from perfuse.report.rows import KernelRow as KernelRow
+from perfuse.report.screen import screen
+from perfuse.report.tables import STAGES, html_page, stage_text
+from perfuse.torch_records import DynamoEvents
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRow:
-    """One kernel: how much it moves and computes, and which loops it was fused from."""
-
-    name: str
-    num_bytes: int
-    num_flops: int
-    members: tuple[str, ...]
-    origins: tuple[str, ...]  # the user's lines
-
-    @staticmethod
-    def of(kernel: Kernel) -> KernelRow:
-        loops = [member.loop for member in kernel.members]
-        return KernelRow(
-            kernel.name,
-            kernel.num_bytes,
-            kernel.num_flops,
-            tuple(f"{loop.out}: {loop.kind}" for loop in loops),
-            tuple(dict.fromkeys(loop.origin for loop in loops if loop.origin)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """An operator that runs in ATen, and why."""
-
-    op: str
-    reason: str
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class GraphReport:
-    """One compiled graph: each room's artefact as text, and the rows drawn from them."""
-
-    name: str
-    graph: str
-    program: str
-    plan: str
-    kernels: tuple[KernelRow, ...]
-    refusals: tuple[str, ...]
-    fallbacks: tuple[Fallback, ...]
-    seconds: dict[str, float]
-    sources: tuple[str, ...]
-
-    @staticmethod
-    def of(compiled: Compiled, number: int) -> GraphReport:
-        nodes = compiled.module.graph.nodes
-        is_backward = any(node.meta.get("autograd_backward") for node in nodes)
-        externs = [step for step in compiled.plan.steps if isinstance(step, Extern)]
-        return GraphReport(
-            f"graph {number} ({'backward' if is_backward else 'forward'})",
-            "\n".join(_line(node) for node in nodes),
-            str(compiled.program),
-            str(compiled.plan),
-            tuple(KernelRow.of(kernel) for kernel in compiled.plan.kernels),
-            tuple(str(refusal) for refusal in compiled.plan.refusals),
-            tuple(Fallback(step.op, step.reason, step.origin) for step in externs),
-            compiled.seconds,
-            compiled.texts(),
-        )
-
-
-def _line(node: Any) -> str:
-    value = node.meta.get("val")
-    shape = f"  # {value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else ""
-    if node.op in ("placeholder", "get_attr"):
-        return f"{node.name} = {node.op}{shape}"
-    words = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
-    if node.op == "output":
-        return f"return {', '.join(words)}"
-    return f"{node.name} = {node.target}({', '.join(words)}){shape}"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
     """What a call compiled to. `print` it, or ask it."""
 
@@ -96,6 +27,7 @@ class Explanation:
     counters: dict[str, int]
     seconds: float  # the whole first call, capture included
     training: tuple[TrainingReport, ...] = ()  # each capture that has a backward
+    events: DynamoEvents = field(default_factory=DynamoEvents)  # graph breaks, recompiles
 
     @property
     def sources(self) -> list[str]:
@@ -107,7 +39,27 @@ class Explanation:
         return sum(len(graph.kernels) for graph in self.graphs)
 
     def __str__(self) -> str:
-        return rendered(self)
+        return "\n".join(line.text for line in screen(self))
+
+    __repr__ = __str__
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for line in screen(self):
+            yield Text(line.text, style="bold" if line.is_title else "", no_wrap=True)
+
+    def stage(self, name: str, graph: int | None = None) -> str:
+        """The text of one stage: of every graph, or of the one with this number.
+
+        The compiler's artefacts are "graph", "program", "plan", "sources" and "host"; "kernels",
+        "calls", "refusals", "memory", "times" and "counters" are tables.
+        """
+        if name not in STAGES:
+            raise UnknownOption(name, STAGES, what="stage")
+        if graph is not None and not 0 <= graph < len(self.graphs):
+            raise PerfuseError(
+                f"there is no graph {graph}", hint=f"give a number from 0 to {len(self.graphs) - 1}"
+            )
+        return stage_text(self, name, graph)
 
     def to_png(self, path: str | Path) -> Path:
         """Draw memory over time, for each capture that has a backward."""

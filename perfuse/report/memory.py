@@ -19,9 +19,10 @@ from perfuse.graph.saving.costs import num_bytes, num_flops
 from perfuse.schedule.timeline import Timeline
 from perfuse.sizes import spell_bytes
 from perfuse.torch_compat import source_line
+from perfuse.torch_records import module_path
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 100
+WIDTH = 76  # of a line of bars: a terminal's 80 columns, indented
 KINDS = ("results", "saved", "gradients", "temporaries", "workspace")
 
 
@@ -34,6 +35,7 @@ class ValueRow:
     num_bytes: int
     num_flops: int
     origin: str
+    module: str
 
     @staticmethod
     def of(node: Node) -> ValueRow:
@@ -47,6 +49,7 @@ class ValueRow:
             0 if is_input else num_bytes(node),  # the caller's anyway
             0 if is_input else num_flops(node),
             source_line(node),
+            module_path(node),
         )
 
 
@@ -88,12 +91,16 @@ class TrainingReport:
             parts.append("".join(_bar(total, self.peak) for total in _shortened(totals)))
         return "|".join(parts)
 
-    def headline(self) -> str:
+    def peak_text(self) -> str:
+        """The peak, the budget it was to keep, and when it is reached."""
         moment = self.timeline.peak_moment
         where = f", in the {moment.half} at {moment.label}" if moment is not None else ""
         limit = f" (memory_budget {self.budget})" if self.budget else ""
+        return f"peak {spell_bytes(self.peak)}{limit}{where}"
+
+    def headline(self) -> str:
         return (
-            f"peak {spell_bytes(self.peak)}{limit}{where}; "
+            f"{self.peak_text()}; "
             f"saved {spell_bytes(self.timeline.saved_bytes)}; "
             f"recomputed {self.recomputed_flops:,} flops"
         )
@@ -105,7 +112,7 @@ def _bar(value: int, most: int) -> str:
 
 def _shortened(totals: Sequence[int]) -> list[int]:
     """At most so many columns, each the largest of what it stands for."""
-    step = -(-len(totals) // (WIDTH // 2)) or 1
+    step = -(-len(totals) // ((WIDTH - 1) // 2)) or 1
     return [max(totals[i : i + step]) for i in range(0, len(totals), step)]
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jinja2 import Environment
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 110
-MAX_ROWS = 40
+from perfuse.report.screen import short_line
+
+WIDTH = 110  # tables are asked for by people who look for more than fits a screen
+
+Rows = list[tuple[str, ...]]
 
 PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Perfuse: what was compiled</title>
@@ -31,14 +34,14 @@ pre { background: #f7f7f7; padding: .7rem; overflow: auto; max-height: 30rem; fo
 <td>{{ r.origin }}{% endfor %}</table>{% endfor %}{% endfor %}
 {% for g in e.graphs %}
 <h2>{{ g.name }}</h2>
-<table><tr><th>kernel<th>bytes<th>flops<th>fused<th>source
+<table><tr><th>kernel<th>bytes<th>flops<th>fused<th>module<th>source
 {% for k in g.kernels %}
 <tr><td>{{ k.name }}<td class=n>{{ "{:,}".format(k.num_bytes) }}
 <td class=n>{{ "{:,}".format(k.num_flops) }}<td>{{ k.members | join(", ") }}
-<td>{{ k.origins | join(", ") }}
+<td>{{ k.modules | join(", ") }}<td>{{ k.origins | join(", ") }}
 {% endfor %}</table>
-{% if g.fallbacks %}<h3>Calls of ATen</h3><table><tr><th>operator<th>reason<th>source
-{% for f in g.fallbacks %}<tr><td>{{ f.op }}<td>{{ f.reason }}<td>{{ f.origin }}
+{% if g.calls %}<h3>Library calls and fallbacks</h3><table><tr><th>operator<th>reason<th>source
+{% for f in g.calls %}<tr><td>{{ f.op }}<td>{{ f.reason }}<td>{{ f.origin }}
 {% endfor %}</table>{% endif %}
 {% if g.refusals %}<h3>Fusions refused</h3><ul>
 {% for r in g.refusals %}<li>{{ r }}{% endfor %}</ul>{% endif %}
@@ -55,64 +58,95 @@ def html_page(explanation: Any) -> str:
     return Environment(autoescape=True).from_string(PAGE).render(e=explanation)
 
 
-def rendered(explanation: Any) -> str:
-    """The explanation as text for a terminal or a file."""
+STAGES = {
+    "graph": "the ATen graph after our passes",
+    "program": "loops and library calls",
+    "plan": "kernels in order",
+    "sources": "the generated kernels",
+    "host": "the generated host program",
+    "kernels": "every kernel with its figures",
+    "calls": "library calls and fallbacks",
+    "refusals": "fusions that were refused, and why",
+    "memory": "what is saved and recomputed, and memory over time",
+    "times": "seconds for each stage of the compiler",
+    "counters": "what was counted",
+}
+
+
+def stage_text(explanation: Any, stage: str, number: int | None) -> str:
+    """One stage as text: of each graph under a heading, or of one graph alone."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
-    kernels, graphs = explanation.num_kernels, len(explanation.graphs)
-    console.print(
-        f"{kernels} kernels in {graphs} graphs, {explanation.seconds:.2f} s", markup=False
-    )
-    for training in explanation.training:
-        _print_training(console, training)
-    for graph in explanation.graphs:
-        _print_graph(console, graph)
-    _print_rows(console, "counters", ("name", "count"), explanation.counters.items())
+    if stage == "memory":
+        for training in explanation.training:
+            _print_training(console, training)
+    elif stage == "counters":
+        _print_rows(console, "counters", ("name", "count"), explanation.counters.items())
+    else:
+        graphs = explanation.graphs if number is None else [explanation.graphs[number]]
+        for graph in graphs:
+            if number is None:
+                console.print(f"# {graph.name}", markup=False)
+            _print_stage(console, graph, stage)
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
 
 
-def _print_training(console: Console, report: Any) -> None:
-    console.rule("memory of a training step")
-    console.print(report.headline(), markup=False, soft_wrap=True)
-    console.print(f"over time: {report.sparkline()}", markup=False, soft_wrap=True)
-    heads = ("value", "made by", "bytes", "flops", "source")
-    for title, rows in (("saved", report.saved), ("recomputed", report.recomputed)):
-        cells = [
-            (r.name, r.what, f"{r.num_bytes:,}", f"{r.num_flops:,}", _short(r.origin)) for r in rows
-        ]
-        _print_rows(console, title, heads, cells)
+def _print_stage(console: Console, graph: Any, stage: str) -> None:
+    if stage in TABLES:
+        columns, rows = TABLES[stage]
+        _print_rows(console, "", columns, rows(graph))
+        return
+    texts = {"sources": graph.sources[:-1], "host": graph.sources[-1:]}
+    text = "\n".join(texts[stage]) if stage in texts else getattr(graph, stage)
+    console.file.write(text.rstrip("\n") + "\n")
 
 
-def _print_graph(console: Console, graph: Any) -> None:
-    console.rule(graph.name)
-    _print_text(console, "graph", graph.graph)
-    _print_text(console, "program", graph.program)
-    kernels = [
+def _kernel_rows(graph: Any) -> Rows:
+    return [
         (
             k.name,
             f"{k.num_bytes:,}",
             f"{k.num_flops:,}",
             ", ".join(k.members),
-            ", ".join(map(_short, k.origins)),
+            ", ".join(k.modules),
+            ", ".join(map(short_line, k.origins)),
         )
         for k in graph.kernels
     ]
-    _print_rows(console, "kernels", ("kernel", "bytes", "flops", "fused", "source"), kernels)
-    calls = [(f.op, f.reason, _short(f.origin)) for f in graph.fallbacks]
-    _print_rows(console, "calls of ATen", ("operator", "reason", "source"), calls)
-    _print_rows(console, "fusions refused", ("what and why",), [(r,) for r in graph.refusals])
-    stages = [(name, f"{1e3 * seconds:.1f} ms") for name, seconds in graph.seconds.items()]
-    _print_rows(console, "time per stage", ("stage", "time"), stages)
 
 
-def _print_text(console: Console, title: str, text: str) -> None:
-    lines = text.splitlines()
-    console.print(f"{title}:", markup=False)
-    for line in lines[:MAX_ROWS]:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
-    if len(lines) > MAX_ROWS:
-        console.print(f"  ... and {len(lines) - MAX_ROWS} more lines", markup=False)
+def _call_rows(graph: Any) -> Rows:
+    return [(c.op, c.kind, c.reason, c.module, short_line(c.origin)) for c in graph.calls]
+
+
+def _time_rows(graph: Any) -> Rows:
+    return [(name, f"{1e3 * seconds:.1f} ms") for name, seconds in graph.seconds.items()]
+
+
+def _refusal_rows(graph: Any) -> Rows:
+    return [(refusal,) for refusal in graph.refusals]
+
+
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[Any], Rows]]] = {
+    "kernels": (("kernel", "bytes", "flops", "fused", "modules", "source"), _kernel_rows),
+    "calls": (("operator", "kind", "reason", "module", "source"), _call_rows),
+    "refusals": (("what and why",), _refusal_rows),
+    "times": (("stage", "time"), _time_rows),
+}
+
+
+def _print_training(console: Console, report: Any) -> None:
+    console.print("memory of a training step", markup=False)
+    console.print(report.headline(), markup=False, soft_wrap=True)
+    console.print(f"over time: {report.sparkline()}", markup=False, soft_wrap=True)
+    heads = ("value", "made by", "bytes", "flops", "source")
+    for title, rows in (("saved", report.saved), ("recomputed", report.recomputed)):
+        cells = [
+            (r.name, r.what, f"{r.num_bytes:,}", f"{r.num_flops:,}", short_line(r.origin))
+            for r in rows
+        ]
+        _print_rows(console, title, heads, cells)
 
 
 def _print_rows(
@@ -121,16 +155,9 @@ def _print_rows(
     kept = list(rows)
     if not kept:
         return
-    table = Table(title=title, title_justify="left", box=None, header_style="")
+    table = Table(title=title or None, title_justify="left", box=None, header_style="")
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in kept[:MAX_ROWS]:
+    for row in kept:
         table.add_row(*(str(cell).replace("[", r"\[") for cell in row))
     console.print(table)
-    if len(kept) > MAX_ROWS:
-        console.print(f"... and {len(kept) - MAX_ROWS} more", markup=False)
-
-
-def _short(origin: str) -> str:
-    """The last two parts of a path are enough to find a line."""
-    return "/".join(origin.split("/")[-2:])

@@ -129,7 +129,7 @@ def test_nothing_touches_the_peer(module: str) -> None:
 
 
 # The files that touch private PyTorch APIs: the second for guards alone.
-COMPAT = ("torch_compat.py", "torch_guards.py")
+COMPAT = ("torch_compat.py", "torch_guards.py", "torch_records.py")
 
 
 def test_private_torch_only_in_torch_compat() -> None:

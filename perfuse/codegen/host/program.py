@@ -367,7 +367,7 @@ class _CpuWriter(HostWriter):
 def _origins(steps: tuple[Step, ...]) -> str:
     """The user's lines of those loops that look something up by an index that is data."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
-    lines = [loop.origin for loop in loops if loop.origin and _looks_up(loop)]
+    lines = [loop.origin.line for loop in loops if loop.origin.line and _looks_up(loop)]
     return ", ".join(dict.fromkeys(lines))
 
 

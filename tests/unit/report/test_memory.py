@@ -48,7 +48,7 @@ def test_rows_say_what_becomes_of_each_value(told: Explanation) -> None:
 
 
 def test_the_text_has_it(told: Explanation) -> None:
-    text = str(told)
+    text = told.stage("memory")
     (report,) = told.training
     assert report.headline() in text
     assert report.sparkline() in text and BARS[-1] in report.sparkline()

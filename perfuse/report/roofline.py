@@ -1,0 +1,81 @@
+"""Lower bounds of running time: bytes over bandwidth, operations over peak arithmetic."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from perfuse.ir.expr import SCALAR_OPS, Expr, walk
+from perfuse.ir.index import Dim, product
+from perfuse.ir.program import Program
+from perfuse.schedule.likely import Hints, value_of
+from perfuse.schedule.plan import Kernel
+from perfuse.target import Target
+from perfuse.torch_compat import disable_dispatch_modes
+
+CPU_HZ = 2.5e9  # a server core's clock under vector load
+FMA_UNITS = 2  # of a core, each a multiplication and an addition in every lane
+COPY_FLOATS = 8 << 20  # more than caches hold
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What a machine moves and computes in a second at best."""
+
+    bytes_per_s: float
+    flops_per_s: float  # float32, outside of matrix units
+    matrix_flops_per_s: float  # halves, in matrix units
+
+    @staticmethod
+    def of(target: Target) -> Roofline:
+        if target.gpu is not None:
+            return Roofline(target.gpu.bandwidth, target.gpu.flops_f32, target.gpu.flops_f16)
+        peak = CPU_HZ * target.num_threads * target.lanes * FMA_UNITS * 2
+        return Roofline(_copy_rate(), peak, peak)
+
+    def seconds(self, num_bytes: int, num_flops: int) -> float:
+        """The least time that moving and computing so much can take."""
+        return max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
+
+
+@cache
+def _copy_rate() -> float:
+    """Bytes a second that this machine copies, read and written counted; takes some 20 ms."""
+    with disable_dispatch_modes(), torch.inference_mode():
+        source = torch.ones(COPY_FLOATS)
+        target = torch.empty_like(source).copy_(source)
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            target.copy_(source)
+            best = min(best, time.perf_counter() - start)
+    return 2 * source.nbytes / best
+
+
+def kernel_bytes(kernel: Kernel, program: Program) -> int:
+    """Bytes that a kernel moves; sizes that are not known yet count as what they are likely."""
+    if not _is_dynamic(kernel):
+        return kernel.num_bytes
+    buffers = [program.buffers[n] for n in kernel.reads() if n in program.buffers]
+    buffers += [program.buffers[n] for n in sorted(kernel.stored)]
+    return sum(value_of(b.num_elements, program.hints) * b.dtype.num_bytes for b in buffers)
+
+
+def kernel_flops(kernel: Kernel, hints: Hints) -> int:
+    """Operations of a kernel, likewise."""
+    if not _is_dynamic(kernel):
+        return kernel.num_flops
+    total, seen = 0, set[Expr]()
+    for member in kernel.members:
+        ops = sum(e.op in SCALAR_OPS for e in walk(member.loop.value, seen))
+        count = value_of(product([axis.size for axis in member.loop.axes]), hints)
+        total += count * (ops + member.loop.is_reduction)
+    return total
+
+
+def _is_dynamic(kernel: Kernel) -> bool:
+    sizes: list[Dim] = [axis.size for m in kernel.members for axis in m.loop.axes]
+    return any(not isinstance(size, int) for size in sizes)

@@ -1,0 +1,176 @@
+"""The rows of a report: one graph's kernels and calls, each with where it comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from perfuse.config import Settings, describe
+from perfuse.graph.saving.costs import Work, num_flops, work_of
+from perfuse.ir.program import Extern, Origin
+from perfuse.pipeline import Compiled
+from perfuse.report.roofline import Roofline, kernel_bytes, kernel_flops
+from perfuse.schedule.plan import Kernel
+from perfuse.torch_records import op_identity
+
+# What vendors' libraries do better than generated code, by words in the names of the ops.
+LIBRARIES = {
+    "attention": ("attention", "flash", "cudnn_sdp"),
+    "convolution": ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose"),
+    "recurrent": ("lstm", "gru", "rnn"),
+    "matmul": ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "aligned_product"),
+}
+
+
+def library_kind(op: str) -> str:
+    """The kind of library call that an op is (`matmul`, ...), "" for a fallback."""
+    name = op.split(".")[1] if "." in op else op
+    words = {name, *name.split("_")}
+    for kind, known in LIBRARIES.items():
+        if words & set(known) or (kind == "convolution" and "convolution" in name):
+            return kind
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One kernel: what it moves and computes, what it was fused from, and whose code that was."""
+
+    name: str
+    num_bytes: int
+    num_flops: int
+    seconds: float  # at the roofline: it cannot be faster
+    members: tuple[str, ...]
+    origins: tuple[str, ...]  # the user's lines, the most frequent first
+    modules: tuple[str, ...]  # likewise: layers.3.mlp
+    ops: tuple[str, ...]
+
+    @staticmethod
+    def of(kernel: Kernel, compiled: Compiled, roofline: Roofline) -> KernelRow:
+        loops = [member.loop for member in kernel.members]
+        moved = kernel_bytes(kernel, compiled.program)
+        computed = kernel_flops(kernel, compiled.program.hints)
+        origins = [loop.origin for loop in loops]
+        return KernelRow(
+            kernel.name,
+            moved,
+            computed,
+            roofline.seconds(moved, computed),
+            tuple(f"{loop.out}: {loop.kind}" for loop in loops),
+            _by_frequency([origin.line for origin in origins]),
+            _by_frequency([origin.module for origin in origins]),
+            tuple(dict.fromkeys(op for origin in origins for op in origin.ops)),
+        )
+
+
+def _by_frequency(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name, _ in Counter(filter(None, names)).most_common())
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """An op that runs as a PyTorch call inside of the program, and why."""
+
+    op: str
+    reason: str
+    origin: str  # the user's line
+    module: str
+    kind: str  # matmul, convolution, attention, ...; "" for a fallback
+
+    @staticmethod
+    def of(step: Extern) -> CallRow:
+        origin: Origin = step.origin
+        return CallRow(step.op, step.reason, origin.line, origin.module, library_kind(step.op))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One compiled graph: each stage's artefact as text, and the rows drawn from them."""
+
+    name: str
+    is_backward: bool
+    num_ops: int  # of the user's program, views left out
+    target: str
+    settings: tuple[str, ...]  # those that are not at their default
+    sizes: dict[str, int]  # symbols of dynamic sizes, and what they were here
+    graph: str
+    program: str
+    plan: str
+    kernels: tuple[KernelRow, ...]
+    refusals: tuple[str, ...]
+    calls: tuple[CallRow, ...]
+    library_flops: dict[str, int]  # by kind
+    seconds: dict[str, float]  # by stage
+    sources: tuple[str, ...]  # C++ or Triton, then the host program
+
+    @staticmethod
+    def of(compiled: Compiled, number: int) -> GraphReport:
+        nodes = list(compiled.module.graph.nodes)
+        is_backward = any(node.meta.get("autograd_backward") for node in nodes)
+        roofline = Roofline.of(compiled.context.target)
+        calls = [step for step in compiled.plan.steps if isinstance(step, Extern)]
+        return GraphReport(
+            f"graph {number} ({'backward' if is_backward else 'forward'})",
+            is_backward,
+            num_ops(nodes),
+            str(compiled.context.target),
+            changed_settings(compiled.context.settings),
+            dict(compiled.program.hints),
+            "\n".join(_line(node) for node in nodes),
+            str(compiled.program),
+            str(compiled.plan),
+            tuple(KernelRow.of(kernel, compiled, roofline) for kernel in compiled.plan.kernels),
+            tuple(str(refusal) for refusal in compiled.plan.refusals),
+            tuple(CallRow.of(call) for call in calls),
+            _library_flops(nodes),
+            compiled.seconds,
+            compiled.texts(),
+        )
+
+    @property
+    def fallbacks(self) -> tuple[CallRow, ...]:
+        """Calls that are there because Perfuse could not compile the op."""
+        return tuple(call for call in self.calls if not call.kind)
+
+    @property
+    def library_calls(self) -> tuple[CallRow, ...]:
+        return tuple(call for call in self.calls if call.kind)
+
+
+def num_ops(nodes: Sequence[Node]) -> int:
+    """Ops of the user's program in a graph: what one was decomposed into counts once."""
+    work = [n for n in nodes if n.op == "call_function" and work_of(n) is not Work.FREE]
+    return len({op_identity(node) for node in work})
+
+
+def changed_settings(settings: Settings) -> tuple[str, ...]:
+    """The settings that were chosen, spelled as options; where things are stored is left out."""
+    return tuple(
+        f"{row.name}={settings.get(row.name)!r}"
+        for row in describe()
+        if settings.get(row.name) != row.default and not row.name.startswith(("cache.", "build."))
+    )
+
+
+def _library_flops(nodes: Sequence[Node]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for node in nodes:
+        kind = library_kind(str(node.target)) if node.op == "call_function" else ""
+        if kind:
+            found[kind] += num_flops(node)
+    return dict(found)
+
+
+def _line(node: Any) -> str:
+    value = node.meta.get("val")
+    shape = f"  # {value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else ""
+    if node.op in ("placeholder", "get_attr"):
+        return f"{node.name} = {node.op}{shape}"
+    words = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    if node.op == "output":
+        return f"return {', '.join(words)}"
+    return f"{node.name} = {node.target}({', '.join(words)}){shape}"
