@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from perfuse.api import explain as explain
     from perfuse.api import load as load
     from perfuse.api import memory_efficient_fusion as memory_efficient_fusion
+    from perfuse.api import release_memory as release_memory
     from perfuse.graph.cse import fx_graph_cse as fx_graph_cse
 
 LAZY = {
@@ -47,6 +48,7 @@ LAZY = {
     "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),
     "load": ("perfuse.runtime.artefact", "load"),
     "memory_efficient_fusion": ("perfuse.api", "memory_efficient_fusion"),
+    "release_memory": ("perfuse.runtime.idle", "release_memory"),
 }
 
 __version__ = VERSION

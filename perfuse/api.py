@@ -1,4 +1,4 @@
-"""The public functions: compile, memory_efficient_fusion, explain, aot_compile and load."""
+"""The public functions: compile and its relatives, explain, aot_compile, load, release_memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from perfuse.capture.elsewhere import codegen_for as codegen_for
 from perfuse.capture.modes import overrides_of, settings_for
 from perfuse.report.explain import explain as explain
 from perfuse.runtime.artefact import load as load
+from perfuse.runtime.idle import release_memory as release_memory
 
 aot_load = load
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from threading import RLock
 from types import ModuleType, NoneType, TracebackType
 from typing import (
     Any,
@@ -29,6 +28,7 @@ from typing import (
 )
 
 from perfuse.errors import ConfigError, UnknownOption
+from perfuse.forking import ForkLock
 from perfuse.sizes import parse_budget
 
 P = ParamSpec("P")
@@ -68,7 +68,9 @@ class CpuSettings:
         True, "Race the libraries for each large matrix product and keep the fastest."
     )
     pool_limit_bytes: int = plain(
-        1024 * MIB, "Bytes of freed buffers kept for reuse between calls; 0 keeps none."
+        1024 * MIB,
+        "Bytes of large buffers, in use or free, that are kept for reuse between calls; 0 keeps "
+        "none.",
     )
 
 
@@ -127,6 +129,30 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ThresholdSettings:
+    """Sizes from which something is done differently; 0 always does it. Tests set all to 0."""
+
+    pool_bytes: int = key(
+        1 << 18, "CPU tensors of at least this size come from memory that keeps its pages."
+    )
+    huge_page_bytes: int = plain(
+        2 * MIB, "Pooled memory of at least this size asks for huge pages."
+    )
+    forget_bytes: int = key(
+        1 << 16, "Saved tensors of at least this size are let go of after their last use."
+    )
+    gpu_arena_tensor_bytes: int = key(
+        1 << 16, "Temporaries of a GPU program below this size share memory kept between calls."
+    )
+    gpu_scratch_bytes: int = key(
+        1 << 18, "Scratch memory of a GPU kernel up to this size is kept between calls."
+    )
+    gpu_release_bytes: int = key(
+        16 * MIB, "Dead memory of a GPU program from which it is given back before the next kernel."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Every setting at one moment: what a compile carries from its first stage to its last."""
 
@@ -159,6 +185,7 @@ class Settings:
     rocm: RocmSettings = field(default_factory=RocmSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
         """These settings with some changed, by dotted name or by nested mapping."""
@@ -344,8 +371,9 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 
 # The settings of the process, and above them what `patch` changed in this thread or task.
-_lock = RLock()
+_lock = ForkLock()
 _process: list[Settings] = []
+_watchers: list[Callable[[Settings], None]] = []
 _patches: ContextVar[dict[str, Any] | None] = ContextVar("perfuse_config_patches", default=None)
 
 
@@ -371,6 +399,13 @@ def assign(name: str, value: Any) -> None:
         return
     with _lock:
         _process[:] = [_apply(_process_settings(), flat)]
+    for watcher in _watchers:
+        watcher(_process_settings())
+
+
+def watch(watcher: Callable[[Settings], None]) -> None:
+    """Call `watcher` whenever the settings of the process change."""
+    _watchers.append(watcher)
 
 
 class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@config.patch(...)`

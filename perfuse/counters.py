@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from threading import Lock
+
+from perfuse.forking import ForkLock
 
 
 class Counters:
     """Thread-safe counts by dotted name; a name that was never counted is 0."""
 
     def __init__(self, initial: Mapping[str, int] | None = None) -> None:
-        self._lock = Lock()
+        self._lock = ForkLock()
         self._counts: dict[str, int] = dict(initial or {})
 
     def inc(self, name: str, n: int = 1) -> None:

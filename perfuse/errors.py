@@ -68,6 +68,18 @@ class UnknownOption(ConfigError, AttributeError):
         self.nearest = nearest[0] if nearest else None
 
 
+class ForkedGpuCall(PerfuseError):
+    """A function compiled for a GPU was called in a process forked after the GPU was in use."""
+
+    default_hint = (
+        'start the process another way: multiprocessing.get_context("spawn"), or '
+        'DataLoader(..., multiprocessing_context="spawn").'
+    )
+
+    def __init__(self) -> None:
+        super().__init__("a GPU cannot be used in a forked process")
+
+
 class CompilerMissing(PerfuseError):
     """No C++ compiler could be found on this machine."""
 

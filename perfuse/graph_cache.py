@@ -100,7 +100,7 @@ def _bound(saved: SavedProgram, built: Entry | None, context: Context) -> Call:
     if saved.host.gpu is not None and built is not None:
         return load_gpu(saved.host, built, saved.constants, context)
     library = None if built is None else built.read_bytes(LIBRARY)
-    return bind(saved.host, library, saved.constants, context.settings.cpu.threads)
+    return bind(saved.host, library, saved.constants, context.settings)
 
 
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:

@@ -91,8 +91,7 @@ def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finishe
     host = run("host", generate_host, plan, sources, keeps_frames)  # the program that launches
     entry = run("build", build_shared_library, sources.units, context) if sources.units else None
     library = None if entry is None else entry.read_bytes(LIBRARY)
-    threads = context.settings.cpu.threads
-    load = partial(bind, host, library, plan.program.constants, threads)
+    load = partial(bind, host, library, plan.program.constants, context.settings)
     return sources, host, load, None if entry is None else entry.key
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,19 +62,12 @@ class Allocation:
 
     time_ns: int
     num_bytes: int
-    is_pooled: bool  # by Perfuse's own pool, else by PyTorch's allocator
 
 
 def trace_allocations(step: Callable[[], Any]) -> tuple[Allocation, ...]:
-    """What `step()` allocates on the CPU and gives back, in order: PyTorch's and the pool's."""
-    pooled: list[Allocation] = []
-
-    def note(change: int) -> None:
-        pooled.append(Allocation(time.time_ns(), change, True))
-
-    with POOL.watched(note):
-        plain = cpu_allocations(step)
-    events = [*pooled, *(Allocation(at, size, False) for at, size in plain)]
+    """Memory that `step()` takes on the CPU and gives back, in order, with nothing pooled."""
+    with POOL.bypassed():
+        events = [Allocation(at, size) for at, size in cpu_allocations(step)]
     return tuple(sorted(events, key=lambda event: event.time_ns))
 
 

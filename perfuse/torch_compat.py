@@ -561,6 +561,13 @@ def storage_users(storage: Any) -> int:
     return int(private._storage_Use_Count(storage._cdata))
 
 
+def storage_use_counter() -> Callable[[int], int]:
+    """A function: the handle of a storage (`_cdata`) -> how many tensors and handles hold it."""
+    private: Any = torch._C
+    counter: Callable[[int], int] = private._storage_Use_Count
+    return counter
+
+
 def raw_stream_getter() -> Callable[[int], int]:
     """A function: the number of a GPU -> the handle of the stream that work is now put on."""
     private: Any = torch._C

@@ -18,7 +18,6 @@ from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 from perfuse.build.folders import check_own, make_in, new_name, opened_own, private_folders
 from perfuse.build.manifest import (
@@ -40,6 +39,7 @@ from perfuse.build.root import (
 )
 from perfuse.counters import Counters
 from perfuse.errors import CacheDamaged, CacheUnsafe
+from perfuse.forking import ForkLock
 from perfuse.system import FOLDER, opened, remove_tree, system, write_file
 
 # Another process may be about to load what it was just given: young entries are never evicted.
@@ -87,7 +87,7 @@ class Store:
         self._root = None if folder is None else Root(folder)
         self._is_left = False
         self._counters = counters if counters is not None else Counters()
-        self._lock = Lock()
+        self._lock = ForkLock()
         self._memory: OrderedDict[str, Entry] = OrderedDict()
         self._bytes_since_look = 0
         self._has_warned = False

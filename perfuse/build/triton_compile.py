@@ -12,18 +12,18 @@ import linecache
 import re
 import struct
 from dataclasses import dataclass
-from threading import Lock
 from types import ModuleType
 from typing import Any
 
 from perfuse.build.bundle import CodeObject
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.errors import CompilerFailed, CompilerMissing
+from perfuse.forking import ForkLock
 from perfuse.gpu import Gpu
 
 # Python's own parser is not safe in threads (AST constructor recursion depth mismatch), and this
 # stage holds Python's lock anyway.
-_FRONT = Lock()
+_FRONT = ForkLock()
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 

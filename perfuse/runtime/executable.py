@@ -6,15 +6,20 @@ import ctypes
 import math
 from array import array
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource, function_name
+from perfuse.config import Settings
+from perfuse.forking import is_forked
+from perfuse.runtime.idle import IdleFrames
 from perfuse.runtime.layout import HOST_FILE, resolve_op, window, with_strides
-from perfuse.runtime.pool import empty_strided, pooled
-from perfuse.schedule.memory import SMALLEST_POOLED
+from perfuse.runtime.pool import allocator
+
+_DEFAULT = Settings()
 
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -24,14 +29,14 @@ class Frame:
 
     __slots__ = ("arena", "pointers", "pointers_at", "sizes", "sizes_at", "status", "windows")
 
-    def __init__(self, host: HostSource) -> None:
+    def __init__(self, host: HostSource, empty: Callable[..., torch.Tensor]) -> None:
         self.pointers = array("q", bytes(8 * host.num_pointers))
         self.sizes = array("q", bytes(8 * host.num_sizes))
         self.status = array("q", [0])
         self.pointers_at = self.pointers.buffer_info()[0]
         self.sizes_at = self.sizes.buffer_info()[0]
         self.pointers[0] = self.status.buffer_info()[0]
-        self.arena = _arena(host.arena_bytes + 64)
+        self.arena = empty((host.arena_bytes + 64,), (1,), torch.uint8)
         skip = -self.arena.data_ptr() % 64
         base = self.arena.data_ptr() + skip
         for place, offset in host.fixed_pointers:
@@ -39,10 +44,11 @@ class Frame:
         self.windows = [window(self.arena[skip:], made) for made in host.windows]
 
 
-def _arena(num_bytes: int) -> torch.Tensor:
-    if num_bytes < SMALLEST_POOLED:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    return pooled(num_bytes, torch.uint8, num_bytes)
+def _num_threads(chosen: int) -> int:
+    """Threads of a kernel. One after a fork, where OpenMP waits for threads that are gone."""
+    if is_forked():
+        return 1
+    return chosen or torch.get_num_threads()
 
 
 def new_seeds(count: int) -> torch.Tensor:
@@ -61,24 +67,27 @@ def bind(
     host: HostSource,
     library: bytes | None,
     constants: Mapping[str, Any],
-    num_threads: int = 0,
+    settings: Settings = _DEFAULT,
 ) -> Call:
     """The callable of a host program: takes the graph's arguments in a list, which it empties."""
-    frames: list[Frame] = []
+    frames = IdleFrames()
+    num_threads = settings.cpu.threads
+    empty_strided = allocator(settings.thresholds.pool_bytes)
 
     def take_frame() -> Frame:
         # Asking first would race: another thread may take the last frame in between.
         try:
-            return frames.pop()
+            found: Frame = frames.pop()
         except IndexError:
-            return Frame(host)
+            return Frame(host, empty_strided)
+        return found
 
     space: dict[str, Any] = {
         "torch": torch,
         "math": math,
         "frames": frames,
         "take_frame": take_frame,
-        "get_num_threads": (lambda: num_threads) if num_threads else torch.get_num_threads,
+        "get_num_threads": partial(_num_threads, num_threads),
         "empty_strided": empty_strided,
         "as_strided": torch.as_strided,
         "with_strides": with_strides,

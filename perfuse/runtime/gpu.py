@@ -11,7 +11,10 @@ import torch
 
 from perfuse.codegen.host.program import HostSource, function_name
 from perfuse.codegen.host.tables import GpuTables
+from perfuse.errors import ForkedGpuCall
+from perfuse.forking import is_forked
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.idle import IdleFrames
 from perfuse.runtime.layout import HOST_FILE, resolve_op, with_strides
 from perfuse.torch_compat import (
     capture_getter,
@@ -79,27 +82,30 @@ def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
     While a CUDA graph is recorded, a frame that keeps memory is made for this recording alone: its
     memory is the graph's, and is filled by each replay.
     """
-    homes: dict[int, list[GpuFrame]] = {}
+    homes: dict[int, IdleFrames] = {}
     assert host.gpu is not None
     on_gpu = torch.device(host.gpu.device).type != "cpu"
     has_own = bool(host.gpu.kept) or launcher.keeps_memory or host.arena_bytes > 0
     keeps_memory, is_capturing = on_gpu and has_own, capture_getter()
 
     def take_frame(stream: int) -> GpuFrame:
+        if on_gpu and is_forked():
+            raise ForkedGpuCall
         if keeps_memory and is_capturing():
             frame = GpuFrame(host, [])
             launcher.prepare(frame)
             return frame
         home = homes.get(stream)
         if home is None:
-            home = homes.setdefault(stream, [])
+            home = homes.setdefault(stream, IdleFrames())
         # Asking first would race: another thread may take the last frame in between.
         try:
-            return home.pop()
+            found: GpuFrame = home.pop()
         except IndexError:
             frame = GpuFrame(host, home)
             launcher.prepare(frame)
             return frame
+        return found
 
     return take_frame
 

@@ -11,7 +11,6 @@ import ctypes
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from threading import RLock
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,10 +20,11 @@ import torch
 from perfuse.build.triton_compile import load_module
 from perfuse.codegen.host.tables import FillRow, LaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
+from perfuse.forking import ForkLock
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.interpreted_math import NumpyLibdevice
 
-_TURN = RLock()
+_TURN = ForkLock()
 _LIBRARY = ("triton.language", "triton.language.standard", "triton.language.random")
 
 Run = Callable[[], None]

@@ -3,6 +3,10 @@
 The C library gives large blocks back to the system when they are freed, so a program that returns
 a large tensor pays a page fault for every 4 KiB of it on every call, often more than the kernel
 itself costs (benchmarks/results, rmsnorm_t5). Blocks here keep their pages and ask for huge ones.
+
+A block is an ordinary storage of PyTorch's own allocator: private to the process after a fork,
+resizable, and refused with PyTorch's own error when memory is out. The pool keeps a hold on every
+block it made, up to its limit, and a block is free when nobody else holds it.
 """
 
 from __future__ import annotations
@@ -10,136 +14,259 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import threading
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from perfuse import config
-from perfuse.schedule.memory import HUGE_PAGE, SMALLEST_POOLED, pooled_bytes
+from perfuse.forking import ForkLock
+from perfuse.torch_compat import storage_use_counter
 
 _ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
+_use_count = storage_use_counter()
 
-class Pool:
-    """Free blocks by size. Taking and giving back are safe from any thread."""
+# Blocks looked at before those known to be free: the last ones taken, still in the caches.
+_RECENT = 4
+# A search for free blocks that found none is repeated when 1 / _PATIENCE as many were made.
+_PATIENCE = 8
+
+
+class _Block:
+    """A storage, the pool's own tensor over it, and how many hold it when nobody else does."""
+
+    __slots__ = ("_handle", "_references", "_template", "_users", "address", "storage")
+
+    def __init__(self, num_bytes: int) -> None:
+        self._template = torch.empty(num_bytes, dtype=torch.uint8)
+        self.storage = self._template.untyped_storage()
+        self.address = self._template.data_ptr()
+        self._handle: int = self.storage._cdata
+        self._users = _use_count(self._handle)
+        self._references = sys.getrefcount(self.storage)
+
+    def is_free(self) -> bool:
+        """Whether neither a tensor nor a handle of the storage is left outside of the pool."""
+        return (
+            _use_count(self._handle) == self._users
+            and sys.getrefcount(self.storage) == self._references
+        )
+
+    def is_whole(self, num_bytes: int) -> bool:
+        """Whether nobody resized the storage, or moved it into shared memory."""
+        return self.storage.nbytes() == num_bytes and self.storage.data_ptr() == self.address
+
+    def tensor(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A new tensor over the block: no view, and like any other to autograd."""
+        kept = self._template
+        if kept.shape != shape or kept.stride() != strides or kept.dtype is not dtype:
+            # The old one stays until the new one is there: the storage must not die between.
+            kept = torch.empty(0, dtype=dtype)
+            kept.set_(self.storage, 0, shape, strides)
+            self._template = kept
+        made: torch.Tensor = torch.empty(0, dtype=dtype).set_(kept)  # type: ignore[call-overload]
+        return made
+
+
+class _Shelf:
+    """The blocks of one size."""
+
+    __slots__ = ("free", "num_unsought", "taken")
 
     def __init__(self) -> None:
-        self._free: dict[int, list[tuple[int, mmap.mmap]]] = {}
-        self._free_bytes = 0
-        self._used_bytes = 0
-        self._watchers: tuple[Callable[[int], None], ...] = ()
-        # Reentrant: a collection of garbage may start under the lock and give back blocks itself.
-        self._lock = threading.RLock()
+        self.taken: list[_Block] = []  # in the order of taking; free ones may be among them
+        self.free: list[_Block] = []  # found to be free
+        self.num_unsought = 0  # blocks made since a search found nothing
 
-    def take(self, num_bytes: int) -> _Block:
-        """A block of at least so many bytes; it comes back when the returned object dies."""
-        size = pooled_bytes(num_bytes)
-        found = None
+    def pop(self) -> _Block | None:
+        taken = self.taken
+        for k in range(1, min(_RECENT, len(taken)) + 1):
+            if taken[-k].is_free():
+                return taken.pop(-k)
+        if not self.free and self.num_unsought * _PATIENCE >= len(taken):
+            self.search()
+        return self.free.pop() if self.free else None
+
+    def search(self) -> None:
+        """Move free blocks to where they are taken from, the last taken on top."""
+        found = [block for block in self.taken if block.is_free()]
+        if found:
+            free = set(found)
+            self.taken = [block for block in self.taken if block not in free]
+            self.free += found
+        self.num_unsought = len(self.taken) if found else 0
+
+
+class Pool:
+    """Blocks by size. Taking is safe from any thread; giving back is letting go of the tensor."""
+
+    def __init__(self) -> None:
+        # Reentrant: garbage may be collected under the lock, and run a compiled function itself.
+        self._lock = ForkLock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew and hold nothing: after a fork another thread may have been in the middle."""
+        self._shelves: dict[int, _Shelf] = {}  # least recently used first
+        self._held_bytes = 0
+        self._num_unshrunk = 0  # blocks made since shrinking found nothing to give back
+        self._num_bypasses = 0
+        self._is_inside = False
+
+    def take(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, num_bytes: int
+    ) -> torch.Tensor:
+        """A tensor at the start of a storage of this many bytes."""
         with self._lock:
-            blocks = self._free.get(size)
-            if blocks:
-                found = blocks.pop()
-                self._free_bytes -= size
-            self._count(size)
-        address, memory = found if found is not None else _mapped(size)
-        block: _Block = _block_type(size).from_address(address)
-        block.home = (self, size, address, memory)
+            if self._is_inside or self._num_bypasses:
+                return self._made(num_bytes).tensor(shape, strides, dtype)
+            self._is_inside = True
+            try:
+                block = self._popped(num_bytes)
+                if block is not None:
+                    tensor = block.tensor(shape, strides, dtype)
+                    self._shelves[num_bytes].taken.append(block)
+                    return tensor
+                return self._new(shape, strides, dtype, num_bytes)
+            finally:
+                self._is_inside = False
+
+    def _popped(self, num_bytes: int) -> _Block | None:
+        shelf = self._shelves.pop(num_bytes, None)
+        if shelf is None:
+            return None
+        self._shelves[num_bytes] = shelf
+        while (block := shelf.pop()) is not None:
+            if block.is_whole(num_bytes):
+                return block
+            self._held_bytes -= num_bytes
+        return None
+
+    def _new(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, num_bytes: int
+    ) -> torch.Tensor:
+        limit = config.snapshot().cpu.pool_limit_bytes
+        if num_bytes <= limit < self._held_bytes + num_bytes:
+            self._make_room(limit - num_bytes)
+        block = self._made(num_bytes)
+        tensor = block.tensor(shape, strides, dtype)
+        if self._held_bytes + num_bytes <= limit:
+            shelf = self._shelves.setdefault(num_bytes, _Shelf())
+            shelf.taken.append(block)
+            shelf.num_unsought += 1
+            self._held_bytes += num_bytes
+        return tensor
+
+    def _made(self, num_bytes: int) -> _Block:
+        try:
+            block = _Block(num_bytes)
+        except RuntimeError:
+            self._shrink(0)
+            block = _Block(num_bytes)
+        _ask_for_huge_pages(block.address, num_bytes)
         return block
 
-    def give_back(self, size: int, address: int, memory: mmap.mmap) -> None:
-        limit = config.snapshot().cpu.pool_limit_bytes
-        with self._lock:
-            self._count(-size)
-            if self._free_bytes + size <= limit:
-                self._free.setdefault(size, []).append((address, memory))
-                self._free_bytes += size
-        # A block over the limit is unmapped when its mmap object dies here.
+    def _make_room(self, num_bytes: int) -> None:
+        """Shrink, unless a while ago all blocks were in use."""
+        self._num_unshrunk += 1
+        num_held = sum(len(shelf.taken) for shelf in self._shelves.values())
+        if self._num_unshrunk * _PATIENCE >= num_held or self._held_bytes <= num_bytes:
+            self._shrink(num_bytes)
+            self._num_unshrunk = 0
 
-    def _count(self, change: int) -> None:
-        self._used_bytes += change
-        for watcher in self._watchers:
-            watcher(change)
+    def _shrink(self, num_bytes: int) -> None:
+        """Let go of free blocks, the least recently used sizes first, down to this many bytes."""
+        for size, shelf in list(self._shelves.items()):
+            if self._held_bytes <= num_bytes:
+                return
+            shelf.search()
+            while shelf.free and self._held_bytes > num_bytes:
+                del shelf.free[0]
+                self._held_bytes -= size
+            if not shelf.free and not shelf.taken:
+                del self._shelves[size]
+
+    def shrink(self, num_bytes: int = 0) -> None:
+        """Give free blocks back until the pool holds at most this many bytes, used ones counted."""
+        with self._lock:
+            if not self._is_inside:
+                self._shrink(num_bytes)
 
     @contextmanager
-    def watched(self, watcher: Callable[[int], None]) -> Iterator[None]:
-        """In this block, `watcher` is told the bytes of every block taken, or given back (less)."""
+    def bypassed(self) -> Iterator[None]:
+        """A block in which every take and every release is one of PyTorch's allocator."""
         with self._lock:
-            self._watchers = (*self._watchers, watcher)
+            self._num_bypasses += 1
         try:
             yield
         finally:
             with self._lock:
-                self._watchers = tuple(w for w in self._watchers if w is not watcher)
-
-    def clear(self) -> None:
-        """Return everything unused to the system."""
-        with self._lock:
-            self._free.clear()
-            self._free_bytes = 0
+                self._num_bypasses -= 1
 
     @property
     def free_bytes(self) -> int:
         """Kept for reuse."""
-        return self._free_bytes
+        with self._lock:
+            for shelf in self._shelves.values():
+                shelf.search()
+            return sum(size * len(shelf.free) for size, shelf in self._shelves.items())
 
     @property
     def used_bytes(self) -> int:
-        """Held by tensors and arenas."""
-        return self._used_bytes
+        """Held by tensors and arenas, of what the pool keeps track of."""
+        with self._lock:
+            return self._held_bytes - self.free_bytes
 
 
-def _mapped(size: int) -> tuple[int, mmap.mmap]:
-    spare = HUGE_PAGE if size >= HUGE_PAGE else 0
-    memory = mmap.mmap(-1, size + spare)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    if spare and hasattr(memory, "madvise"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages serves us all the same
-            memory.madvise(_ADVISE_HUGE)
-        start += -start % HUGE_PAGE
-    return start, memory
+def _ask_for_huge_pages(address: int, num_bytes: int) -> None:
+    """Ask for huge pages where the whole of one may lie; a system without them serves us too."""
+    if num_bytes < config.snapshot().thresholds.huge_page_bytes or _LIBC is None:
+        return
+    start = address - address % mmap.PAGESIZE
+    end = -(-(address + num_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _ADVISE_HUGE)
 
 
-class _Block:
-    """What a tensor's storage holds on to; see `_block_type` for the buffer it is."""
-
-    home: tuple[Pool, int, int, mmap.mmap]
-
-    def __del__(self) -> None:
-        pool, size, address, memory = self.home
-        pool.give_back(size, address, memory)
+def _libc() -> ctypes.CDLL | None:
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        if sys.platform == "linux" and library.madvise:
+            return library
+    return None
 
 
-_BLOCK_TYPES: dict[int, Any] = {}
-
-
-def _block_type(size: int) -> Any:
-    found = _BLOCK_TYPES.get(size)
-    if found is None:
-        found = _BLOCK_TYPES[size] = type("Block", (_Block, ctypes.c_char * size), {})
-    return found
-
-
+_LIBC = _libc()
 POOL = Pool()
+os.register_at_fork(after_in_child=POOL.forget)
+config.watch(lambda settings: POOL.shrink(settings.cpu.pool_limit_bytes))
 
 
-def empty_strided(
-    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
-    """As torch.empty_strided on the CPU, from the pool where that pays."""
-    span = 1
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 0:
-            return torch.empty_strided(shape, strides, dtype=dtype)
-        span += (size - 1) * stride
-    num_bytes = span * dtype.itemsize
-    if num_bytes < SMALLEST_POOLED:
-        return torch.empty_strided(shape, strides, dtype=dtype)
-    return pooled(num_bytes, dtype, span).as_strided(shape, strides)
+def allocator(smallest: int) -> Callable[..., torch.Tensor]:
+    """As torch.empty_strided on the CPU, from the pool for at least this many bytes."""
+    plain, take = torch.empty_strided, POOL.take
+
+    def empty_strided(
+        shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        span = 1
+        for size, stride in zip(shape, strides, strict=True):
+            if size == 0:
+                return plain(shape, strides, dtype=dtype)
+            span += (size - 1) * stride
+        num_bytes = span * dtype.itemsize
+        if num_bytes < smallest:
+            return plain(shape, strides, dtype=dtype)
+        return take(shape, strides, dtype, num_bytes)
+
+    return empty_strided
 
 
-def pooled(num_bytes: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-    """A flat tensor over a pooled block."""
-    return torch.frombuffer(POOL.take(num_bytes), dtype=dtype, count=count)
+def trim_heap() -> None:
+    """Ask the C library to give free memory back to the system, where it can."""
+    if _LIBC is not None and hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)

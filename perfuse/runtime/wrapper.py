@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from perfuse.forking import ForkLock
 from perfuse.runtime.executable import Call
 from perfuse.runtime.layout import with_strides
 from perfuse.torch_compat import (
@@ -129,7 +129,7 @@ def _plainly(call: Call, args: list[Any], is_autocast: bool) -> tuple[Any, ...]:
 def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
     """A getter of the call, which is made by whoever first needs it, once."""
     made: list[Call] = []
-    lock = Lock()
+    lock = ForkLock()
 
     def get() -> Call:
         if not made:

@@ -14,8 +14,6 @@ from perfuse.context import Context
 from perfuse.ir.program import Buffer, Extern, View
 from perfuse.schedule.likely import Hints, value_of
 from perfuse.schedule.memory import (
-    CUT_BYTES,
-    SMALLEST_POOLED,
     allocated_bytes,
     first_and_last,
     is_forgotten_early,
@@ -121,7 +119,7 @@ def _buffers(
     for name, buffer in plan.program.buffers.items():
         if name in plan.places or not _is_counted(buffer, plan, first):
             continue
-        stays = name in leaving or (buffer.role == "input" and not is_forgotten_early(buffer))
+        stays = name in leaving or (buffer.role == "input" and not _is_forgotten(buffer, plan))
         ends = num_turns if stays else last.get(name, 0)
         begins = 0 if buffer.role == "input" else first[name]
         size = buffer_bytes(buffer, plan.program.hints, device)
@@ -164,7 +162,7 @@ def turns_of(plan: Plan, device: str = "cpu") -> list[list[Step]]:
             turns.append([step])
         else:
             turns[-1].append(step)
-        ended = device != "cpu" and _is_much(_dying(plan, step, last, number))
+        ended = device != "cpu" and _is_much(_dying(plan, step, last, number), plan)
     return turns
 
 
@@ -177,13 +175,18 @@ def _dying(plan: Plan, step: Step, last: Mapping[str, int], number: int) -> list
 
 def _is_ours(buffer: Buffer, plan: Plan) -> bool:
     if buffer.role == "input":
-        return buffer.name in plan.program.given_up and is_forgotten_early(buffer)
+        return buffer.name in plan.program.given_up and _is_forgotten(buffer, plan)
     return buffer.role != "constant"
 
 
-def _is_much(buffers: Sequence[Buffer]) -> bool:
+def _is_forgotten(buffer: Buffer, plan: Plan) -> bool:
+    return is_forgotten_early(buffer, plan.thresholds.forget_bytes)
+
+
+def _is_much(buffers: Sequence[Buffer], plan: Plan) -> bool:
     sizes = [num_bytes(buffer) for buffer in buffers]
-    return any(size is None for size in sizes) or sum(filter(None, sizes)) >= CUT_BYTES
+    known = sum(filter(None, sizes))
+    return any(size is None for size in sizes) or known >= plan.thresholds.gpu_release_bytes
 
 
 def _reused(plan: Plan, turns: Sequence[Sequence[Step]]) -> dict[str, str]:
@@ -232,11 +235,10 @@ def _kind(buffer: Buffer, leaving: set[str]) -> str:
 
 
 def _arena(num_bytes: int, device: str) -> int:
-    return allocated_bytes(num_bytes + ARENA_SLACK, True, device) if num_bytes else 0
+    return allocated_bytes(num_bytes + ARENA_SLACK, device) if num_bytes else 0
 
 
 def buffer_bytes(buffer: Buffer, hints: Hints, device: str = "cpu") -> int:
     """What a buffer takes from its allocator."""
     size = value_of(buffer.num_elements, hints) * buffer.dtype.num_bytes
-    # What ATen makes comes from PyTorch's own allocator.
-    return allocated_bytes(size, buffer.role != "extern" and size >= SMALLEST_POOLED, device)
+    return allocated_bytes(size, device)

@@ -10,36 +10,18 @@ from perfuse.schedule.plan import Kernel, Step, static_product
 
 ALIGNMENT = 64
 
-# Smaller tensors are served well by the C library, and a plain tensor is made faster.
-SMALLEST_POOLED = 1 << 18
-HUGE_PAGE = 2 << 20
-_SMALL_STEP = 1 << 16
 _GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
 
-# On a GPU, giving so much memory back is worth a launch call of its own (about a microsecond).
-CUT_BYTES = 16 << 20
 
-# An input smaller than this is not worth a line of the host program to forget it early.
-SMALLEST_FORGOTTEN = 1 << 16
-
-
-def pooled_bytes(num_bytes: int) -> int:
-    """The size of the pool's block that holds so many bytes."""
-    step = HUGE_PAGE if num_bytes >= HUGE_PAGE else _SMALL_STEP
-    return -(-num_bytes // step) * step
+def allocated_bytes(num_bytes: int, device: str = "cpu") -> int:
+    """Bytes that a tensor takes from its allocator."""
+    return num_bytes if device == "cpu" else -(-num_bytes // _GPU_STEP) * _GPU_STEP
 
 
-def allocated_bytes(num_bytes: int, is_pooled: bool, device: str = "cpu") -> int:
-    """What a tensor of so many bytes takes from its allocator."""
-    if device != "cpu":
-        return -(-num_bytes // _GPU_STEP) * _GPU_STEP
-    return pooled_bytes(num_bytes) if is_pooled and num_bytes >= SMALLEST_POOLED else num_bytes
-
-
-def is_forgotten_early(buffer: Buffer) -> bool:
-    """An input that the host program lets go of after its last use."""
+def is_forgotten_early(buffer: Buffer, smallest: int) -> bool:
+    """An input that the host program lets go of after its last use: of at least this size."""
     size = num_bytes(buffer)
-    return size is None or size >= SMALLEST_FORGOTTEN
+    return size is None or size >= smallest
 
 
 def touched(step: Step) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perfuse.config import ThresholdSettings
 from perfuse.ir.index import Dim
 from perfuse.ir.program import KEPT, Axis, Extern, Loop, Program
 
@@ -89,6 +90,7 @@ class Plan:
     arena_bytes: int
     arena_limit: int | None = None  # temporaries of at least this size are made one by one
     over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py
+    thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

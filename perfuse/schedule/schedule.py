@@ -19,10 +19,10 @@ from perfuse.schedule.rounded import store_as_rounded
 # Calls between two loops that may still become one kernel where memory is dear: those of a block.
 NEAR = 4
 
-# Temporaries on a GPU below the first of these lie in an arena that a program keeps; where that
-# would be large, below the next.
-SMALL_ON_GPU = (1 << 16, 1 << 14, 1 << 12)
+# An arena that a GPU program keeps is at most this large: where temporaries below the threshold
+# take more, only those below a fourth of it lie there, and so on.
 GPU_ARENA_BYTES = 1 << 20
+_GPU_ARENA_SHARES = (1, 4, 16)
 
 # Calls that do nothing but make a tensor of one number.
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
@@ -33,7 +33,7 @@ def schedule(program: Program, context: Context) -> Plan:
     program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))
     if context.settings.memory_budget is None:
         fuser = _fused(program)
-        plan = _placed(_plan(program, fuser, program_order(fuser)), context)
+        plan = _placed(_plan(program, fuser, program_order(fuser), context), context)
     else:
         plan = _smallest(program, context)
     context.counters.inc("schedule.loops", sum(isinstance(n, Loop) for n in program.nodes))
@@ -47,7 +47,7 @@ def _fused(program: Program, reach: int | None = None) -> Fuser:
     return fuser
 
 
-def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
+def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) -> Plan:
     """Kernels and calls in order, nothing placed yet."""
     steps: list[Step] = []
     outside = _outside_uses(program, fuser)
@@ -59,7 +59,8 @@ def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, Extern)
             steps.append(node)
-    return Plan(program, tuple(steps), tuple(fuser.refusals), {}, 0)
+    refusals, thresholds = tuple(fuser.refusals), context.settings.thresholds
+    return Plan(program, tuple(steps), refusals, {}, 0, thresholds=thresholds)
 
 
 def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
@@ -79,8 +80,9 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
 
     Others come from PyTorch's allocator, which other programs share.
     """
-    limits = SMALL_ON_GPU if context.settings.memory_budget is None else ()
-    for largest in limits:
+    shares = _GPU_ARENA_SHARES if context.settings.memory_budget is None else ()
+    for share in shares:
+        largest = plan.thresholds.gpu_arena_tensor_bytes // share
         places, arena_bytes = memory.place(plan.program, plan.steps, largest)
         if arena_bytes <= GPU_ARENA_BYTES:
             return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
@@ -100,8 +102,8 @@ def _smallest(program: Program, context: Context) -> Plan:
         near = _fused(program, NEAR)
         tries += [(near, program_order(near)), (near, frugal_order(near, program))]
     for fuser, order in tries:
-        plan = _plan(program, fuser, order)
-        choices += [_placed(plan, context), _placed(plan, context, memory.SMALLEST_POOLED)]
+        plan = _plan(program, fuser, order, context)
+        choices += [_placed(plan, context), _placed(plan, context, plan.thresholds.pool_bytes)]
     return min(choices, key=lambda choice: lifetimes(choice, Where.of(context)).peak())
 
 

@@ -19,7 +19,7 @@ from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer, Extern, Opaque, View
-from perfuse.schedule.memory import CUT_BYTES, num_bytes, touched
+from perfuse.schedule.memory import num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import element_bytes
 
@@ -27,9 +27,6 @@ from perfuse.torch_compat import element_bytes
 def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) -> HostSource:
     return _GpuWriter(plan, sources, device).run()
 
-
-# Scratch of a kernel up to this size is kept with the arena.
-SMALL_SCRATCH_BYTES = 1 << 18
 
 # Scratch of one kernel that shares a piece of memory starts at multiples of this.
 ALIGNMENT = 256
@@ -247,7 +244,7 @@ class _GpuWriter(HostWriter):
                 self._keep(_scoped(kernel, scratch.name), scratch)
         fresh = [s for s in every.values() if not s.is_kept]
         known = [s for s in fresh if isinstance(s.size, int)]
-        if sum(_num_bytes(s) for s in known) <= SMALL_SCRATCH_BYTES:
+        if sum(_num_bytes(s) for s in known) <= self.plan.thresholds.gpu_scratch_bytes:
             self._place_scratch(kernel, known)
             fresh, known = [s for s in fresh if s not in known], []
         if len(known) > 1:
@@ -311,7 +308,9 @@ class _GpuWriter(HostWriter):
         alive = (self.ready | self.held) - self.leaving
         dying = [n for n in sorted(alive) if self.last_use.get(n) == number]
         sizes = {name: self._bytes(name) for name in dying}
-        if any(n is None for n in sizes.values()) or sum(sizes.values()) >= CUT_BYTES:  # type: ignore[arg-type]
+        known = sum(filter(None, sizes.values()))
+        # Giving much memory back is worth a launch call of its own (about a microsecond).
+        if None in sizes.values() or known >= self.plan.thresholds.gpu_release_bytes:
             self._flush(number)
         else:
             ours = {n for n in dying if n in self.program.buffers}

@@ -79,7 +79,7 @@ class HostWriter:
             for name in self.program.given_up
             if name in self.program.buffers
             and name not in self.leaving
-            and is_forgotten_early(self.program.buffers[name])
+            and is_forgotten_early(self.program.buffers[name], plan.thresholds.forget_bytes)
         }
         self.known_symbols: set[str] = set()
 

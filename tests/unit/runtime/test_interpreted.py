@@ -133,16 +133,16 @@ def test_a_second_process_would_load_it() -> None:
     assert counters.snapshot()["capture.cache_hit"] == before + 1
 
 
-def test_memory_that_dies_in_a_segment_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_dies_in_a_segment_is_used_again() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
             x = torch.exp(x / x.sum(0)) + x.sum(1, keepdim=True)
             x = x.t().contiguous()
         return x.relu()
 
-    monkeypatch.setattr("perfuse.schedule.schedule.SMALL_ON_GPU", ())  # as if all were large
     x = torch.rand(8, 8)
-    got, (_, host) = run_and_get_code(compiled(fn), x)
+    with perfuse.config.patch({"thresholds.gpu_arena_tensor_bytes": 0}):
+        got, (_, host) = run_and_get_code(compiled(fn), x)
     torch.testing.assert_close(got, fn(x))
     assert any(line.strip().startswith("P[") and "= P[" in line for line in host.splitlines())
 
