@@ -94,13 +94,12 @@ class _Run:
     def build(self, sources: Sequence[str]) -> None:
         """Make LIBRARY of the sources: one run for one source, else one each and one to link."""
         if len(sources) == 1:
-            self.run("-shared", *self._openmp_unlinked(), sources[0], "-o", LIBRARY)
+            self.run("-shared", *self.flags, sources[0], "-o", LIBRARY)
         else:
             # Threads suffice: each only waits for its compiler.
             with ThreadPoolExecutor(self.ctx.num_jobs(len(sources))) as pool:
                 list(pool.map(self._compile, sources))
-            openmp = ("-fopenmp",) if self.ctx.target.is_clang() else ()
-            self.run("-shared", *openmp, *(_object(name) for name in sources), "-o", LIBRARY)
+            self.run("-shared", *(_object(name) for name in sources), "-o", LIBRARY)
         self.ctx.counters.inc("build.kernels_compiled", len(sources))
 
     def run(self, *arguments: str) -> None:
@@ -131,13 +130,6 @@ class _Run:
 
     def _compile(self, source: str) -> None:
         self.run(*self.flags, "-c", source, "-o", _object(source))
-
-    def _openmp_unlinked(self) -> tuple[str, ...]:
-        # Handed past GCC's driver, which would link libgomp, straight to the compiler proper.
-        # clang's runtime is one that torch has not loaded: there it has to be linked.
-        if self.ctx.target.is_clang():
-            return self.flags
-        return tuple("-Wp,-fopenmp" if flag == "-fopenmp" else flag for flag in self.flags)
 
     def _failure(self, command: tuple[str, ...], output: str) -> CompilerFailed:
         """The error, with the sources kept where the user can look at them."""
