@@ -40,7 +40,6 @@ ISA_FLAGS = {
 BASE_FLAGS = (
     "-std=c++20",
     "-fPIC",
-    "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
@@ -58,6 +57,9 @@ BASE_FLAGS = (
 # is all those passes ask. The kernels of benchmarks/kernels.py compile to the same instructions
 # with it (two of 38 in another order); -fno-ivopts, the alternative, changes all of them.
 GCC_FLAGS = ("-fno-delete-null-pointer-checks",)
+
+# Unlike other compilers, zig takes every instruction of the machine it runs on unless told not to.
+ZIG_FLAGS = ("-mcpu=baseline",)
 
 # Sizes of a common server core, for machines that do not tell theirs.
 DEFAULT_CACHE_BYTES = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
@@ -102,12 +104,16 @@ class Target:
 
     def cxx_flags(self, opt_level: int = 3) -> tuple[str, ...]:
         """The flags that compile a kernel for this target; linking is the build's business."""
-        own = () if self.is_clang() else GCC_FLAGS
+        own = ZIG_FLAGS if self.is_zig() else () if self.is_clang() else GCC_FLAGS
         return (f"-O{opt_level}", *BASE_FLAGS, *own, *ISA_FLAGS[self.isa])
 
     def is_clang(self) -> bool:
-        """Whether the compiler is clang, whose OpenMP runtime is not GNU's."""
+        """Whether the compiler is clang, under whatever name."""
         return "clang" in self.compiler_version.lower()
+
+    def is_zig(self) -> bool:
+        """Whether the compiler is zig's clang: "zig c++", or PyPI's "python -m ziglang c++"."""
+        return any(Path(word).name in ("zig", "ziglang") for word in shlex.split(self.compiler))
 
 
 def cpu_features(cpuinfo: str) -> frozenset[str]:

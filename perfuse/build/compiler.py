@@ -161,13 +161,12 @@ class _Run:
             write_file(self.folder / name, text)
         names = tuple(sources)
         if len(names) == 1:
-            self.run("-shared", *self._openmp_unlinked(), names[0], "-o", LIBRARY)
+            self.run("-shared", *self.flags, names[0], "-o", LIBRARY)
         else:
             # Threads suffice: each only waits for its compiler.
             with ThreadPoolExecutor(self.ctx.num_jobs(len(names))) as pool:
                 list(pool.map(self._compile, names))
-            openmp = ("-fopenmp",) if self.ctx.target.is_clang() else ()
-            self.run("-shared", *openmp, *(_object(name) for name in names), "-o", LIBRARY)
+            self.run("-shared", *(_object(name) for name in names), "-o", LIBRARY)
         library = self._made(sources)
         self.ctx.counters.inc("build.kernels_compiled", len(names))
         return library
@@ -202,13 +201,6 @@ class _Run:
 
     def _compile(self, source: str) -> None:
         self.run(*self.flags, "-c", source, "-o", _object(source))
-
-    def _openmp_unlinked(self) -> tuple[str, ...]:
-        # Handed past GCC's driver, which would link libgomp, straight to the compiler proper.
-        # clang's runtime is one that torch has not loaded: there it has to be linked.
-        if self.ctx.target.is_clang():
-            return self.flags
-        return tuple("-Wp,-fopenmp" if flag == "-fopenmp" else flag for flag in self.flags)
 
 
 def _object(source: str) -> str:

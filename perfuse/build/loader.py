@@ -41,7 +41,7 @@ def mapped_openmp_runtimes(maps: str) -> tuple[str, ...]:
 
 
 def _is_runtime(name: str) -> bool:
-    return name.startswith(("libgomp", "libiomp")) and ".so" in name
+    return name.startswith(("libgomp", "libiomp", "libomp")) and ".so" in name
 
 
 @cache

@@ -20,13 +20,12 @@ from perfuse.target import cpu_features, find_compiler, host_target, parse_size,
 needs_compiler = pytest.mark.skipif(not find_compiler(""), reason="no C++ compiler")
 
 COUNT = """
+#define PF_LANES 8
+#include "perfuse_simd.h"
+#include "simd_reduce.h"
 extern "C" int {name}() {{
   int count = 0;
-  #pragma omp parallel num_threads(2)
-  {{
-    #pragma omp atomic
-    count += 1;
-  }}
+  pf::parallel(2, [&](int, int) {{ __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED); }});
   return count;
 }}
 """

@@ -231,6 +231,9 @@ typedef short half16 __attribute__((vector_size(32)));
 PF_FN vec<float> half_to_float(vec<uint16_t> h) {
 #ifdef __AVX512F__
   return __builtin_ia32_vcvtph2ps512_mask((half16)h, vec<float>{}, -1, 4);
+#elif defined(__clang__) && !__has_builtin(__builtin_ia32_vcvtph2ps256)  // clang 22
+  typedef _Float16 halves __attribute__((vector_size(16)));
+  return __builtin_convertvector((halves)h, vec<float>);
 #else
   return __builtin_ia32_vcvtph2ps256((half8)h);
 #endif

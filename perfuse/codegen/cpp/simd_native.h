@@ -5,9 +5,22 @@ namespace pf {
 
 template <class T> using native = typename vec_n<T, native_bytes / sizeof(T)>::type;
 
-#if defined(__AVX512F__)
+#ifdef __SSE2__
 typedef native<float> f32n;
 typedef native<double> f64n;
+#endif
+
+// clang spells them for vectors of any size, and takes away the machine's own names one by one (22 has neither).
+#if defined(__SSE2__) && defined(__clang__) && __has_builtin(__builtin_elementwise_fma) && \
+    __has_builtin(__builtin_elementwise_sqrt)
+#ifdef __FMA__
+#define PF_HAS_FMA 1
+PF_FN f32n native_fma(f32n a, f32n b, f32n c) { return __builtin_elementwise_fma(a, b, c); }
+PF_FN f64n native_fma(f64n a, f64n b, f64n c) { return __builtin_elementwise_fma(a, b, c); }
+#endif
+PF_FN f32n native_sqrt(f32n a) { return __builtin_elementwise_sqrt(a); }
+PF_FN f64n native_sqrt(f64n a) { return __builtin_elementwise_sqrt(a); }
+#elif defined(__AVX512F__)
 #define PF_HAS_FMA 1
 PF_FN f32n native_fma(f32n a, f32n b, f32n c) { return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4); }
 PF_FN f64n native_fma(f64n a, f64n b, f64n c) { return __builtin_ia32_vfmaddpd512_mask(a, b, c, -1, 4); }
@@ -18,12 +31,7 @@ PF_FN f64n native_sqrt(f64n a) { return __builtin_ia32_sqrtpd512(a, 4); }
 PF_FN f32n native_sqrt(f32n a) { return __builtin_ia32_sqrtps512_mask(a, f32n{}, -1, 4); }
 PF_FN f64n native_sqrt(f64n a) { return __builtin_ia32_sqrtpd512_mask(a, f64n{}, -1, 4); }
 #endif
-template <int MODE> PF_FN f32n native_round(f32n a) { return __builtin_ia32_rndscaleps_mask(a, MODE, f32n{}, -1, 4); }
-template <int MODE> PF_FN f64n native_round(f64n a) { return __builtin_ia32_rndscalepd_mask(a, MODE, f64n{}, -1, 4); }
-#define PF_HAS_ROUND 1
 #elif defined(__AVX__)
-typedef native<float> f32n;
-typedef native<double> f64n;
 #ifdef __FMA__
 #define PF_HAS_FMA 1
 PF_FN f32n native_fma(f32n a, f32n b, f32n c) { return __builtin_ia32_vfmaddps256(a, b, c); }
@@ -31,14 +39,19 @@ PF_FN f64n native_fma(f64n a, f64n b, f64n c) { return __builtin_ia32_vfmaddpd25
 #endif
 PF_FN f32n native_sqrt(f32n a) { return __builtin_ia32_sqrtps256(a); }
 PF_FN f64n native_sqrt(f64n a) { return __builtin_ia32_sqrtpd256(a); }
-template <int MODE> PF_FN f32n native_round(f32n a) { return __builtin_ia32_roundps256(a, MODE); }
-template <int MODE> PF_FN f64n native_round(f64n a) { return __builtin_ia32_roundpd256(a, MODE); }
-#define PF_HAS_ROUND 1
 #elif defined(__SSE2__)
-typedef native<float> f32n;
-typedef native<double> f64n;
 PF_FN f32n native_sqrt(f32n a) { return __builtin_ia32_sqrtps(a); }
 PF_FN f64n native_sqrt(f64n a) { return __builtin_ia32_sqrtpd(a); }
+#endif
+
+#if defined(__AVX512F__)
+#define PF_HAS_ROUND 1
+template <int MODE> PF_FN f32n native_round(f32n a) { return __builtin_ia32_rndscaleps_mask(a, MODE, f32n{}, -1, 4); }
+template <int MODE> PF_FN f64n native_round(f64n a) { return __builtin_ia32_rndscalepd_mask(a, MODE, f64n{}, -1, 4); }
+#elif defined(__AVX__)
+#define PF_HAS_ROUND 1
+template <int MODE> PF_FN f32n native_round(f32n a) { return __builtin_ia32_roundps256(a, MODE); }
+template <int MODE> PF_FN f64n native_round(f64n a) { return __builtin_ia32_roundpd256(a, MODE); }
 #endif
 
 PF_FN float fma1(float a, float b, float c) {

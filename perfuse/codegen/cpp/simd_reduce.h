@@ -1,5 +1,9 @@
 // Accumulators of reductions, threads and scratch memory. Each accumulator keeps one value a lane.
 
+// GNU OpenMP's entry by its own name, not by a pragma: whatever compiler builds the kernels, they run on the one
+// runtime that torch has loaded. clang's pragmas would call LLVM's, a second team of threads, and zig has none. LLVM's
+// and Intel's runtimes have this entry too.
+extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 extern "C" void* aligned_alloc(unsigned long, unsigned long);
@@ -157,20 +161,26 @@ PF_FN char* scratch(int slot, int64_t bytes) {
 // after every store.
 template <class F> static __attribute__((noinline)) void run(F f, int thread, int threads) { f(thread, threads); }
 
+template <class F> struct Team {
+  F f;
+  int used;  // written by the first thread
+};
+template <class F> static void run_member(void* data) {
+  Team<F>* team = (Team<F>*)data;
+  const int thread = omp_get_thread_num(), count = omp_get_num_threads();
+  if (thread == 0) team->used = count;
+  run(team->f, thread, count);
+}
+
 // Runs f(thread, threads) on up to `threads` threads and says how many there were.
 template <class F> static int parallel(int threads, F f) {
   if (threads <= 1) {
     run(f, 0, 1);
     return 1;
   }
-  int used = 1;
-#pragma omp parallel num_threads(threads)
-  {
-    const int count = omp_get_num_threads();
-    if (omp_get_thread_num() == 0) used = count;
-    run(f, omp_get_thread_num(), count);
-  }
-  return used;
+  Team<F> team = {f, 1};
+  GOMP_parallel(run_member<F>, &team, (unsigned)threads, 0);
+  return team.used;
 }
 
 // Adds a vector of recent sums to their totals and starts it again. What the addition rounds off is exact (Knuth's
