@@ -15,12 +15,11 @@ import sympy
 import torch
 from torch.fx import GraphModule
 
-from perfuse import config
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.compiler import open_store
 from perfuse.capture.backend import Halves
 from perfuse.capture.device import device_of
-from perfuse.capture.modes import settings_for
+from perfuse.capture.request import Request
 from perfuse.capture.simple import facts_of
 from perfuse.capture.trace import trace
 from perfuse.config import Settings
@@ -35,7 +34,7 @@ from perfuse.runtime.saved import SavedProgram, files_of, pack_tensors
 from perfuse.runtime.signing import Key
 from perfuse.runtime.tree import describe
 from perfuse.runtime.wrapper import Facts, wrap
-from perfuse.torch_compat import reset_dynamo, sym_expression, tree_leaves
+from perfuse.torch_compat import sym_expression, tree_leaves
 from perfuse.torch_guards import size_guards
 
 ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
@@ -64,18 +63,21 @@ def aot_compile(
     with `dynamic=True` they may be others, and `variants` are further arguments to compile for,
     of which a call takes the first that fit. With `training` the results have gradients, which
     reach the arguments and the parameters of the loaded artefact. `mode` and `options` are those of
-    `perfuse.compile`; `sign_with` is an Ed25519 private key.
+    `perfuse.compile`, by default those that `fn` was compiled with; `sign_with` is an Ed25519
+    private key.
     """
     calls = [_checked_args(given) for given in (args, *variants)]
-    name = getattr(fn, "__name__", type(fn).__name__)
+    request = dataclasses.replace(
+        Request.of(fn, mode, options), is_dynamic=bool(dynamic), is_fullgraph=True
+    )
+    name = getattr(request.function, "__name__", type(request.function).__name__)
     made = Path(path) if path is not None else Path(f"{name}.perfuse")
     check_replaceable(made)  # before minutes of compiling, not after
-    settings = settings_for(config.snapshot(), mode, options).with_overrides({"on_error": "raise"})
-    held = _Held(fn)
+    held = _Held(request.function)
     files: dict[str, bytes] = {}
     documents = []
     for given in calls:
-        capture = _capture(fn, given, dict(kwargs or {}), settings, (bool(dynamic), training))
+        capture = _capture(request, given, dict(kwargs or {}), training)
         documents.append(_document(capture, given, dict(kwargs or {}), held))
         documents[-1]["graphs"] = [_add_program(files, capture, one) for one in capture.graphs]
     rows, parameters = held.packed()
@@ -155,19 +157,11 @@ def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _capture(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    settings: Settings,
-    how: tuple[bool, bool],
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], is_training: bool
 ) -> Capture:
-    is_dynamic, is_training = how
-    capture = Capture(settings)
-    reset_dynamo()
+    capture = Capture(request.settings().with_overrides({"on_error": "raise"}))
     with torch.set_grad_enabled(is_training):
-        compiled = torch.compile(fn, backend=capture.backend, fullgraph=True, dynamic=is_dynamic)
-        capture.result = compiled(*args, **kwargs)
-    reset_dynamo()
+        capture.result = request.call(args, kwargs, capture.backend)
     if not capture.graphs or capture.facts is None:
         raise ArtefactError("the function computes nothing with tensors")
     if is_training and not capture.facts.is_training:
