@@ -15,13 +15,12 @@ import sympy
 import torch
 from torch.fx import GraphModule
 
-from perfuse import config
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.compiler import open_store
 from perfuse.capture.backend import Halves
 from perfuse.capture.device import device_of
-from perfuse.capture.modes import settings_for
 from perfuse.capture.native import NATIVE, native_table
+from perfuse.capture.request import Request
 from perfuse.capture.simple import facts_of
 from perfuse.capture.trace import trace
 from perfuse.config import Settings
@@ -37,7 +36,7 @@ from perfuse.runtime.saved import SavedProgram, files_of, pack_tensors
 from perfuse.runtime.signing import Key
 from perfuse.runtime.tree import describe
 from perfuse.runtime.wrapper import Facts, wrap
-from perfuse.torch_compat import reset_dynamo, sym_expression, tree_leaves
+from perfuse.torch_compat import sym_expression, tree_leaves
 from perfuse.torch_guards import size_guards
 
 ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
@@ -70,20 +69,20 @@ def aot_compile(
     of which a call takes the first that fit. With `training` the results have gradients, which
     reach the arguments and the parameters of the loaded artefact. `native` demands that a C++
     program can run it without PyTorch (perfuse/native/perfuse.h). `mode` and `options` are those
-    of `perfuse.compile`; `sign_with` is an Ed25519 private key.
+    of `perfuse.compile`, by default those that `fn` was compiled with; `sign_with` is an Ed25519
+    private key.
     """
     calls = [_checked_args(given) for given in (args, *variants)]
-    name = getattr(fn, "__name__", type(fn).__name__)
+    request = _request(fn, mode, options, bool(dynamic), native)
+    name = getattr(request.function, "__name__", type(request.function).__name__)
     made = Path(path) if path is not None else Path(f"{name}.perfuse")
     check_replaceable(made)  # before minutes of compiling, not after
-    settings = settings_for(config.snapshot(), mode, options)
-    settings = settings.with_overrides({"on_error": "raise", **(NATIVE_SETTINGS if native else {})})
-    held = _Held(fn)
+    held = _Held(request.function)
     files: dict[str, bytes] = {}
     documents: list[dict[str, Any]] = []
     first: list[Compiled] = []
     for given in calls:
-        capture = _capture(fn, given, dict(kwargs or {}), settings, (bool(dynamic), training))
+        capture = _capture(request, given, dict(kwargs or {}), training)
         documents.append(_document(capture, given, dict(kwargs or {}), held))
         documents[-1]["graphs"] = [_add_program(files, capture, one) for one in capture.graphs]
         first = first or capture.graphs
@@ -98,6 +97,23 @@ def aot_compile(
     files |= {} if launcher is None else {LAUNCHER: launcher}
     write_package(made, files, about_here(context.target.isa, _gpu_arch(context)), sign_with)
     return made
+
+
+def _request(
+    fn: Callable[..., Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    is_dynamic: bool,
+    is_native: bool,
+) -> Request:
+    asked = Request.of(fn, mode, options)
+    extra = {"on_error": "raise", **(NATIVE_SETTINGS if is_native else {})}
+    return dataclasses.replace(
+        asked,
+        overrides={**asked.overrides, **extra},
+        is_dynamic=is_dynamic,
+        is_fullgraph=True,
+    )
 
 
 def _checked_args(args: Any) -> tuple[Any, ...]:
@@ -168,19 +184,11 @@ def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _capture(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    settings: Settings,
-    how: tuple[bool, bool],
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], is_training: bool
 ) -> Capture:
-    is_dynamic, is_training = how
-    capture = Capture(settings)
-    reset_dynamo()
+    capture = Capture(request.settings())
     with torch.set_grad_enabled(is_training):
-        compiled = torch.compile(fn, backend=capture.backend, fullgraph=True, dynamic=is_dynamic)
-        capture.result = compiled(*args, **kwargs)
-    reset_dynamo()
+        capture.result = request.call(args, kwargs, capture.backend)
     if not capture.graphs or capture.facts is None:
         raise ArtefactError("the function computes nothing with tensors")
     if is_training and not capture.facts.is_training:

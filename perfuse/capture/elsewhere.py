@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from perfuse import config
+from perfuse.budget.choose import choose_cut
 from perfuse.build.bundle import Bundle, CodeObject, read_bundle
 from perfuse.build.compiler import open_store
 from perfuse.build.triton import assembly_of
+from perfuse.capture.failure import eager_call
+from perfuse.capture.request import Request
 from perfuse.capture.trace import trace
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
 from perfuse.errors import CannotBuild
-from perfuse.graph.partition import partition_joint
+from perfuse.graph.partition import Joint, plain_cut
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.target import Target, target_of
 from perfuse.torch_compat import (
@@ -29,7 +31,6 @@ from perfuse.torch_compat import (
     fake_gpu,
     faked_on,
     module_of,
-    reset_dynamo,
     tree_leaves,
     tree_map,
 )
@@ -103,30 +104,30 @@ def codegen_for(
     *,
     target: str,
     dynamic: bool | None = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Generated:
     """Generate and compile `fn(*args, **kwargs)` for a target such as "cuda:90" or "hip:gfx942".
 
     No such GPU is needed, and nothing runs: tensors, given on whatever device, stand for tensors
     on that GPU, and so do the parameters of a module. Of a function whose results need gradients
     the backward is generated too; it is traced on the CPU and moved, because PyTorch's autograd
-    does not trace for a GPU that is not there.
+    does not trace for a GPU that is not there. `mode` and `options` are those of `perfuse.compile`,
+    by default those that `fn` was compiled with.
     """
-    settings = config.snapshot()
+    request = Request.of(fn, mode, options)
+    settings = request.settings()
     chosen = target_of(target, settings)
     device = CPU if chosen.gpu is None else GPU
     collector = _Collector(Context(chosen, settings, counters, device))
     given = [list(args), dict(kwargs or {})]
-    is_traced_there = torch.cuda.is_available() or not _needs_grad(fn, given)
-    reset_dynamo()
-    try:
-        with fake_gpu():
-            move = _Mover(device if is_traced_there else CPU)
-            module: Any = move.module(fn)
-            compiled: Any = torch.compile(module, backend=collector.backend, dynamic=dynamic)
-            positional, named = move.tree(given)
-            compiled(*positional, **named)
-    finally:
-        reset_dynamo()
+    is_traced_there = torch.cuda.is_available() or not _needs_grad(request.function, given)
+    with fake_gpu():
+        move = _Mover(device if is_traced_there else CPU)
+        function = move.module(request.function)
+        positional, named = move.tree(given)
+        moved = dataclasses.replace(request, function=function, is_dynamic=dynamic)
+        moved.call(positional, named, collector.backend)
     return Generated(chosen, tuple(collector.graphs))
 
 
@@ -194,26 +195,25 @@ class _Collector:
             partition=self._partition,
         )
 
-    def _partition(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        cut = partial(partition_joint, settings=self.context.settings)
-        forward, backward = cut(*args, **kwargs)
-        self._add("backward", backward)
-        return forward, backward
+    def _partition(
+        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        """Generate both halves as the target would have them cut; any cut will do to run."""
+        settings, device = self.context.settings, self.context.device
+        whole = Joint.of(_moved(joint, device), num_fwd_outputs, settings)
+        cut, _ = choose_cut(whole, self.context)
+        self._add("backward", cut.backward)
+        self._add("forward", cut.forward)
+        runs = plain_cut(Joint.of(joint, num_fwd_outputs, settings), settings)
+        return runs.forward, runs.backward
 
     def _forward(self, kind: str, graph: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
-        if kind != "backward":
-            self._add(kind, graph)
-
-        def call(args: list[Any]) -> tuple[Any, ...]:
-            values = list(args)
-            args.clear()
-            return tuple(graph(*values))
-
-        return call
+        if kind == "inference":
+            self._add(kind, _moved(graph, self.context.device))
+        return eager_call(graph)
 
     def _add(self, kind: str, graph: GraphModule) -> None:
-        moved = _moved(graph, self.context.device)
-        made = compile_graph(moved, self.context, loads=False)
+        made = compile_graph(graph, self.context, loads=False)
         bundle, assembly = self._code(made)
         kernels, host = "\n".join(made.texts()[:-1]), made.host.text
         found = GeneratedGraph(kind, str(made.plan), kernels, host, bundle.objects, assembly)

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.observe import observing, observing_cuts
+from perfuse.capture.request import Request
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.graph.partition import Cut
 from perfuse.pipeline import Compiled
 from perfuse.report.explanation import Explanation, GraphReport
 from perfuse.report.memory import TrainingReport
-from perfuse.torch_compat import reset_dynamo, tree_leaves
+from perfuse.torch_compat import tree_leaves
 from perfuse.torch_records import dynamo_events
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """What `fn` compiles to when called so: it is called once, forward, and backward if it can be.
 
-    Functions compiled before are forgotten: they compile again at their next call, from the cache.
+    A function that is compiled already is explained with its own mode and options; it stays
+    compiled, as do all others.
     """
+    request = Request.of(fn)
     seen: list[Compiled] = []
     before = counters.snapshot()
-    reset_dynamo()
     start = time.perf_counter()
     cuts: list[tuple[Cut, Context]] = []
     with (
@@ -35,21 +38,15 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         observing_cuts(lambda cut, context: cuts.append((cut, context))),
         dynamo_events() as events,
     ):
-        result = torch.compile(_plain(fn), backend=perfuse_backend)(*args, **kwargs)
+        backend = partial(perfuse_backend, options=request.overrides)
+        result = request.call(args, kwargs, backend)
         _run_backward(result)
     seconds, happened = time.perf_counter() - start, events()
-    reset_dynamo()
     counted = {n: c - before.get(n, 0) for n, c in counters.snapshot().items()}
     reports = tuple(GraphReport.of(compiled, i) for i, compiled in enumerate(seen))
     counted = {n: c for n, c in counted.items() if c}
     training = tuple(TrainingReport.of(cut, context) for cut, context in cuts)
     return Explanation(reports, counted, seconds, training, happened)
-
-
-def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind one that is already compiled."""
-    original: Callable[..., Any] = getattr(fn, "_torchdynamo_orig_callable", fn)
-    return original
 
 
 def _run_backward(result: Any) -> None:

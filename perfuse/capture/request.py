@@ -1,0 +1,59 @@
+"""What somebody asks to see compiled: a function, with the mode and options that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfuse import config
+from perfuse.capture.backend import perfuse_backend
+from perfuse.capture.modes import overrides_of
+from perfuse.config import Settings
+from perfuse.torch_dynamo import call_isolated, compiled_as
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A function, and how it is to be compiled."""
+
+    function: Function  # the one behind it, where a compiled one was given
+    overrides: Mapping[str, Any]  # of the settings, by its mode and options
+    is_dynamic: bool | None
+    is_fullgraph: bool
+
+    @staticmethod
+    def of(
+        fn: Function, mode: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> Request:
+        """What `fn` was compiled with by Perfuse, if it was; `mode` and `options` go before it."""
+        known = compiled_as(fn)
+        is_ours = known.backend is perfuse_backend
+        own = overrides_of(**_both(known.settings)) if is_ours else {}
+        return Request(
+            known.function,
+            {**own, **overrides_of(mode, options)},
+            known.is_dynamic,
+            known.is_fullgraph,
+        )
+
+    def settings(self) -> Settings:
+        """The settings as they are now, with the overrides."""
+        return config.snapshot().with_overrides(dict(self.overrides))
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Function) -> Any:
+        """Compile the function for this call alone, by this backend, and call it."""
+        return call_isolated(
+            self.function,
+            args,
+            kwargs,
+            backend=backend,
+            is_fullgraph=self.is_fullgraph,
+            is_dynamic=self.is_dynamic,
+        )
+
+
+def _both(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: settings.get(name) for name in ("mode", "options")}

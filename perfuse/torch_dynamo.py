@@ -1,0 +1,178 @@
+"""Dynamo's own state: how a function was compiled, and captures that leave no trace.
+
+Dynamo keeps what it compiled with the code object of a function, for every backend together, and
+remembers which sizes changed between calls. `call_isolated` captures a function without touching
+either. A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledAs:
+    """A function, and how `torch.compile` was asked to compile it."""
+
+    function: Function  # the one behind it
+    backend: Function | None = None  # None where it was not compiled
+    settings: Mapping[str, Any] = field(default_factory=dict)  # `mode` and `options`
+    is_dynamic: bool | None = None
+    is_fullgraph: bool = False
+
+
+def compiled_as(fn: Function) -> CompiledAs:
+    """What is known of a function that may be compiled already; others as they are."""
+    context = _context_of(fn)
+    if context is None:
+        return CompiledAs(fn)
+    from torch._dynamo.eval_frame import innermost_backend
+
+    backend: Any = innermost_backend(context.callback)
+    return CompiledAs(
+        _original(fn),
+        getattr(backend, "compiler_fn", backend),
+        dict(getattr(backend, "kwargs", {})),
+        context._dynamic,
+        bool(context.fullgraph),
+    )
+
+
+def _context_of(fn: Any) -> Any:
+    """Dynamo's context of a compiled function or module; None for others."""
+    if isinstance(fn, torch.nn.Module) and fn._compiled_call_impl is not None:
+        fn = fn._compiled_call_impl  # by module.compile()
+    getter = getattr(fn, "get_compiler_config", None)
+    cells = getattr(getter, "__closure__", None) or ()
+    found = (cell.cell_contents for cell in cells)
+    return next((value for value in found if hasattr(value, "callback")), None)
+
+
+def _original(fn: Any) -> Function:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    if isinstance(fn, OptimizedModule):
+        module: Function = fn._orig_mod
+        return module
+    if isinstance(fn, torch.nn.Module):
+        return fn
+    behind: Function = fn._torchdynamo_orig_callable
+    if isinstance(fn, types.MethodType):
+        return types.MethodType(behind, fn.__self__)
+    return behind
+
+
+def call_isolated(
+    fn: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    backend: Function,
+    is_fullgraph: bool = False,
+    is_dynamic: bool | None = None,
+) -> Any:
+    """Compile `fn` for this one call. Functions that are compiled already stay so.
+
+    The function is captured under a code object of its own, which goes away with what was compiled
+    for it. Where a graph break makes Dynamo compile other functions too, their entries are told
+    apart by the backend, and dropped.
+    """
+    own = partial(backend)  # equal to no other backend, so that it shares no cache entry
+    codes: list[types.CodeType] = []
+    with _own_frame_state(), _seeing(codes):
+        try:
+            compiled: Function = torch.compile(
+                _with_own_code(fn),
+                backend=own,
+                fullgraph=is_fullgraph,
+                dynamic=is_dynamic,
+                **_isolation(),
+            )
+            return compiled(*args, **kwargs)
+        finally:
+            _forget(own, codes)
+
+
+def _isolation() -> dict[str, Any]:
+    """Since PyTorch 2.13, entries of one `torch.compile` need not count against another's limit."""
+    name = "isolate_recompiles"
+    return {name: True} if name in inspect.signature(torch.compile).parameters else {}
+
+
+def _with_own_code(fn: Function) -> Function:
+    """The function with a code object of its own: a copy, or a function around it."""
+    from torch._dynamo import external_utils, trace_rules
+
+    if isinstance(fn, types.MethodType) and not isinstance(fn.__self__, torch.nn.Module):
+        return types.MethodType(_with_own_code(fn.__func__), fn.__self__)
+    if isinstance(fn, types.FunctionType) and not trace_rules.check(fn):
+        own = types.FunctionType(
+            fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        )
+        own.__kwdefaults__ = fn.__kwdefaults__
+        own.__qualname__, own.__module__ = fn.__qualname__, fn.__module__
+        return own
+    around: Any = external_utils.wrap_inline(fn)
+    around.__code__ = around.__code__.replace()
+    made: Function = around
+    return made
+
+
+@contextmanager
+def _own_frame_state() -> Iterator[None]:
+    """A block in which Dynamo knows of no earlier call, and after which it knows of none here."""
+    from torch._dynamo import config, pgo
+
+    state: Any = pgo
+    before = state._CODE_STATE
+    state._CODE_STATE = defaultdict(pgo.CodeState)
+    try:
+        with config.patch(automatic_dynamic_local_pgo=False, automatic_dynamic_remote_pgo=False):
+            yield
+    finally:
+        state._CODE_STATE = before
+
+
+@contextmanager
+def _seeing(codes: list[types.CodeType]) -> Iterator[None]:
+    """A block in which the code objects that Dynamo compiles are noted."""
+    from torch._dynamo.convert_frame import register_bytecode_hook
+
+    def note(code: types.CodeType, new_code: types.CodeType) -> types.CodeType | None:
+        codes.append(code)
+        return None
+
+    handle: Any = register_bytecode_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _forget(backend: Function, codes: list[types.CodeType]) -> None:
+    """Drop what was compiled by this backend, and nothing else."""
+    from torch._dynamo import eval_frame, guards
+
+    for key, known in list(eval_frame.cached_backends.items()):
+        if getattr(known, "compiler_fn", known) is backend:
+            eval_frame.cached_backends.pop(key, None)
+    for code in codes:
+        for entry in eval_frame._debug_get_cache_entry_list(code):
+            if getattr(entry.backend, "compiler_fn", entry.backend) is not backend:
+                continue
+            manager: Any = entry.guard_manager
+            state = getattr(manager, "extra_state", None)
+            if state is not None:
+                reason = "it was compiled for one call"
+                state.invalidate(entry, guards.DeletedGuardManagerWrapper(reason))
