@@ -1,4 +1,4 @@
-"""A small transformer: eager, TorchInductor and Perfuse side by side, in under a minute.
+"""A small transformer: eager, TorchInductor and Perfuse side by side, and what Perfuse made of it.
 
 python examples/demo.py
 """
@@ -75,8 +75,8 @@ def main() -> None:
         largest = max_difference(contestants, x)
     console.print(summary(contestants, times))
     console.print(f"largest difference from eager: {largest:.2e}")
-    console.print("\n[bold]what was fused[/] (perfuse.explain)")
-    console.print(str(explanation), markup=False, highlight=False)
+    console.print("\nperfuse.explain(model, x):\n", highlight=False)
+    console.print(explanation, highlight=False)
 
 
 def progress_bar(console: Console) -> Progress:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from perfuse import config
 from perfuse.build.compiler import cache_folder, open_store
@@ -21,8 +22,9 @@ from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function
 from perfuse.context import Context
-from perfuse.errors import PerfuseError
+from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.gpu import gpu_of_device
+from perfuse.report.stages import STAGES
 from perfuse.version import VERSION
 
 app = typer.Typer(no_args_is_help=True)
@@ -52,18 +54,31 @@ def command(
 
 @app.command()
 def version() -> None:
-    """Versions of Perfuse and of what it stands on."""
+    """Print the versions of Perfuse, PyTorch and Python."""
     console.print(f"perfuse {VERSION}, torch {torch.__version__}, python {sys.version.split()[0]}")
 
 
 @app.command("config")
-def show_config() -> None:
-    """Every setting: its value now, its type, and what it does."""
-    table = Table("setting", "value", "type", "what it does")
+def show_config(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Only settings whose name has one of these in it.")
+    ] = None,
+) -> None:
+    """List every setting, its value and what it does; * marks values that are not the default."""
     settings = config.snapshot()
-    for row in config.describe():
-        table.add_row(row.name, repr(settings.get(row.name)), row.type, row.sentence)
-    console.print(table)
+    shown = [r for r in config.describe() if not words or any(word in r.name for word in words)]
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for row in shown:
+        value = settings.get(row.name)
+        mark = " " if value == row.default else "*"
+        table.add_row(
+            Text(f"{mark} {row.name} = {value!r}", "bold" if mark == "*" else ""),
+            Text(f"{row.sentence} ({row.type})"),
+        )
+    console.print(table, width=min(console.width, 110))
+    console.print("In the environment: PERFUSE_ and the name, as in PERFUSE_CPU_THREADS=4.")
 
 
 @app.command()
@@ -75,16 +90,25 @@ def explain(
     memory_budget: Annotated[
         str | None, typer.Option(help="As the setting: 14GiB, 300MB, 0.5.")
     ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help=f"Print one stage instead of the summary: {', '.join(STAGES)}."),
+    ] = None,
     sources: Annotated[bool, typer.Option(help="Also print the generated sources.")] = False,
 ) -> None:
     """Compile a function and show what it became."""
+    if stage is not None and stage not in STAGES:
+        raise UnknownOption(stage, STAGES, what="stage")
     report = importlib.import_module("perfuse.report.explain")
     module, name = found_function(function)
     given = example_args(module, function, arguments)
     overrides = {} if memory_budget is None else {"memory_budget": memory_budget}
     with config.patch(overrides):
         explanation = report.explain(getattr(module, name), *given)
-    print(explanation)
+    if stage is not None:
+        print(explanation.stage(stage), end="")
+    else:
+        console.print(explanation)
     if sources:
         print(*explanation.sources, sep="\n")
     if html is not None:
@@ -99,15 +123,31 @@ def codegen(
     target: Annotated[str, typer.Option(help="cuda:80, cuda:90, hip:gfx942, cpu, ...")],
     arguments: Annotated[str, ARGUMENTS] = "example_args",
     out: Annotated[Path | None, typer.Option(help="Folder for sources and machine code.")] = None,
+    plan: Annotated[bool, typer.Option(help="Also print the plan of each graph.")] = False,
 ) -> None:
-    """Generate and compile a function for a GPU that need not be there."""
+    """Cross-compile a function for a GPU that need not be in this machine."""
     elsewhere = importlib.import_module("perfuse.capture.elsewhere")
     module, name = found_function(function)
     given = example_args(module, function, arguments)
     made = elsewhere.codegen_for(getattr(module, name), given, target=target)
-    print(made)
+    console.print(str(made.target), markup=False)
+    for graph in made.graphs:
+        if plan:
+            print(graph.plan)
+        console.print(_code_table(graph.kind, graph.objects))
     if out is not None:
         console.print(f"written: {len(made.written_to(out))} files in {out}")
+
+
+def _code_table(kind: str, objects: Sequence[Any]) -> Table:
+    heads = ("kernel", "threads", "registers", "shared bytes", "stack bytes", "code bytes")
+    table = Table(title=f"{kind}: {len(objects)} kernels", title_justify="left", box=None)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "kernel" else "right")
+    for o in objects:
+        cells = (o.num_threads, o.num_registers, o.shared_bytes, o.stack_bytes, len(o.code))
+        table.add_row(o.name, *(f"{cell:,}" for cell in cells))
+    return table
 
 
 @cache_app.command("info")
@@ -132,9 +172,9 @@ def cache_clear() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Look at everything a compile needs, and say what is missing."""
+    """Check everything a compile needs and report what is missing."""
     rows = [_check(name, look) for name, look in CHECKS.items()]
-    table = Table("what", "is fine", "found")
+    table = Table("check", "ok", "found", box=None, pad_edge=False)
     for name, is_fine, found in rows:
         table.add_row(name, "yes" if is_fine else "NO", found)
     console.print(table)

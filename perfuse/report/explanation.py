@@ -15,7 +15,8 @@ from perfuse.report.rows import CallRow as CallRow
 from perfuse.report.rows import GraphReport as GraphReport
 from perfuse.report.rows import KernelRow as KernelRow
 from perfuse.report.screen import screen
-from perfuse.report.tables import STAGES, html_page, stage_text
+from perfuse.report.stages import STAGES
+from perfuse.report.tables import html_page, stage_text
 from perfuse.torch_records import DynamoEvents
 
 

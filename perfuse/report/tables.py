@@ -58,21 +58,6 @@ def html_page(explanation: Any) -> str:
     return Environment(autoescape=True).from_string(PAGE).render(e=explanation)
 
 
-STAGES = {
-    "graph": "the ATen graph after our passes",
-    "program": "loops and library calls",
-    "plan": "kernels in order",
-    "sources": "the generated kernels",
-    "host": "the generated host program",
-    "kernels": "every kernel with its figures",
-    "calls": "library calls and fallbacks",
-    "refusals": "fusions that were refused, and why",
-    "memory": "what is saved and recomputed, and memory over time",
-    "times": "seconds for each stage of the compiler",
-    "counters": "what was counted",
-}
-
-
 def stage_text(explanation: Any, stage: str, number: int | None) -> str:
     """One stage as text: of each graph under a heading, or of one graph alone."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)

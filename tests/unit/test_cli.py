@@ -33,8 +33,33 @@ def test_version() -> None:
     assert VERSION in run("version") and run("version") == run("--version")
 
 
-def test_config_lists_every_setting() -> None:
-    assert "cpu.simd" in run("config")
+def assert_narrow(text: str) -> None:
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80, text
+
+
+def test_config_lists_every_setting_in_80_columns() -> None:
+    text = run("config")
+    assert_narrow(text)
+    assert all(f" {row.name} = " in text for row in perfuse.config.describe())
+    assert len(text.splitlines()) < 120
+    with perfuse.config.patch({"cpu.opt_level": 1}):
+        assert "* cpu.opt_level = 1" in run("config", "opt_level")
+    assert "cpu.simd" not in run("config", "opt_level")
+
+
+@pytest.mark.parametrize("words", ["--help", "explain --help", "cache info", "doctor", "version"])
+def test_commands_fit_80_columns(words: str) -> None:
+    with perfuse.testing.fresh_cache():
+        assert_narrow(run(*words.split()))
+
+
+def test_explain_one_stage(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with perfuse.testing.fresh_cache():
+        assert_narrow(run("explain", f"{script}:function"))
+        plan = run("explain", f"{script}:function", "--stage", "plan")
+    assert "k0(" in plan and "ops ->" not in plan
 
 
 def test_doctor_looks_at_everything() -> None:
@@ -57,6 +82,7 @@ def test_codegen_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     with perfuse.testing.fresh_cache():
         found = run("codegen", f"{script}:function", "--target", "hip:gfx942", "--out", str(out))
+    assert_narrow(found)
     assert "gfx942" in found and "registers" in found
     assert "@triton.jit" in (out / "0_inference_kernels.py").read_text()
 
@@ -73,8 +99,9 @@ def test_mistakes_are_told() -> None:
         (["explain", "{script}:functoin"], "no function 'functoin'"),
         (["explain", "{script}:function", "--memory-budget", "much"], "cannot be 'much'"),
         (["codegen", "{script}:function", "--target", "cuda:1"], "no GPU is known"),
+        (["explain", "{script}:function", "--stage", "plna"], "did you mean 'plan'?"),
     ],
-    ids=["module", "function", "setting", "target"],
+    ids=["module", "function", "setting", "target", "stage"],
 )
 def test_mistakes_are_lines_not_traces(
     words: list[str],

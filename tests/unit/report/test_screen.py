@@ -17,7 +17,7 @@ import perfuse
 from perfuse.report.explanation import Explanation
 from perfuse.report.rows import library_kind
 from perfuse.report.screen import HEIGHT, WIDTH, clip
-from perfuse.report.tables import STAGES
+from perfuse.report.stages import STAGES
 
 
 def assert_fits(explanation: Explanation) -> str:

@@ -1,0 +1,15 @@
+"""The stages that an explanation shows on request, by name."""
+
+STAGES = {
+    "graph": "the ATen graph after our passes",
+    "program": "loops and library calls",
+    "plan": "kernels in order",
+    "sources": "the generated kernels",
+    "host": "the generated host program",
+    "kernels": "every kernel with its figures",
+    "calls": "library calls and fallbacks",
+    "refusals": "fusions that were refused, and why",
+    "memory": "what is saved and recomputed, and memory over time",
+    "times": "seconds for each stage of the compiler",
+    "counters": "what was counted",
+}
