@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from perfuse.graph.facts import is_known, output_leaves, tensor_of
+from perfuse.graph.storage_ops import SEEING, storage_treatment
 from perfuse.torch_compat import OpOverload
 
 
@@ -24,11 +25,13 @@ class _Class:
     has_input: bool = False
     has_output: bool = False
     is_mutated: bool = False
+    is_seen: bool = False  # an op looks at its storage, not at elements alone
 
     def absorb(self, other: "_Class") -> None:
         self.has_input |= other.has_input
         self.has_output |= other.has_output
         self.is_mutated |= other.is_mutated
+        self.is_seen |= other.is_seen
 
 
 def _nodes_in(value: Any) -> Iterable[Node]:
@@ -122,6 +125,8 @@ class Aliases:
             self.join(node, source)
         for written in mutated_inputs(node):
             self.of_node(written).is_mutated = True
+        if storage_treatment(node.target) in SEEING and isinstance(node.args[0], Node):
+            self.of_node(node.args[0]).is_seen = True
 
     def add_with(self, node: Node, origin: Mapping[Node, Node]) -> None:
         """Take in a node of another graph, whose inputs stand for `origin`'s nodes."""
@@ -145,6 +150,10 @@ class Aliases:
         if root_a is not root_b:
             self._parent[root_a] = root_b
             self._class[root_b].absorb(self._class[root_a])
+
+    def keeps_storage(self, new: Node, old: Node) -> bool:
+        """Whether ops that look at the storage of `old` would see the same with `new`."""
+        return self.root(new) is self.root(old) or not self.of_node(old).is_seen
 
     def can_stand_for(self, new: Node, old: Node) -> bool:
         """Whether every use of `old` may read `new`'s memory instead."""

@@ -1,5 +1,7 @@
-"""Results that lie as their input does: channels last, where that is how it lies."""
+"""Results laid out as their input is, channels last included; splits as slices."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,3 +30,25 @@ def roll(x: Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) -> Any:
     moved = [order.index(d % x.dim()) for d in dims]
     rolled = torch.roll(x.permute(order), shifts, moved)
     return rolled.permute([order.index(d) for d in range(x.dim())])
+
+
+# PyTorch's own formulas of the next three hold the storage offset of a traced input, which nothing
+# guards: the next call may pass one at another offset.
+
+
+def split(x: Tensor, size: int, dim: int = 0) -> Any:
+    total = x.shape[dim]
+    if isinstance(size, int) and size <= 0:
+        return NotImplemented
+    num_parts = max(int((total + size - 1) // size), 1)
+    sizes = [size] * (num_parts - 1) + [total - size * (num_parts - 1)]
+    return split_with_sizes(x, sizes, dim)
+
+
+def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    starts = itertools.accumulate(sizes, initial=0)
+    return tuple(x.narrow(dim, at, size) for at, size in zip(starts, sizes, strict=False))
+
+
+def narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return x.narrow(dim, start, length).clone(memory_format=torch.contiguous_format)

@@ -10,6 +10,8 @@ Kept whole, on purpose:
 - embedding, embedding_dense_backward, index, index_put, gather, scatter: loads and stores by index;
 - _to_copy, view, expand, permute, slice, cat, constant_pad_nd: they only move an index;
 - avg_pool, max_pool: windows, which as index arithmetic would be many more nodes;
+- as_strided_copy, diagonal_copy, unfold_copy: PyTorch's formulas for these hold the storage offset
+  that was traced, which nothing guards;
 - rand, rand_like, bernoulli, randint: lowered with the program's own seed.
 """
 
@@ -68,13 +70,13 @@ new_zeros ones ones_like tril_indices triu_indices zero zeros zeros_like
 MOVEMENT = """
 _unsafe_masked_index _unsafe_masked_index_put_accumulate block_diag channel_shuffle
 diag_embed diagonal_backward im2col col2im index_add index_copy index_fill
-isin masked_fill narrow_copy pixel_shuffle pixel_unshuffle
+isin masked_fill pixel_shuffle pixel_unshuffle
 reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
 reflection_pad2d_backward reflection_pad3d_backward replication_pad1d replication_pad2d
 replication_pad3d rot90 select_backward slice_backward
-split_with_sizes_copy stack t take tril triu unbind unfold_backward unfold_copy unsafe_split
-unsafe_split_with_sizes split split_with_sizes transpose_copy unsqueeze_copy squeeze_copy
-expand_copy view_copy alias_copy t_copy permute_copy as_strided_copy diagonal_copy
+split_with_sizes_copy stack t take tril triu unbind unfold_backward unsafe_split
+unsafe_split_with_sizes transpose_copy unsqueeze_copy squeeze_copy
+expand_copy view_copy alias_copy t_copy permute_copy
 """.split()
 
 RESAMPLING = """
@@ -116,6 +118,9 @@ OWN: dict[str, Decomposition] = {
     "aten.log_sigmoid_forward.default": pointwise.log_sigmoid_forward,
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
     "aten.roll.default": layouts.roll,
+    "aten.narrow_copy.default": layouts.narrow_copy,
+    "aten.split.Tensor": layouts.split,
+    "aten.split_with_sizes.default": layouts.split_with_sizes,
     "aten.logsumexp.default": reductions.logsumexp,
     "aten.linalg_vector_norm.default": reductions.vector_norm,
     "aten.slice_scatter.default": into_own_copy(aten.slice_scatter.default),

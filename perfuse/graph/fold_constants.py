@@ -64,7 +64,12 @@ def _value(gm: GraphModule, node: Node, values: dict[Node, torch.Tensor]) -> tor
         return None
     if not node.all_input_nodes and packet_name(node) not in _SOURCES:
         return None  # `empty` and its like: no inputs, and no value either
-    result = node.target(*_real(node.args, values), **_real(node.kwargs, values))  # type: ignore[operator]
+    try:
+        result = node.target(*_real(node.args, values), **_real(node.kwargs, values))  # type: ignore[operator]
+    except (RuntimeError, IndexError):
+        return (
+            None  # an error of the user's program (a division by zero): it is raised when it runs
+        )
     return result if isinstance(result, torch.Tensor) else None
 
 

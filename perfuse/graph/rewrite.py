@@ -2,7 +2,8 @@
 
 A rule sees a node of the new graph, whose inputs are already simple, and offers another node for
 it. Whether the offer is taken is decided here, once for all rules: type, device, shape and
-strides must be the same, and no result may begin to share memory with an input.
+strides must be the same, no result may begin to share memory with an input, and what an op sees of
+a storage stays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -143,7 +144,8 @@ class _Rewrite:
             return False
         if offer.op in ("placeholder", "get_attr") and old in self._outputs:
             return False  # a caller may tell a result from its own argument
-        return self._aliases.can_stand_for(self._origin[offer], old)
+        origin = self._origin[offer]
+        return self._aliases.can_stand_for(origin, old) and self._aliases.keeps_storage(origin, old)
 
 
 def _last(graph: Graph) -> Node:

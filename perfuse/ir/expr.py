@@ -46,6 +46,7 @@ def _rows() -> dict[str, ScalarOp]:
     put("add sub mul min max fmin fmax bit_and bit_or bit_xor shl shr copysign", 2, "same", 1)
     put("div", 2, "same", 4)
     put("floordiv truncdiv mod fmod", 2, "same", 10)
+    put("divisor", 1, "same", 1)  # an integer, reported to the caller where it is zero
     put("pow atan2 hypot nextafter", 2, "same", 30)
     put("fma", 3, "same", 1)
     put("eq ne lt le gt ge", 2, "bool", 1)

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from perfuse.errors import UnsupportedOp
 from perfuse.graph.facts import op_facts
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
-from perfuse.ir.program import Extern, Measured, Opaque, View
+from perfuse.ir.program import Extern, Measured, Opaque, View, contiguous_strides
 from perfuse.lower.builder import Builder
-from perfuse.lower.tensor import Tensor, as_view
+from perfuse.lower.layout import dense_order
+from perfuse.lower.tensor import Tensor, as_view, positions, reindex
 from perfuse.lower.traced import is_computable
 from perfuse.torch_compat import OpOverload, is_view_op, op_name
 
@@ -91,6 +93,27 @@ def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:
     op, reason = op_name(torch.ops.aten._to_copy.default), "a number on the CPU that a GPU reads"
     builder.extern(Extern(op, (buffer.name,), (value,), kwargs, reason, origin=builder.origin))
     return builder.tensor_of(buffer)
+
+
+def owned(builder: Builder, value: Tensor, traced: torch.Tensor) -> Tensor:
+    """A copy in storage of its own, at the offset and with the strides that were traced."""
+    strides = builder.symbols.strides(traced.stride())
+    order = dense_order(value.shape, strides)
+    if order is None:
+        raise UnsupportedOp("a call that looks at the storage of a tensor with gaps")
+    start = builder.symbols.dim(traced.storage_offset())
+    shape = [value.shape[d] for d in order]
+    at = positions(shape)
+    lying = reindex(value, shape, [at[order.index(d)] for d in range(value.ndim)])
+    memory = builder.new_buffer(value.dtype, (ix.add(start, value.numel),))
+    flat = contiguous_strides(tuple(shape))
+    place = sum((ix.mul(a, s) for a, s in zip(at, flat, strict=True)), start)
+    builder.store(lying, memory, place)
+    copied = builder.new_buffer(value.dtype, memory.shape, role="extern")
+    whole = View(memory.name, memory.shape, memory.strides, 0)
+    op, reason = op_name(torch.ops.aten.clone.default), "a call looks at the storage of the copy"
+    builder.extern(Extern(op, (copied.name,), (whole,), (), reason, origin=builder.origin))
+    return builder.tensor_of_view(View(copied.name, value.shape, strides, start))
 
 
 def _meta(arg: Any) -> Any:

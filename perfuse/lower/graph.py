@@ -13,6 +13,7 @@ from torch.fx import Node as FxNode
 from perfuse.context import Context
 from perfuse.graph.facts import GIVEN_UP
 from perfuse.graph.product_ops import aligned_product
+from perfuse.graph.storage_ops import Treatment, storage_treatment
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
@@ -48,6 +49,8 @@ assert families  # importing the op families fills the registry
 _CHEAP_COST, _CHEAP_LOADS = 2, 1
 # Beyond this an inlined formula costs more in registers than a trip through memory.
 _MOST_COST, _MOST_LOADS = 600, 24
+# An offset of so many elements suits every dtype that memory may be viewed as.
+_ALIGNED_ELEMENTS = 16
 
 
 def lower_graph(module: GraphModule, context: Context) -> Program:
@@ -160,16 +163,26 @@ class _Lowering:
             return
         if node.target is torch.ops.aten.copy_.default and self._try_copy(node):
             return
-        if node.target is torch.ops.aten.as_strided.default:
+        if storage_treatment(node.target) is Treatment.LOWERED and _counts_from_start(node):
+            # Nothing guards the storage offset of an input: the call reads it each time.
+            reason = "its offset counts from the start of the storage"
+            self.values[node] = self._called_on_storage(node, reason)
+        elif node.target is torch.ops.aten.as_strided.default:
             self.values[node] = self._as_strided(node, expected)
-            return
-        self.values[node] = self._lowered(node, expected)
+        else:
+            self.values[node] = self._lowered(node, expected)
 
     def _as_strided(self, node: FxNode, expected: Any) -> Any:
+        """A window on the storage at the root of a chain of views, or a formula of its value."""
+        source: Any = node.args[0]
+        root = alias_root(source)
+        value = self.values[root]
+        if isinstance(value, Tensor) and self.builder.window_on(value) is None:
+            return self._lowered(node, expected)
         window = self._window_like(node, expected)
-        if window is None:
-            return self._fallback(node, "storage of a value we only carry")
-        return window
+        return (
+            self._fallback(node, "storage of a value we only carry") if window is None else window
+        )
 
     def _window_like(self, node: FxNode, expected: Any) -> Any:
         """What a view op returns, as windows on the storage at the root of its chain of views."""
@@ -193,18 +206,49 @@ class _Lowering:
         moved = ix.add(ix.add(offset, ix.mul(start, -1)), view.offset)
         window = View(view.buffer, shape, strides, moved)
         if reaches_outside(window, self.builder.buffers[view.buffer]):
-            return self._storage_around(node, root)
+            return self._called_on_storage(node, "it looks at memory outside of its argument")
         return self.builder.tensor_of_view(window)
 
-    def _storage_around(self, node: FxNode, root: FxNode) -> Any:
-        """A window on memory that an input only shows a part of: ATen knows the rest."""
+    def _called_on_storage(self, node: FxNode, reason: str) -> Any:
+        """An ATen call that gets its first argument in storage laid out as eager's."""
         self.context.counters.inc(f"fallback.{node.target}")
-        is_changed = any(user.target is torch.ops.aten.copy_.default for user in root.users)
-        args, kwargs = self._args(node.args), self._kwargs(node)
-        reason = "it looks at memory outside of its argument"
-        return fallback.call_aten(
-            self.builder, AtenCall.of(node, not is_changed), args, kwargs, reason
-        )
+        source: Any = node.args[0]
+        args = [self._storage_of(source), *self._args(node.args[1:])]
+        is_alias = is_view_op(node.target) and not _is_written(alias_root(source))
+        call = AtenCall.of(node, is_alias)
+        return fallback.call_aten(self.builder, call, args, self._kwargs(node), reason)
+
+    def _storage_of(self, node: FxNode) -> Any:
+        """The value of a node where eager would have it in a storage: an input, or a copy."""
+        root = alias_root(node)
+        chain = views_from(root, node)
+        if node is not root and not chain:
+            return self.values[node]  # views of an input that was written to
+        value = self.values[root]
+        if root.op not in ("placeholder", "get_attr") and isinstance(value, Tensor):
+            value = fallback.owned(self.builder, value, root.meta["val"])
+        return self._viewed(value, chain, "a call looks at its storage")
+
+    def _viewed(self, value: Any, chain: list[FxNode], reason: str) -> Any:
+        """A value through the program's own view ops, each made by ATen."""
+        for view in chain:
+            args = [value, *self._args(view.args[1:])]
+            call = AtenCall.of(view, is_alias=True)
+            value = fallback.call_aten(self.builder, call, args, self._kwargs(view), reason)
+        return value
+
+    def _in_own_memory(self, node: FxNode, value: Any) -> Any:
+        """An argument whose offset a call looks at: at the start of a buffer, or at eager's.
+
+        Copies that eager makes may be formulas here, and these windows on an input at any offset.
+        """
+        view = self.builder.window_on(value) if isinstance(value, Tensor) else None
+        if view is None or self.owners.get(view.buffer) is alias_root(node):
+            return value
+        is_ours = self.builder.buffers[view.buffer].role not in ("input", "constant")
+        if is_ours and isinstance(view.offset, int) and view.offset % _ALIGNED_ELEMENTS == 0:
+            return value
+        return self.builder.realize_copy(value, dense_strides(node.meta["val"], self.symbols))
 
     def _is_data_dependent(self, node: FxNode) -> bool:
         return has_tensor_input(node) and "sym_" not in str(node.target)
@@ -239,12 +283,17 @@ class _Lowering:
         return f"its lowering broke: {type(error).__name__}: {error}"
 
     def _fallback(self, node: FxNode, reason: str) -> Any:
-        self.context.counters.inc(f"fallback.{node.target}")
-        args, kwargs = self._args(node.args), self._kwargs(node)
         if is_view_op(node.target):
             window = self._window_like(node, node.meta["val"])
             if window is not None:
                 return window
+        seen = storage_treatment(node.target)
+        if seen is Treatment.LOWERED:
+            return self._called_on_storage(node, reason)
+        self.context.counters.inc(f"fallback.{node.target}")
+        args, kwargs = self._args(node.args), self._kwargs(node)
+        if seen is Treatment.OWNED:
+            args[0] = self._in_own_memory(node.args[0], args[0])  # type: ignore[arg-type]
         if is_effect(node.target):
             return fallback.call_effect(self.builder, node, args, kwargs)
         return fallback.call_aten(self.builder, AtenCall.of(node), args, kwargs, reason)
@@ -375,12 +424,7 @@ class _Lowering:
         if root.op != "placeholder" or not self._may_overlap(root):
             return None
         chain = views_from(root, node)
-        value = self.values[root]
-        for view in chain:
-            args = [value, *self._args(view.args[1:])]
-            reason = "autograd goes back through it"
-            call = AtenCall.of(view, is_alias=True)
-            value = fallback.call_aten(self.builder, call, args, self._kwargs(view), reason)
+        value = self._viewed(self.values[root], chain, "autograd goes back through it")
         return self.builder.window_on(value) if chain and isinstance(value, Tensor) else None
 
     def _may_overlap(self, node: FxNode) -> bool:
@@ -420,6 +464,19 @@ class _Lowering:
             view = self.builder.window_on(value)
             assert view is not None
         return view
+
+
+def _is_written(root: FxNode) -> bool:
+    return any(user.target is torch.ops.aten.copy_.default for user in root.users)
+
+
+def _counts_from_start(node: FxNode) -> bool:
+    """Whether an offset is given that counts from the start of an input's storage."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    root = alias_root(node.args[0])  # type: ignore[arg-type]
+    is_input = root.op == "placeholder" and not _is_written(root)
+    return is_input and given.get("storage_offset") is not None
 
 
 def _is_shown_often(node: FxNode) -> bool:

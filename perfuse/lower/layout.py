@@ -29,20 +29,27 @@ def dense_strides(expected: Any, symbols: Symbols) -> tuple[Dim, ...] | None:
 
 
 def dense(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """The strides, when they cover memory without gaps or overlap.
+    """The strides, when they cover memory without gaps or overlap."""
+    return strides if dense_order(shape, strides) is not None else None
+
+
+def dense_order(shape: Sequence[Dim], strides: Sequence[Dim]) -> list[int] | None:
+    """Dimensions from the outermost in memory inwards, when memory is covered without gaps.
 
     The axes are taken from the innermost out, each where the ones before it end: symbols have no
     order, but they can be equal.
     """
-    left = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    left = [d for d, size in enumerate(shape) if size != 1]
+    order = [d for d, size in enumerate(shape) if size == 1]
     step: Dim = 1
     while left:
-        found = next((pair for pair in left if pair[0] == step), None)
+        found = next((d for d in left if strides[d] == step), None)
         if found is None:
             return None
         left.remove(found)
-        step = ix.mul(step, found[1])
-    return strides
+        order.append(found)
+        step = ix.mul(step, shape[found])
+    return order[::-1]
 
 
 def memory_order(shape: Sequence[Dim], strides: Sequence[Dim]) -> list[int] | None:

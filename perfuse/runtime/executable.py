@@ -21,6 +21,9 @@ from perfuse.runtime.pool import allocator
 
 _DEFAULT = Settings()
 
+# What kernels report for an integer division by zero: `division_by_zero` of simd_divide.h.
+_DIVISION_BY_ZERO = -(2**63)
+
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
@@ -59,6 +62,8 @@ def new_seeds(count: int) -> torch.Tensor:
 def _bad_index(frame: Frame, where: str) -> None:
     """Raise what eager raises. The frame is dropped with the failed call, never used again."""
     seen = frame.status[0]
+    if seen == _DIVISION_BY_ZERO:
+        raise RuntimeError("ZeroDivisionError")
     index = seen - 1 if seen > 0 else seen + 1
     raise IndexError(f"index {index} is out of bounds" + (f", in {where}" if where else ""))
 

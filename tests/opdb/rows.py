@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from tests.harness.compare import DEFAULT_TOLERANCES, Tolerance
 from tests.harness.devices import use_carried_packages
+from tests.opdb.operands import on_made_operands
 
 use_carried_packages()
 
@@ -29,9 +31,11 @@ class Row:
     op: str
     dtype: str
     mode: str
+    operands: str = "dense"  # see operands.py
 
     def __str__(self) -> str:
-        return f"{self.op}-{self.dtype}-{self.mode}"
+        where = "" if self.operands == "dense" else f":{self.operands}"
+        return f"{self.op}-{self.dtype}-{self.mode}{where}"
 
 
 @functools.cache
@@ -40,6 +44,16 @@ def operators() -> dict[str, Any]:
     return {
         f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name: op for op in op_db
     }
+
+
+def operator_of(row: Row) -> Any:
+    """The database's entry, with a function that makes its operands where the row says so."""
+    op = operators()[row.op]
+    if row.operands != "made":
+        return op
+    made = copy.copy(op)
+    made.op = on_made_operands(op.op)
+    return made
 
 
 def rows(dtypes: Sequence[str], modes: Sequence[str] = MODES, device: str = "cpu") -> Iterator[Row]:

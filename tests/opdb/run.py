@@ -1,6 +1,7 @@
 """The whole operator database by hand, in processes that may crash.
 
 python -m tests.opdb.run --backend perfuse --dtypes float32 --jobs 2
+python -m tests.opdb.run --operands offset --dtypes float32
 python -m tests.opdb.run --device cuda --jobs 8 --time-limit 420 --against opdb-inductor-cuda.json
 
 On a machine without network the database's one missing package is carried along in a folder that
@@ -16,6 +17,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from rich.table import Table
 from tests.harness.backend import worker_environment
 from tests.harness.pool import Result, Task, run_tasks
 from tests.opdb.gaps import known_gaps
+from tests.opdb.operands import OPERANDS
 from tests.opdb.rows import DTYPES, GPU_DTYPES, MODES, Row, rows
 
 SAMPLES = {"float32": 16}  # the other dtypes take OTHER_SAMPLES
@@ -48,6 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="all that are asked for")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--operands", default="dense", choices=OPERANDS, help="where they are")
     parser.add_argument("--only", default="", help="regular expression on `op-dtype-mode`")
     parser.add_argument("--samples", type=int, help="samples a row, 0 for all of them")
     parser.add_argument("--jobs", type=int, default=2)
@@ -84,6 +88,7 @@ def wanted_rows(arguments: argparse.Namespace) -> list[Row]:
     """Under a time limit shuffled, always in the same way: it cuts off no whole family."""
     dtypes = arguments.dtypes or (GPU_DTYPES if arguments.device == "cuda" else list(DTYPES))
     every = rows(dtypes, arguments.modes, arguments.device)
+    every = (replace(r, operands=arguments.operands) for r in every)
     found = [r for r in every if re.search(arguments.only, str(r))]
     if arguments.time_limit == float("inf"):
         return found
@@ -137,7 +142,7 @@ def run_rows(
         bar = progress.add_task(arguments.backend, total=len(tasks))
 
         def record(task: Task, result: Result) -> Task | None:
-            name = str(Row(task["op"], task["dtype"], task["mode"]))
+            name = str(Row(task["op"], task["dtype"], task["mode"], task["operands"]))
             further, result = joined(task, result)
             if further is not None:
                 return further
@@ -183,6 +188,7 @@ def task_of(row: Row, arguments: argparse.Namespace) -> Task:
         "op": row.op,
         "dtype": row.dtype,
         "mode": row.mode,
+        "operands": row.operands,
         "backend": arguments.backend,
         "device": arguments.device,
         "samples": min(samples, 4) if row.mode == "backward" and samples else samples,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 
 from tests.harness.backend import default_backend
 from tests.opdb.check import check_row
 from tests.opdb.gaps import MAX_GAPS, known_gaps
+from tests.opdb.operands import OPERANDS
 from tests.opdb.rows import DTYPES, Row, rows
 
 # One row in SLICE of the dtypes other than float32, the same ones every time.
 SLICE = 8
+# One row in PLACED_SLICE is called on operands that do not start their storage.
+PLACED_SLICE = 24
 QUICK_SAMPLES = {"forward": 2, "backward": 1}
 FULL_SAMPLES = {"forward": 16, "backward": 4}
 
@@ -45,6 +49,23 @@ def test_matches_eager(row: Row, request: pytest.FixtureRequest) -> None:
         pytest.fail(f"{row} passes: delete its line from known_gaps.txt and lower MAX_GAPS")
     else:
         pytest.xfail(gap)
+
+
+def placed_elsewhere() -> list[Row]:
+    """A sample of the operators, each with its operands in another kind of place."""
+    every = list(rows(["float32", "int64"], ["forward"]))
+    kinds = [kind for kind in OPERANDS if kind != "dense"]
+    chosen = [r for r in every if zlib.crc32(f"{r} elsewhere".encode()) % PLACED_SLICE == 0]
+    return [replace(r, operands=kinds[i % len(kinds)]) for i, r in enumerate(chosen)]
+
+
+@pytest.mark.parametrize("placed", placed_elsewhere(), ids=str)
+def test_operands_in_other_places(placed: Row) -> None:
+    outcome = check_row(placed, default_backend(), 2)
+    if outcome.status in ("skip", "capture"):
+        pytest.skip(f"{outcome.status}: {outcome.message}")
+    dense = replace(placed, operands="dense")
+    assert outcome.status == "pass" or dense in known_gaps(), f"{outcome.status}: {outcome.message}"
 
 
 def test_gaps_only_shrink() -> None:

@@ -11,7 +11,7 @@ from tests.opdb.rows import Row
 
 
 def handle(task: Task) -> Result:
-    row = Row(task["op"], task["dtype"], task["mode"])
+    row = Row(task["op"], task["dtype"], task["mode"], task.get("operands", "dense"))
     device = task["device"]
     part = {"first": task.get("first", 0), "most": task.get("most")}
     outcome = check_row(row, task["backend"], task["samples"], device, **part)

@@ -69,6 +69,7 @@ SCALAR_FUNCTIONS: dict[str, TorchFn] = {
     "floordiv": _floordiv,
     "truncdiv": _truncdiv,
     "mod": torch.remainder,
+    "divisor": torch.clone,
     "fma": lambda a, b, c: a * b + c,
     "land": torch.logical_and,
     "lor": torch.logical_or,

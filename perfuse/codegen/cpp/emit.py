@@ -151,6 +151,10 @@ class Emitter:
             text = f"pf::cast<{COMPUTE_TYPE[e.dtype]}>({spelled[0]})"
         elif e.op == "round_to":
             text = f"pf::round_to<{STORAGE_TYPE[e.attr]}>({spelled[0]})"
+        elif e.op == "divisor":
+            self.names.needs_status = True
+            last = f", {self.tail or 'pf::lanes'}" if is_vector else ""
+            text = f"pf::divisor({spelled[0]}, status{last})"
         elif e.op in ("rand_f32", "randn_f32", "randint64"):
             text = self._random(e, args)
             is_vector = args[1].is_vector

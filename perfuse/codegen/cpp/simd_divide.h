@@ -1,7 +1,21 @@
 // Division with a rule for the remainder. No lane traps: a zero divisor gives some number, so the lanes past the
-// end of a loop may hold anything. (Eager raises for an integer zero divisor; a kernel cannot.)
+// end of a loop may hold anything. Zero among the lanes that count is reported, and the caller raises as eager does.
 
 namespace pf {
+
+// What `status` holds after a division by zero; an index that is out of bounds never leaves this.
+constexpr int64_t division_by_zero = -0x7fffffffffffffff - 1;
+
+// A divisor, reported where it is zero; of a vector, the first n lanes count.
+template <class T> PF_FN T divisor(T b, int64_t* status) {
+  if (__builtin_expect(b == T(0), 0)) *status = division_by_zero;
+  return b;
+}
+template <class X> PF_FN X divisor(X b, int64_t* status, int n) {
+  if (__builtin_expect(!hall(ne(b, X{})), 0))
+    for (int i = 0; i < n; i++) divisor(b[i], status);
+  return b;
+}
 
 // Towards zero. 32 bits and less go through floating point: the quotient of two such integers, rounded to the
 // nearest double (float for 16 bits), never reaches the next whole number unless it is one.

@@ -84,6 +84,7 @@ _INTS = {
     "fmax": "tl.maximum({0}, {1})", "bit_and": "({0} & {1})", "bit_or": "({0} | {1})",
     "bit_xor": "({0} ^ {1})", "shl": "pf_shl({0}, {1})", "shr": "pf_shr({0}, {1})",
     "div": "({0} // {1})", "floordiv": "pf_floordiv({0}, {1})", "truncdiv": "({0} // {1})",
+    "divisor": "{0}",
     "mod": "pf_mod({0}, {1})", "fmod": "({0} % {1})", "pow": "pf_pow_int({0}, {1})",
     "fma": "({0} * {1} + {2})", "isnan": "({0} != {0})", "isinf": "({0} != {0})",
     "isfinite": "({0} == {0})", "signbit": "({0} < 0)",

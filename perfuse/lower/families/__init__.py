@@ -3,6 +3,7 @@
 from perfuse.lower.families import (
     average_pooling,
     creation,
+    division,
     indexing,
     misc,
     pointwise,
@@ -12,6 +13,7 @@ from perfuse.lower.families import (
     reductions,
     scans,
     scattering,
+    storage,
     upsample,
     views,
 )
@@ -19,6 +21,7 @@ from perfuse.lower.families import (
 __all__ = [
     "average_pooling",
     "creation",
+    "division",
     "indexing",
     "misc",
     "pointwise",
@@ -28,6 +31,7 @@ __all__ = [
     "reductions",
     "scans",
     "scattering",
+    "storage",
     "upsample",
     "views",
 ]

@@ -1,4 +1,4 @@
-"""Ops of no large family: windows by strides, decimals, real angles, primitives of formulas."""
+"""Ops of no large family: decimals, real angles, primitives of formulas."""
 
 from __future__ import annotations
 
@@ -6,45 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from perfuse.ir import expr as ex
-from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import element, elementwise
 from perfuse.lower.families.reductions import sum_over, variance
-from perfuse.lower.families.views import alias, permute, reshape, squeeze
+from perfuse.lower.families.views import alias, permute, squeeze
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions, reindex
-
-
-@lowers("aten.as_strided.default", "aten.as_strided_copy.default")
-def as_strided(
-    builder: Builder, x: Tensor, size: Sequence[Dim], stride: Sequence[Dim], offset: Any = None
-) -> Tensor:
-    """Elements by their place in eager's memory, where the argument covers that densely."""
-    traced = builder.arguments[0] if builder.arguments else None
-    if not isinstance(traced, torch.Tensor) or not all(isinstance(n, int) for n in x.shape):
-        raise CannotLower("as_strided of a tensor whose layout is not known")
-    base = int(traced.storage_offset())
-    strides = tuple(traced.stride())
-    order = sorted(range(x.ndim), key=lambda d: (-strides[d], d))
-    flat = reshape(builder, permute(builder, x, order), [x.numel]) if x.ndim else x
-    step = 1
-    for d in reversed(order):
-        if traced.shape[d] != 1 and strides[d] != step:
-            raise CannotLower("as_strided of a tensor with gaps")
-        step *= int(traced.shape[d])
-    where: Dim = 0 if offset is None else ix.add(offset, -base)
-    for at, by in zip(positions(size), stride, strict=True):
-        where = ix.add(where, ix.mul(at, by))
-    if not ix.is_within(where, x.numel):
-        raise CannotLower("as_strided reaches outside of its argument")
-    return reindex(flat, size, [where] if x.ndim else [])
 
 
 @lowers("aten.round.decimals")

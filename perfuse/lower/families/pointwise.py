@@ -77,7 +77,7 @@ ROUND_UNARY = {"floor": "floor", "ceil": "ceil", "trunc": "trunc"}
 BOOL_UNARY = {"isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite", "signbit": "signbit"}
 SAME_BINARY = {
     "mul.Tensor": "mul", "mul.Scalar": "mul", "minimum": "min", "maximum": "max", "fmin": "fmin",
-    "fmax": "fmax", "remainder": "mod", "fmod": "fmod", "hypot": "hypot", "nextafter": "nextafter",
+    "fmax": "fmax", "hypot": "hypot", "nextafter": "nextafter",
 }  # fmt: skip
 FLOAT_BINARY = {"atan2": "atan2", "copysign.Tensor": "copysign", "copysign.Scalar": "copysign"}
 COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
@@ -259,32 +259,6 @@ def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
 @lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
 def rsub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     return sub(builder, b, a, alpha)
-
-
-@lowers("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
-def div(builder: Builder, a: Any, b: Any) -> Tensor:
-    dtype = promote(a, b, int_to_float=True)
-    return elementwise(builder, [a, b], dtype.compute, dtype, op("div"))
-
-
-@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
-def div_mode(builder: Builder, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
-    if rounding_mode is None:
-        return div(builder, a, b)
-    dtype = promote(a, b)
-    if rounding_mode == "floor":
-        return elementwise(builder, [a, b], dtype.compute, dtype, op("floordiv"))
-    if dtype.is_float:
-        return elementwise(
-            builder, [a, b], dtype.compute, dtype,
-            lambda x, y: ex.apply("trunc", ex.apply("div", x, y)),
-        )  # fmt: skip
-    return elementwise(builder, [a, b], dtype, dtype, op("truncdiv"))
-
-
-@lowers("aten.floor_divide.default")
-def floor_divide(builder: Builder, a: Any, b: Any) -> Tensor:
-    return div_mode(builder, a, b, "floor")
 
 
 @lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")

@@ -1,0 +1,70 @@
+"""Divisions: true ones, and those with a rule for the remainder, which report an integer zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.expr import Expr
+from perfuse.lower.builder import Builder
+from perfuse.lower.families.pointwise import elementwise, op
+from perfuse.lower.promotion import promote
+from perfuse.lower.registry import lowers
+from perfuse.lower.tensor import Tensor
+
+
+@lowers("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
+def div(builder: Builder, a: Any, b: Any) -> Tensor:
+    dtype = promote(a, b, int_to_float=True)
+    return elementwise(builder, [a, b], dtype.compute, dtype, op("div"))
+
+
+@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def div_mode(builder: Builder, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return div(builder, a, b)
+    dtype = promote(a, b)
+    if rounding_mode == "floor":
+        return divided(builder, a, b, "floordiv")
+    if dtype.is_float:
+        return elementwise(
+            builder, [a, b], dtype.compute, dtype,
+            lambda x, y: ex.apply("trunc", ex.apply("div", x, y)),
+        )  # fmt: skip
+    return divided(builder, a, b, "truncdiv")
+
+
+def divided(builder: Builder, a: Any, b: Any, scalar_op: str) -> Tensor:
+    """A division with a rule for the remainder.
+
+    Eager raises for an integer zero among the divisors, whichever elements of the result are used:
+    so all are computed here, where no mask of a later op hides a divisor or makes it up.
+    """
+    dtype = promote(a, b)
+    made = elementwise(
+        builder, [a, b], dtype.compute, dtype,
+        op(scalar_op) if dtype.is_float or builder.is_gpu
+        else lambda x, y: ex.apply(scalar_op, x, _reported(y)),
+    )  # fmt: skip
+    is_reported = made.value.op == scalar_op and made.value.args[1].op == "divisor"
+    return builder.realize(made) if is_reported else made
+
+
+def _reported(divisor: Expr) -> Expr:
+    """The divisor, reported where it is zero, unless it is known not to be."""
+    if divisor.op == "const" and divisor.attr != 0:
+        return divisor
+    if divisor.op == "index" and ix.is_nonnegative(ix.add(divisor.attr, -1)):
+        return divisor
+    return ex.apply("divisor", divisor)
+
+
+@lowers("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
+def remainder(builder: Builder, a: Any, b: Any) -> Tensor:
+    return divided(builder, a, b, "mod")
+
+
+@lowers("aten.fmod.Tensor", "aten.fmod.Scalar")
+def fmod(builder: Builder, a: Any, b: Any) -> Tensor:
+    return divided(builder, a, b, "fmod")
