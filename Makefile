@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler soak
+.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler soak sweep
 
 venv: $(STAMP)
 
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' \
 	    2>/dev/null || $(BIN)/pip install --quiet torch==$(TORCH)
-	$(BIN)/pip install --quiet -e '.[test,dev,bench]'
+	$(BIN)/pip install --quiet torch==$(TORCH) -e '.[test,dev,bench,sweep]'
 	@touch $@
 
 compiler:
@@ -39,6 +39,12 @@ test: check compiler
 MINUTES ?= 30
 soak: venv compiler
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+# Software that others wrote against eager; goes on where it stopped (SWEEP names the results).
+SWEEP ?= benchmarks/results/$(shell date +%F)-sweep
+sweep: venv compiler
+	@mkdir -p $(SWEEP)
+	$(BIN)/python -m tests.sweep.run --jobs 2 --results $(SWEEP)/results.json
 
 bench-cpu: venv compiler
 	$(BIN)/python benchmarks/cpu.py

@@ -1,0 +1,18 @@
+"""The rows of the sweep that CI runs: one of each kind, the quickest that holds its ops."""
+
+from __future__ import annotations
+
+SAMPLE = (
+    "modules/BatchNorm2d/train",
+    "modules/Conv2d/train",
+    "modules/GroupNorm/train",
+    "modules/Transformer/eval",
+    "modules/GRU/train",
+    "optimisers/Adam-for_loop-0/float_lr",
+    "optimisers/SGD-foreach-1/float_lr",
+    "timm/test_resnet/train_channels_last",
+    "timm/test_vit/train",
+    "torchvision/squeezenet1_1/train_channels_last",
+    "diffusers/UNet2DModel/train",
+    "transformers/bert/eval",
+)

@@ -1,0 +1,135 @@
+"""Architectures of timm: the smallest model of each of its modules, with few blocks and pixels."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.sweep.subject import (
+    NotMade,
+    Subject,
+    accepted,
+    deterministic,
+    noise,
+    stirred,
+    variant_of,
+    why,
+)
+from tests.sweep.torchvision_models import import_torchvision
+
+MAX_PARAMETERS = 40_000_000
+BATCH = 4
+SIDES = (64, 96, 128, 160, 224, 256)
+# Names that makers give to their smallest models, the smallest first.
+SMALLEST = (
+    r"^test_",
+    r"atto|zepto",
+    r"femto",
+    r"pico",
+    r"nano",
+    r"xx_?s|xxtiny|xx_?small|_050$|_35$",
+    r"_xs|x_?small|_t0$|_b0|_m0|_s0|002$",
+    r"tiny|_ti_|_t8|_5m|9_240|14d|17$|18$|26t$|121$",
+    r"small|_s$|_s1|_s_|_m1|_t1|_l1|_d1|s24_224|34$|42$|128s",
+    r"_m$|26|_b1",
+    r"base|_m",
+)
+# Fewer blocks, by the name each family gives to their number.
+FEWER: tuple[dict[str, Any], ...] = (
+    {"depths": (1, 1, 1, 1)},
+    {"depths": (1, 1, 1)},
+    {"layers": (1, 1, 1, 1)},
+    {"depth": 2},
+    {"depth": (1, 1, 1)},
+    {"depth": (1, 1, 1, 1)},
+    {"num_blocks": (1, 1, 1, 1)},
+    {"depth_multiplier": 0.1},
+    {},
+)
+# Models whose sizes go together in ways that names do not tell.
+LEFT_OUT = {
+    "naflexvit": "takes images as patches with positions",
+    "nasnet": "its only model has 88 million parameters",
+    "pnasnet": "its only model has 86 million parameters",
+    "inception_resnet_v2": "its only model has 55 million parameters",
+}
+
+
+def names() -> list[str]:
+    import_torchvision()
+    import timm
+
+    return sorted(smallest(timm, module) for module in timm.list_modules() if known(timm, module))
+
+
+def known(timm: Any, module: str) -> bool:
+    return bool(timm.list_models(module=module))
+
+
+def smallest(timm: Any, module: str) -> str:
+    def rank(name: str) -> tuple[int, int, str]:
+        ranks = (i for i, pattern in enumerate(SMALLEST) if re.search(pattern, name))
+        return next(ranks, len(SMALLEST)), len(name), name
+
+    return min(timm.list_models(module=module), key=rank)
+
+
+def make(name: str, variant: str) -> Subject:
+    import_torchvision()
+    import timm
+
+    module = timm.models._registry._model_to_module[name]
+    if module in LEFT_OUT:
+        raise NotMade(LEFT_OUT[module])
+    reasons = []
+    for settings in FEWER:
+        try:
+            subject = smallest_input(timm, name, settings)
+        except Exception as error:  # not every family takes these settings
+            reasons.append(f"{settings}: {why(error)}")
+            continue
+        return variant_of(subject, variant)
+    raise NotMade("; ".join(reasons[-2:]))
+
+
+def smallest_input(timm: Any, name: str, settings: dict[str, Any]) -> Subject:
+    """The model on the smallest image that eager takes, in training too."""
+    error: Exception = NotMade("no size of image fits")
+    for side in SIDES:
+        for sized in ({"img_size": side}, {}):
+            try:
+                model = built(timm, name, settings | sized)
+                subject = Subject(model, ((noise(BATCH, 3, side, side),), {}), f"{settings} {side}")
+                accepted(subject.training())
+            except TypeError as refused:
+                if not sized:
+                    raise
+                error = refused
+                continue
+            except Exception as refused:
+                error = refused
+                break
+            model = built(timm, name, settings | sized)
+            return Subject(model, subject.call, subject.recipe)
+    raise error
+
+
+def built(timm: Any, name: str, settings: dict[str, Any]) -> nn.Module:
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        size = num_parameters(timm, name, settings)
+    if size > MAX_PARAMETERS:
+        raise NotMade(f"{size:,} parameters")
+    model = timm.create_model(name, pretrained=False, num_classes=10, **settings)
+    return stirred(deterministic(model)).eval()
+
+
+def num_parameters(timm: Any, name: str, settings: dict[str, Any]) -> int:
+    try:
+        model = timm.create_model(name, pretrained=False, num_classes=10, **settings)
+    except (RuntimeError, NotImplementedError):
+        return 0  # not every model can be made without memory
+    return sum(p.numel() for p in model.parameters())

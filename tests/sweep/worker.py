@@ -1,0 +1,39 @@
+"""A worker process of `tests.sweep.run`: one row a task."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import torch
+
+from tests.harness.devices import keep_all_bits, use_carried_packages
+from tests.harness.pool import RETIRE, Result, Task, serve
+from tests.sweep.families import FAMILIES
+from tests.sweep.judge import judged
+from tests.sweep.subject import NotMade
+
+MAX_ROWS = 16  # compiled code and modules grow: a process is for a few
+num_done = itertools.count(1)
+
+
+def handle(task: Task) -> Result:
+    return swept(task["row"], task["backend"]) | {RETIRE: next(num_done) >= MAX_ROWS}
+
+
+def swept(row: str, backend: str) -> Result:
+    """One row: "timm/resnet18/train"."""
+    family, name, variant = row.split("/")
+    try:
+        subject = FAMILIES[family].make(name, variant)
+    except NotMade as error:
+        return {"status": "skip", "message": str(error)}
+    return judged(subject, backend)
+
+
+if __name__ == "__main__":
+    use_carried_packages()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    keep_all_bits()
+    serve(handle)
