@@ -8,6 +8,7 @@ from perfuse.context import Context
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import Extern, Loop, Program
 from perfuse.schedule import memory, shape
+from perfuse.schedule.batch import batched
 from perfuse.schedule.fuse import Fuser, Group, accesses
 from perfuse.schedule.in_place import written_over
 from perfuse.schedule.lifetimes import Where, lifetimes
@@ -33,7 +34,7 @@ def schedule(program: Program, context: Context) -> Plan:
     program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))
     if context.settings.memory_budget is None:
         fuser = _fused(program)
-        plan = _placed(_plan(program, fuser, program_order(fuser)), context)
+        plan = _placed(_plan(program, fuser, program_order(fuser), context), context)
     else:
         plan = _smallest(program, context)
     context.counters.inc("schedule.loops", sum(isinstance(n, Loop) for n in program.nodes))
@@ -47,8 +48,8 @@ def _fused(program: Program, reach: int | None = None) -> Fuser:
     return fuser
 
 
-def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
-    """Kernels and calls in order, nothing placed yet."""
+def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) -> Plan:
+    """Kernels and calls in order, equal ones joined, nothing placed yet."""
     steps: list[Step] = []
     outside = _outside_uses(program, fuser)
     for home in order:
@@ -59,7 +60,8 @@ def _plan(program: Program, fuser: Fuser, order: list[int]) -> Plan:
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, Extern)
             steps.append(node)
-    return Plan(program, tuple(steps), tuple(fuser.refusals), {}, 0)
+    made, refusals = batched(program, tuple(steps), context)
+    return Plan(program, made, (*fuser.refusals, *refusals), {}, 0)
 
 
 def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
@@ -100,7 +102,7 @@ def _smallest(program: Program, context: Context) -> Plan:
         near = _fused(program, NEAR)
         tries += [(near, program_order(near)), (near, frugal_order(near, program))]
     for fuser, order in tries:
-        plan = _plan(program, fuser, order)
+        plan = _plan(program, fuser, order, context)
         choices += [_placed(plan, context), _placed(plan, context, memory.SMALLEST_POOLED)]
     return min(choices, key=lambda choice: lifetimes(choice, Where.of(context)).peak())
 
