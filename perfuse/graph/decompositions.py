@@ -26,6 +26,7 @@ from perfuse.graph import decompose_norms as norms
 from perfuse.graph import decompose_pointwise as pointwise
 from perfuse.graph import decompose_reductions as reductions
 from perfuse.graph import decompose_softmax as softmax
+from perfuse.graph.decompose_foreach import FOREACH
 from perfuse.graph.decompose_scatter import into_own_copy
 from perfuse.torch_compat import OpOverload, standard_decompositions
 
@@ -127,6 +128,7 @@ OWN: dict[str, Decomposition] = {
     "aten.select_scatter.default": into_own_copy(aten.select_scatter.default),
     "aten.diagonal_scatter.default": into_own_copy(aten.diagonal_scatter.default),
     "prims.convert_element_type.default": convert_element_type,
+    **FOREACH,
 }
 
 

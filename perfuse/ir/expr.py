@@ -190,6 +190,11 @@ def masked_load(buffer: str, index: Dim, dtype: DType, mask: Expr, fill: Expr) -
     return _make("load", (mask, fill), dtype.compute, (buffer, index))
 
 
+def renamed_load(made: Expr, buffer: str, index: Dim) -> Expr:
+    """The same load, masked or not, of another buffer."""
+    return _make("load", made.args, made.dtype, (buffer, index))
+
+
 def index_value(index: Dim) -> Expr:
     """An index as a 64-bit integer value."""
     if isinstance(index, int):

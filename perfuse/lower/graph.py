@@ -25,7 +25,7 @@ from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.fallback import AtenCall
 from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.origins import Origins
-from perfuse.lower.registry import LOWERINGS, CannotLower
+from perfuse.lower.registry import LOWERINGS, CannotLower, lowering_of
 from perfuse.lower.tensor import (
     Tensor,
     cast_tensor,
@@ -72,6 +72,9 @@ class _Lowering:
         self.outputs: tuple[Any, ...] = ()
         self.owners: dict[str, FxNode] = {}
         self.origins = Origins()
+        copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        self.has_copies = bool(copies)
+        self.readers: dict[str, list[FxNode]] = {}  # whose formulas read a buffer
 
     def run(self) -> Program:
         handlers = {
@@ -90,6 +93,8 @@ class _Lowering:
             for name in list(self.builder.buffers)[known:]:
                 self.owners[name] = node
             self.origins.settle(node, self.values.get(node), self.builder)
+            if self.has_copies:
+                self._note_reads(node)
         return Program(
             tuple(self.inputs),
             self.builder.buffers,
@@ -254,7 +259,7 @@ class _Lowering:
         return has_tensor_input(node) and "sym_" not in str(node.target)
 
     def _lowered(self, node: FxNode, expected: Any) -> Any:
-        lowering = LOWERINGS.get(node.target)
+        lowering = lowering_of(node.target)
         reason = "no lowering for this op"
         if lowering is not None and all_plain(node, expected, self.device):
             self.builder.feeds_calls = _feeds_calls(node)
@@ -384,16 +389,20 @@ class _Lowering:
         self.values[node] = target
         return True
 
+    def _note_reads(self, node: FxNode) -> None:
+        value = self.values.get(node)
+        if node.op != "placeholder" and isinstance(value, Tensor):
+            for name in {read.attr[0] for read in ex.loads_of(value.value)}:
+                self.readers.setdefault(name, []).append(node)
+
     def _keep_old_values(self, copy: FxNode, buffer: str) -> None:
         """Formulas that still read the old contents and are needed later go to memory first."""
-        done = set(self.values)
-        for earlier, value in list(self.values.items()):
-            if earlier.op == "placeholder" or not isinstance(value, Tensor):
-                continue
-            if all(user in done or user is copy for user in earlier.users):
-                continue
-            if any(read.attr[0] == buffer for read in ex.loads_of(value.value)):
+        for earlier in self.readers.pop(buffer, []):
+            value = self.values[earlier]
+            is_needed = any(user not in self.values and user is not copy for user in earlier.users)
+            if is_needed and any(read.attr[0] == buffer for read in ex.loads_of(value.value)):
                 self.values[earlier] = self.builder.realize_copy(value)
+                self._note_reads(earlier)
 
     def _output(self, node: FxNode) -> None:
         results = node.args[0]

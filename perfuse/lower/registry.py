@@ -10,6 +10,8 @@ import torch
 LoweringFn = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFn)
 LOWERINGS: dict[Any, LoweringFn] = {}
+# Ops that PyTorch only defines when a part of it is first imported, by name.
+_LATE: dict[str, LoweringFn] = {}
 
 
 def resolve(name: str) -> list[Any]:
@@ -30,11 +32,20 @@ def lowers(*names: str) -> Callable[[F], F]:
 
     def register(fn: F) -> F:
         for name in names:
-            for op in resolve(name):
+            for op in (found := resolve(name)):
                 LOWERINGS[op] = fn
+            if not found:
+                _LATE[name] = fn
         return fn
 
     return register
+
+
+def lowering_of(op: Any) -> LoweringFn | None:
+    """The lowering of an op, which may have been defined after the lowerings were."""
+    if op not in LOWERINGS and str(op) in _LATE:
+        LOWERINGS[op] = _LATE[str(op)]
+    return LOWERINGS.get(op)
 
 
 class CannotLower(Exception):

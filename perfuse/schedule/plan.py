@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from perfuse.config import ThresholdSettings
 from perfuse.ir.index import Dim
-from perfuse.ir.program import KEPT, Axis, Extern, Loop, Program
+from perfuse.ir.program import KEPT, Axis, Buffer, Extern, Loop, Program
 
 # How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
 #   full    one value for each row and column          row     one value for each row
@@ -40,6 +40,7 @@ class Kernel:
     stored: frozenset[str]
     num_bytes: int = 0
     num_flops: int = 0
+    batch: Batch | None = None  # independent kernels with one body, run as one
     _reads: tuple[str, ...] | None = KEPT
 
     def reads(self) -> tuple[str, ...]:
@@ -53,6 +54,8 @@ class Kernel:
         return self._reads
 
     def __str__(self) -> str:
+        if self.batch is not None:
+            return f"{self.name}: {self.batch}  # {self.num_bytes} bytes, {self.num_flops} flops"
         axes = ", ".join(f"{a.name}<{a.size!r}{'*' if a.reduced else ''}" for a in self.axes)
         lines = [f"{self.name}({axes}):  # {self.num_bytes} bytes, {self.num_flops} flops"]
         for m in self.members:
@@ -62,6 +65,34 @@ class Kernel:
                 f"{m.loop.kind}({m.loop.value.text()}){kept}"
             )
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the template's buffers and its `count` are in one kernel of a batch."""
+
+    buffers: tuple[str, ...]  # those that t0, t1, ... stand for
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Independent kernels with one body: the template, run once for each part.
+
+    The template's buffers are t0, t1, ...; it has one axis of `count` steps, or none. A reduction
+    over everything has the role "inner" there: each part is one row.
+    """
+
+    template: Kernel
+    buffers: dict[str, Buffer] = field(compare=False)
+    parts: tuple[Part, ...]
+    kernels: tuple[Kernel, ...]  # what the parts were
+
+    def __str__(self) -> str:
+        sizes = sorted(part.count for part in self.parts)
+        lines = [f"batch of {len(self.parts)} kernels, {sizes[0]} to {sizes[-1]} elements"]
+        lines += [f"    {line}" for line in str(self.template).splitlines()[1:]]
+        return "\n".join([*lines, f"    for {', '.join(k.name for k in self.kernels)}"])
 
 
 Step = Kernel | Extern

@@ -8,6 +8,7 @@ from perfuse.context import Context
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import Extern, Loop, Program
 from perfuse.schedule import memory, shape
+from perfuse.schedule.batch import batched
 from perfuse.schedule.fuse import Fuser, Group, accesses
 from perfuse.schedule.in_place import written_over
 from perfuse.schedule.lifetimes import Where, lifetimes
@@ -48,7 +49,7 @@ def _fused(program: Program, reach: int | None = None) -> Fuser:
 
 
 def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) -> Plan:
-    """Kernels and calls in order, nothing placed yet."""
+    """Kernels and calls in order, equal ones joined, nothing placed yet."""
     steps: list[Step] = []
     outside = _outside_uses(program, fuser)
     for home in order:
@@ -59,8 +60,9 @@ def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) ->
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, Extern)
             steps.append(node)
-    refusals, thresholds = tuple(fuser.refusals), context.settings.thresholds
-    return Plan(program, tuple(steps), refusals, {}, 0, thresholds=thresholds)
+    made, refused = batched(program, tuple(steps), context)
+    refusals, thresholds = (*fuser.refusals, *refused), context.settings.thresholds
+    return Plan(program, made, refusals, {}, 0, thresholds=thresholds)
 
 
 def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:

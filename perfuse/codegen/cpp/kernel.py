@@ -46,7 +46,7 @@ def generate(
         sweeps.declare(w)
         partials.start(w)
         with w.block("for (int64_t item = begin; item < end; ++item) {"):
-            _place_item(frame, w)
+            place_item(frame, w)
             _item(frame, sweeps, w)
             partials.after_row(w)
         partials.finish_thread(w)
@@ -78,13 +78,13 @@ def _parameters(frame: Frame) -> str:
 def _prologue(frame: Frame, partials: Partials, w: Writer) -> None:
     """How many items there are, and how many threads they are worth."""
     w.line(f"const int64_t items = {_num_items(frame)};")
-    grain = max(frame.settings.cpu.grain_elements // _weight(frame.kernel), 1)
+    grain = max(frame.settings.cpu.grain_elements // element_weight(frame.kernel), 1)
     w.line(f"if ({frame.count(frame.kernel.axes)} < {grain}) threads = 1;")
     w.line("if (items < threads) threads = items > 0 ? (int)items : 1;")
     partials.declare(w)
 
 
-def _weight(kernel: Kernel) -> int:
+def element_weight(kernel: Kernel) -> int:
     """How much dearer than an add an element is: dear elements are worth more threads."""
     return max(1, min(16, sum(m.loop.value.cost for m in kernel.members) // 4))
 
@@ -103,7 +103,7 @@ def _blocks(size: str, block: int) -> str:
     return f"((int64_t({size}) + {block - 1}) / {block})"
 
 
-def _place_item(frame: Frame, w: Writer) -> None:
+def place_item(frame: Frame, w: Writer) -> None:
     """The variables of an item: its block of lanes, its band of a tile, its row."""
     shape, rest = frame.shape, "item"
     if shape.block is not None and shape.lane_axis is not None:

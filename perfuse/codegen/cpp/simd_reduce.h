@@ -183,6 +183,17 @@ template <class F> static int parallel(int threads, F f) {
   return team.used;
 }
 
+// The part of a batch in which an element lies: the last one that starts at it or before it.
+PF_FN int64_t part_at(const int64_t* starts, int64_t parts, int64_t element) {
+  int64_t low = 0, high = parts;
+  while (low + 1 < high) {
+    const int64_t middle = (low + high) / 2;
+    if (starts[middle] <= element) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
 // Adds a vector of recent sums to their totals and starts it again. What the addition rounds off is exact (Knuth's
 // two-sum) and kept apart; it is not a number where a total is infinite.
 PF_FN void flush_sums(float* total, float* recent, float* lost) {

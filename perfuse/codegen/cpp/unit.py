@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfuse.codegen.cpp.batch import batch_tables, generate_batch
 from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.context import Context
 from perfuse.ir.program import Extern
-from perfuse.schedule.plan import Plan
+from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import fp8_cast_saturates
 
 HEADER = """#define PF_LANES {lanes}
@@ -48,6 +49,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
     sizes: dict[str, int] = {}
     steps: list[Segment | Extern] = []
     segments: list[str] = []
+    tables: list[str] = []
     pending: list[tuple[str, str, bool]] = []
     read_again = frozenset(name for step in plan.steps for name in step.reads())
 
@@ -66,13 +68,17 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
             flush()
             steps.append(step)
             continue
+        if step.batch is not None:
+            call = _batch_call(step, plan, context, functions, pointers, tables)
+            pending.append((step.name, call, False))
+            continue
         text = generate(step, plan.program.buffers, context, read_again, plan.over)
         key = f"({text.parameters}) {{\n{text.body}}}\n"
         name = functions.setdefault(key, f"kernel{len(functions)}")
         call = _call(name, text, plan, pointers, sizes)
         pending.append((step.name, call, text.needs_status))
     flush()
-    units = _units(functions, segments, context)
+    units = _units(functions, [*tables, *segments], context)
     return CppSources(units, tuple(steps), tuple(pointers), tuple(sizes), len(functions))
 
 
@@ -88,6 +94,30 @@ def _call(
     if text.needs_status:
         arguments.append("(int64_t*)p[0]")
     return f"{name}({', '.join(arguments)}, (int)s[0]);"
+
+
+def _batch_call(
+    step: Kernel,
+    plan: Plan,
+    context: Context,
+    functions: dict[str, str],
+    pointers: dict[str, int],
+    tables: list[str],
+) -> str:
+    """The call of a batch, whose table of pointers is built into the library."""
+    assert step.batch is not None
+    text = generate_batch(step.batch, context)
+    key = f"({text.parameters}) {{\n{text.body}}}\n"
+    name = functions.setdefault(key, f"kernel{len(functions)}")
+    order = [int(buffer[1:]) for buffer in text.arguments]  # t3 is the fourth of a part's buffers
+    places = []
+    for part in step.batch.parts:
+        for number in order:
+            buffer = plan.over.get(part.buffers[number], part.buffers[number])
+            places.append(pointers.setdefault(buffer, len(pointers)) + 1)
+    tables.append(batch_tables(step.name, step.batch, places))
+    own = ", ".join(f"{what}_{step.name}" for what in ("places", "starts", "counts"))
+    return f"{name}(p, {own}, {len(step.batch.parts)}, (int)s[0]);"
 
 
 def _units(

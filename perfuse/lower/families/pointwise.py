@@ -244,6 +244,13 @@ def add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
 multiply = _binary("mul", int_to_float=False)
 
 
+@lowers("prims.fma.default")
+def fused_multiply_add(builder: Builder, a: Any, b: Any, c: Any) -> Tensor:
+    """a * b + c, rounded once. Dynamo spells `addcmul` with it."""
+    dtype = promote(a, b, c)
+    return elementwise(builder, [a, b, c], dtype.compute, dtype, op("fma"))
+
+
 @lowers("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)

@@ -1,0 +1,300 @@
+"""Horizontal fusion: independent kernels with one body and different sizes become one kernel.
+
+An optimiser step is hundreds of equal loops, one for each parameter. Each kernel is rewritten over
+canonical names (buffers t0, t1, ..., one axis of `count` steps); kernels whose rewritten forms are
+equal and that do not depend on each other run as one, over a table of buffers and sizes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from perfuse.context import Context
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.program import Axis, Buffer, Extern, Program
+from perfuse.schedule.memory import num_bytes, touched
+from perfuse.schedule.plan import Batch, Kernel, Member, Part, Refusal, Step
+
+# Fewer kernels than this are not worth the table.
+LEAST_PARTS = 4
+# With fewer parts than this, kernels that move much on average stay apart: the body of a batch
+# knows less of its sizes, and a launch is little beside what they move.
+MANY_PARTS = 16
+_MUCH_BYTES = 16 << 20
+# A temporary lives longer where its kernel waits for others; larger ones do not wait.
+_LARGEST_TEMPORARY = 1 << 16
+# A reduction of a batch is one item, which one thread or block takes through: not for longer ones.
+LONGEST_REDUCTION = 1 << 18
+
+COUNT = ix.symbol("count")
+_AXIS = Axis("x0", COUNT)
+_LAST = 1 << 60
+
+
+def batched(
+    program: Program, steps: tuple[Step, ...], context: Context
+) -> tuple[tuple[Step, ...], list[Refusal]]:
+    """The steps with equal independent kernels joined, and why others were not."""
+    if sum(isinstance(step, Kernel) for step in steps) < LEAST_PARTS:
+        return steps, []
+    needs = _needs(steps)
+    levels = _levels(needs)
+    classes: dict[tuple[object, ...], list[int]] = {}
+    forms: dict[int, Form] = {}
+    for number, step in enumerate(steps):
+        if not isinstance(step, Kernel) or not _may_wait(step, program, context):
+            continue
+        form = form_of(step, program.buffers)
+        if form is not None:
+            forms[number] = form
+            classes.setdefault((levels[number], form.key), []).append(number)
+    _join_single_elements(classes, forms)
+    chosen, refusals = _chosen(list(classes.values()), steps)
+    if not chosen:
+        return steps, refusals
+    return _joined(steps, needs, chosen, forms), refusals
+
+
+class Form:
+    """A kernel over canonical names, and what these stand for."""
+
+    def __init__(
+        self,
+        template: Kernel,
+        buffers: tuple[Buffer, ...],
+        part: Part,
+    ) -> None:
+        self.template = template
+        self.buffers = buffers
+        self.part = part
+        kinds = tuple((b.dtype, b.role) for b in buffers)
+        loops = tuple((m.loop, m.role, m.stage) for m in template.members)
+        self.key = (template.axes, loops, template.stored, kinds)
+
+
+def form_of(kernel: Kernel, buffers: dict[str, Buffer]) -> Form | None:
+    """The canonical form of a kernel that may be part of a batch."""
+    axes = [a for a in kernel.axes if a.atom is not None]
+    if len(axes) > 1 or any(m.role not in ("full", "all") for m in kernel.members):
+        return None
+    size = axes[0].size if axes else 1
+    is_reduction = any(m.role == "all" for m in kernel.members)
+    if not isinstance(size, int) or (is_reduction and (not axes or size > LONGEST_REDUCTION)):
+        return None
+    if size == 0 or any(_depends_on_data(m) for m in kernel.members):
+        return None
+    names = _Renaming({axes[0].atom: ix.var("x0", COUNT)} if axes and axes[0].atom else {})
+    axis = replace(_AXIS, reduced=is_reduction)
+    members = tuple(
+        names.member(m, i, axis if axes else None) for i, m in enumerate(kernel.members)
+    )
+    known = tuple(names.known)
+    made = tuple(_canonical_buffer(names.known[n], buffers[n], bool(axes)) for n in known)
+    stored = frozenset(names.known[n] for n in kernel.stored)
+    template = Kernel("batch", (axis,) if axes else (), members, stored)
+    return Form(template, made, Part(known, size))
+
+
+def _canonical_buffer(name: str, buffer: Buffer, is_sized: bool) -> Buffer:
+    """A buffer of which only its dtype is known, and whether it is the program's own."""
+    shape: tuple[Dim, ...] = (COUNT,) if is_sized else (1,)
+    role = "temp" if buffer.role == "temp" else "input"
+    return Buffer(name, buffer.dtype, shape, (1,), role)
+
+
+def _depends_on_data(member: Member) -> bool:
+    reads = member.loop.reads()
+    indices = [member.loop.index, *(r.attr[1] for r in reads)]
+    return any(r.args for r in reads) or any(
+        atom.kind in ("value", "sym") for index in indices for atom in ix.atoms_of(index)
+    )
+
+
+class _Renaming:
+    """Buffers numbered by first use, and the axis brought to its canonical name and size."""
+
+    def __init__(self, mapping: dict[Atom, Dim]) -> None:
+        self.known: dict[str, str] = {}  # buffer -> t0, t1, ...
+        self._change = ex.Substitution(mapping, self._load)
+
+    def _name(self, buffer: str) -> str:
+        return self.known.setdefault(buffer, f"t{len(self.known)}")
+
+    def _load(self, made: Expr) -> Expr:
+        buffer, index = made.attr
+        return ex.renamed_load(made, self._name(buffer), index)
+
+    def member(self, member: Member, number: int, axis: Axis | None) -> Member:
+        loop, change = member.loop, self._change
+        value = change(loop.value)
+        is_reduced = member.role == "all"
+        axes = () if axis is None else (replace(axis, reduced=is_reduced),)
+        made = replace(
+            loop, out=self._name(loop.out), axes=axes, value=value, index=change.index(loop.index)
+        )
+        return Member(made, "inner" if is_reduced else member.role, number, member.stage)
+
+
+# -- which may run together ----------------------------------------------------------------
+
+
+def _needs(steps: Sequence[Step]) -> list[set[int]]:
+    """By step, the earlier ones it waits for. Calls stay in their order: they may have effects."""
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    needs: list[set[int]] = []
+    call: int | None = None
+    for number, step in enumerate(steps):
+        is_call = isinstance(step, Extern)
+        writes = {*step.makes(), *step.mutates} if isinstance(step, Extern) else step.stored
+        found = {writer[n] for n in step.reads() if n in writer}
+        for name in writes:
+            found.update(readers.pop(name, ()))
+            if name in writer:
+                found.add(writer[name])
+            writer[name] = number
+        for name in step.reads():
+            readers.setdefault(name, []).append(number)
+        if is_call and call is not None:
+            found.add(call)
+        call = number if is_call else call
+        found.discard(number)
+        needs.append(found)
+    return needs
+
+
+def _levels(needs: Sequence[set[int]]) -> list[int]:
+    """Steps of one level never wait for each other. What nobody waits for is of the last level."""
+    levels: list[int] = []
+    for found in needs:
+        levels.append(1 + max((levels[n] for n in found), default=-1))
+    awaited = set().union(*needs)
+    return [level if n in awaited else _LAST for n, level in enumerate(levels)]
+
+
+def _may_wait(kernel: Kernel, program: Program, context: Context) -> bool:
+    """Nothing large is held in memory while it waits for the others of its batch."""
+    limit = 0 if context.settings.memory_budget is not None else _LARGEST_TEMPORARY
+    given = set(program.given_up)
+    for name in touched(kernel):
+        buffer = program.buffers[name]
+        if buffer.role in ("input", "constant") and name not in given:
+            continue
+        size = num_bytes(buffer)
+        if size is None or size > limit:
+            return False
+    return True
+
+
+def _join_single_elements(
+    classes: dict[tuple[object, ...], list[int]], forms: dict[int, Form]
+) -> None:
+    """Kernels of a single element join a class whose body with one step is theirs."""
+    for key, numbers in list(classes.items()):
+        form = forms[numbers[0]]
+        if not form.template.axes or any(m.role != "full" for m in form.template.members):
+            continue
+        single = _single(form)
+        for number in classes.pop((key[0], single.key), []):
+            forms[number] = Form(form.template, form.buffers, forms[number].part)
+            numbers.append(number)
+        numbers.sort()
+
+
+def _single(form: Form) -> Form:
+    """The form of the same loops with one step."""
+    atom = form.template.axes[0].atom
+    assert atom is not None
+    change = ex.Substitution({atom: 0})
+    members = tuple(
+        replace(
+            m,
+            loop=replace(
+                m.loop, axes=(), value=change(m.loop.value), index=change.index(m.loop.index)
+            ),
+        )
+        for m in form.template.members
+    )
+    template = replace(form.template, axes=(), members=members)
+    return Form(template, form.buffers, form.part)
+
+
+def _chosen(
+    classes: Iterable[list[int]], steps: Sequence[Step]
+) -> tuple[list[list[int]], list[Refusal]]:
+    chosen: list[list[int]] = []
+    refusals: list[Refusal] = []
+    for numbers in classes:
+        kernels = [k for n in numbers if isinstance(k := steps[n], Kernel)]
+        reason = ""
+        if len(kernels) < LEAST_PARTS:
+            reason = f"{len(kernels)} equal kernels are too few for a batch"
+        elif len(kernels) < MANY_PARTS:
+            if sum(k.num_bytes for k in kernels) > len(kernels) * _MUCH_BYTES:
+                reason = "each moves much by itself"
+        if not reason:
+            chosen.append(numbers)
+        elif len(kernels) > 1:
+            refusals.append(Refusal(kernels[0].name, kernels[-1].name, reason))
+    return chosen, refusals
+
+
+# -- the new order -------------------------------------------------------------------------
+
+
+def _joined(
+    steps: Sequence[Step],
+    needs: Sequence[set[int]],
+    chosen: Sequence[list[int]],
+    forms: dict[int, Form],
+) -> tuple[Step, ...]:
+    """Steps in their order, each batch where the last of its kernels was."""
+    home = list(range(len(steps)))
+    for numbers in chosen:
+        for number in numbers:
+            home[number] = numbers[-1]
+    waiting: dict[int, set[int]] = {h: set() for h in home}
+    users: dict[int, set[int]] = {h: set() for h in home}
+    for number, found in enumerate(needs):
+        for need in {home[n] for n in found} - {home[number]}:
+            waiting[home[number]].add(need)
+            users[need].add(home[number])
+    batches = {numbers[-1]: numbers for numbers in chosen}
+    ready = [h for h, waits in waiting.items() if not waits]
+    heapq.heapify(ready)
+    made: list[Step] = []
+    while ready:
+        number = heapq.heappop(ready)
+        parts = batches.get(number)
+        made.append(steps[number] if parts is None else _batch(steps, parts, forms))
+        for user in users[number]:
+            waiting[user].discard(number)
+            if not waiting[user]:
+                heapq.heappush(ready, user)
+    assert len(made) == len(waiting), "batches wait for each other"
+    return tuple(made)
+
+
+def _batch(steps: Sequence[Step], numbers: list[int], forms: dict[int, Form]) -> Kernel:
+    kernels = tuple(k for n in numbers if isinstance(k := steps[n], Kernel))
+    first = forms[numbers[0]]
+    batch = Batch(
+        first.template,
+        {b.name: b for b in first.buffers},
+        tuple(forms[n].part for n in numbers),
+        kernels,
+    )
+    return Kernel(
+        kernels[0].name,
+        (),
+        tuple(m for k in kernels for m in k.members),
+        frozenset().union(*(k.stored for k in kernels)),
+        sum(k.num_bytes for k in kernels),
+        sum(k.num_flops for k in kernels),
+        batch,
+    )
