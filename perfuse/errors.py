@@ -52,6 +52,14 @@ class UnknownOption(ConfigError, AttributeError):
         self.nearest = nearest[0] if nearest else None
 
 
+class ConfigWarning(UserWarning):
+    """Something was configured that Perfuse does not know, and is ignored."""
+
+
+class VersionWarning(UserWarning):
+    """A version of PyTorch that this version of Perfuse is not tested with."""
+
+
 class CompilerMissing(PerfuseError):
     """No C++ compiler could be found on this machine."""
 

@@ -21,9 +21,11 @@ from perfuse.capture.replay import replayed
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
+from perfuse.logs import channel
 from perfuse.runtime.wrapper import Facts, Tangent, wrap
 
 CAPTURE = "capture.json"
+LOG = channel("capture")
 
 
 def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> str | None:
@@ -34,6 +36,7 @@ def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> str 
         return capture_key(module, inputs, context)
     except NotCanonical as reason:
         context.counters.inc(f"capture.not_cached.{reason}")
+        LOG.info("this capture is not cached: %s", str(reason).replace("_", " "))
         return None
 
 
@@ -73,6 +76,7 @@ def store_capture(
         return
     if forward.key is None or (backward is not None and backward.key is None):
         context.counters.inc("capture.not_cached.graph")
+        LOG.info("this capture is not cached: one of its graphs is not")
         return
     document = {
         "facts": dataclasses.asdict(facts),
