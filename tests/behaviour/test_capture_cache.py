@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import perfuse
+from perfuse.build.compiler import open_store
+from perfuse.context import Context
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +240,9 @@ def test_what_no_guard_asked_for_serves_every_value() -> None:
 def test_exchanged_entries_are_refused() -> None:
     x = torch.randn(8)
     again(lambda x: x.sin() + 1, x), again(lambda x: x.cos() + 1, x)
-    entries = Path(perfuse.config.snapshot().cache.dir) / "entries"
+    root = open_store(Context.default()).root
+    assert root is not None
+    entries = root.path / "entries"
     first, second = sorted(entries.glob("capture-*"))
     aside = first.with_name("aside")
     first.rename(aside)

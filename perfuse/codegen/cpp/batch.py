@@ -64,7 +64,7 @@ def _part(frame: Frame, w: Writer) -> None:
     names = frame.names
     w.line(f"const int32_t* const at = places + part * {len(names.arguments)};")
     for place, (buffer, name) in enumerate(names.arguments.items()):
-        const = "" if buffer in names.written else "const "
+        const = "" if names.is_written(buffer) else "const "
         kind = names.storage(buffer)
         w.line(f"{const}{kind}* __restrict const {name} = ({const}{kind}*)p[at[{place}]];")
     for name in names.symbols.values():
