@@ -21,6 +21,7 @@ from perfuse.errors import CompilerFailed as CompilerFailed
 from perfuse.errors import CompilerMissing as CompilerMissing
 from perfuse.errors import ConfigError as ConfigError
 from perfuse.errors import ConfigWarning as ConfigWarning
+from perfuse.errors import MemoryFault as MemoryFault
 from perfuse.errors import OverBudget as OverBudget
 from perfuse.errors import PerfuseError as PerfuseError
 from perfuse.errors import SpecError as SpecError

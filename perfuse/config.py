@@ -165,7 +165,11 @@ class Settings:
     on_error: Literal["raise", "eager"] = plain(
         "raise", "What a failed compile does: raise the error, or warn and run eagerly."
     )
-    verify: bool = plain(False, "Check every stage's artefact against its spec.")
+    verify: bool | Literal["memory"] = plain(
+        False,
+        'Check every stage\'s artefact against its spec; "memory" also poisons memory before it '
+        "is written and watches what surrounds every buffer while programs run.",
+    )
     pause_gc: bool = plain(True, "Collect no garbage while PyTorch captures a function.")
     max_autotune: bool = key(False, "Measure more implementations of matrix products.")
     cudagraphs: bool = key(False, "Replay launches on CUDA devices through CUDA graphs.")
@@ -197,7 +201,13 @@ class Settings:
     def cache_key(self) -> str:
         """The settings that change the generated code, as text fit for hashing."""
         keys = (name for name, option in _options().items() if option.is_key)
-        return ",".join(f"{name}={self.get(name)!r}" for name in keys)
+        guards = (",verify='memory'",) if self.guards_memory else ()
+        return ",".join(f"{name}={self.get(name)!r}" for name in keys) + "".join(guards)
+
+    @property
+    def guards_memory(self) -> bool:
+        """Whether programs check their memory while they run, which changes their code."""
+        return self.verify == "memory"
 
     def get(self, name: str) -> Any:
         """The value of one setting by its dotted name."""
@@ -325,8 +335,9 @@ def _apply(settings: Settings, flat: Mapping[str, Any]) -> Settings:
 def _parse(name: str, variable: str, text: str) -> Any:
     kind = _options()[name].kind
     word = text.strip().lower()
-    if kind is bool and word in ("1", "true", "yes", "on", "0", "false", "no", "off"):
-        return word in ("1", "true", "yes", "on")
+    yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+    if (kind is bool or bool in get_args(kind)) and word in (*yes, *no):
+        return word in yes
     if NoneType in get_args(kind) and word in ("", "none"):
         return None
     if (kind is int or int in get_args(kind)) and word.isdecimal():

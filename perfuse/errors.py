@@ -68,6 +68,15 @@ class UnknownOption(ConfigError, AttributeError):
         self.nearest = nearest[0] if nearest else None
 
 
+class MemoryFault(PerfuseError):
+    """A kernel or a library call wrote to memory outside of its buffers (`verify="memory"`)."""
+
+    default_hint = "please report it with the function and its inputs: generated code is at fault."
+
+    def __init__(self, step: str, place: str) -> None:
+        super().__init__(f"{step} wrote outside of its buffers, {place}")
+
+
 class ForkedGpuCall(PerfuseError):
     """A function compiled for a GPU was called in a process forked after the GPU was in use."""
 

@@ -26,7 +26,8 @@ import torch
 
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.counters import Counters
-from perfuse.runtime.gpu import aligned, memory_of
+from perfuse.runtime.gpu import aligned
+from perfuse.runtime.layout import memory_of
 from perfuse.torch_compat import raw_stream_getter, storage_users
 
 Call = Callable[[list[Any]], tuple[Any, ...]]

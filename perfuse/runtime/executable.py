@@ -15,6 +15,8 @@ from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource, function_name
 from perfuse.config import Settings
 from perfuse.forking import is_forked
+from perfuse.runtime import guard
+from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.idle import IdleFrames
 from perfuse.runtime.layout import HOST_FILE, resolve_op, window, with_strides
 from perfuse.runtime.pool import allocator
@@ -30,7 +32,16 @@ Call = Callable[[list[Any]], tuple[Any, ...]]
 class Frame:
     """Tables, arena and windows for one call at a time."""
 
-    __slots__ = ("arena", "pointers", "pointers_at", "sizes", "sizes_at", "status", "windows")
+    __slots__ = (
+        "arena",
+        "pointers",
+        "pointers_at",
+        "sizes",
+        "sizes_at",
+        "start",
+        "status",
+        "windows",
+    )
 
     def __init__(self, host: HostSource, empty: Callable[..., torch.Tensor]) -> None:
         self.pointers = array("q", bytes(8 * host.num_pointers))
@@ -39,8 +50,10 @@ class Frame:
         self.pointers_at = self.pointers.buffer_info()[0]
         self.sizes_at = self.sizes.buffer_info()[0]
         self.pointers[0] = self.status.buffer_info()[0]
-        self.arena = empty((host.arena_bytes + 64,), (1,), torch.uint8)
-        skip = -self.arena.data_ptr() % 64
+        slack = guard.SLACK if host.guards else 0
+        self.arena = empty((host.arena_bytes + 64 + slack,), (1,), torch.uint8)
+        skip = -self.arena.data_ptr() % 64 + (guard.next_start() if host.guards else 0)
+        self.start = skip
         base = self.arena.data_ptr() + skip
         for place, offset in host.fixed_pointers:
             self.pointers[place] = base + offset
@@ -87,8 +100,10 @@ def bind(
             return Frame(host, empty_strided)
         return found
 
+    layout = GuardLayout(host, 1)
     space: dict[str, Any] = {
         "torch": torch,
+        "guard": lambda frame: Guard(layout, frame.arena[frame.start :][: host.arena_bytes]),
         "math": math,
         "frames": frames,
         "take_frame": take_frame,

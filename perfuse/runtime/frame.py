@@ -9,6 +9,7 @@ import torch
 
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
+from perfuse.runtime.guard import SLACK, next_start
 from perfuse.runtime.layout import window
 
 
@@ -43,7 +44,9 @@ class GpuFrame:
 
     def _take_memory(self, host: HostSource) -> None:
         device = self.tables.device
-        self.arena = torch.empty(host.arena_bytes, dtype=torch.uint8, device=device)
+        skip, slack = (next_start(), SLACK) if host.guards else (0, 0)
+        memory = torch.empty(host.arena_bytes + slack, dtype=torch.uint8, device=device)
+        self.arena = memory[skip : skip + host.arena_bytes]
         start = self.arena.data_ptr()
         for place, offset in host.fixed_pointers:
             self.pointers[place] = start + offset

@@ -14,8 +14,9 @@ from perfuse.codegen.host.tables import GpuTables
 from perfuse.errors import ForkedGpuCall
 from perfuse.forking import is_forked
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.idle import IdleFrames
-from perfuse.runtime.layout import HOST_FILE, resolve_op, with_strides
+from perfuse.runtime.layout import HOST_FILE, memory_of, resolve_op, with_strides
 from perfuse.torch_compat import (
     capture_getter,
     current_gpu_getter,
@@ -51,6 +52,8 @@ def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any])
     tables = host.gpu
     device = torch.device(tables.device)
     space = {**_space(device), "take_frame": _frames(host, launcher)}
+    layout = GuardLayout(host, ALIGNMENT)
+    space["guard"] = lambda frame: Guard(layout, frame.arena)
     space |= {"launch": launcher.launch, "failed": launcher.failed}
     for op in host.ops:
         space[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
@@ -138,13 +141,6 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in memory that starts at a multiple of what kernels are promised."""
     memory = memory_of(tensor).clone()
     return memory.as_strided(tensor.shape, tensor.stride())
-
-
-def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory between a tensor's first and last element, flat."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 0 if tensor.numel() == 0 else 1 + sum((n - 1) * step for n, step in steps)
-    return tensor.as_strided((span,), (1,))
 
 
 def _realigned(call: Call, args: list[Any], tables: GpuTables) -> tuple[Any, ...]:

@@ -37,6 +37,13 @@ def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor
     return made.copy_(tensor)
 
 
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory between a tensor's first and last element, flat."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 0 if tensor.numel() == 0 else 1 + sum((n - 1) * step for n, step in steps)
+    return tensor.as_strided((span,), (1,))
+
+
 # PyTorch's own bindings of these take their arguments in half the time of torch.ops.
 _BINDINGS: dict[str, Any] = {
     "aten.mm.out": torch.mm,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from perfuse.build.manifest import is_key
+from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, Window
 from perfuse.codegen.host.tables import tables_of
 from perfuse.errors import MALFORMED, CacheDamaged
@@ -75,7 +76,8 @@ def _host_of(document: dict[str, Any]) -> HostSource:
     lists = {name: tuple(document[name]) for name in ("constants", "segments", "ops")}
     fixed = tuple((place, offset) for place, offset in document["fixed_pointers"])
     gpu = None if document["gpu"] is None else tables_of(document["gpu"])
-    changed = {"windows": windows, "fixed_pointers": fixed, "gpu": gpu}
+    guards = tuple(GuardRow(**row) for row in document["guards"])
+    changed = {"windows": windows, "fixed_pointers": fixed, "gpu": gpu, "guards": guards}
     return HostSource(**{**document, **lists, **changed})
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
+from zlib import crc32
 
 from perfuse.ir.program import Buffer, Extern, Program, View
 from perfuse.schedule.plan import Kernel, Step, static_product
 
 ALIGNMENT = 64
+GUARD_BYTES = 256  # between buffers, where memory is watched
 
 _GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
 
@@ -81,10 +83,12 @@ def place(
     steps: tuple[Step, ...],
     largest: int | None = None,
     over: Mapping[str, str] = MappingProxyType({}),
+    guard: int | None = None,
 ) -> tuple[dict[str, int], int]:
     """Arena offsets for the temporaries that may lie there, and the bytes of the whole.
 
-    What is written over another there (new -> the first at its place) shares its place.
+    What is written over another there (new -> the first at its place) shares its place. With
+    `guard`, bands lie around every buffer, whose offset is a multiple of it and of its elements.
     """
     sizes = arena_buffers(program, steps, largest, over)
     first, last = first_and_last(map(touched, steps))
@@ -96,12 +100,19 @@ def place(
     for name in sorted(sizes, key=lambda n: (first[n], n)):
         size = sizes[name]
         live = [piece for piece in live if piece[2] >= first[name]]
-        offset = _first_fit(live, size)
-        places[name] = offset
-        live.append((offset, offset + size, last[name]))
-        total = max(total, offset + size)
+        before, after = (0, 0) if guard is None else _bands(program.buffers[name], guard)
+        start = _first_fit(live, before + size + after)
+        places[name] = start + before
+        live.append((start, start + before + size + after, last[name]))
+        total = max(total, start + before + size + after)
     places |= {name: places[old] for name, old in over.items() if old in places}
     return places, -(-total // ALIGNMENT) * ALIGNMENT
+
+
+def _bands(buffer: Buffer, guard: int) -> tuple[int, int]:
+    """Bytes kept free before and after a buffer; those before differ from buffer to buffer."""
+    step = max(guard, buffer.dtype.num_bytes)
+    return GUARD_BYTES + step * (crc32(buffer.name.encode()) % 8), GUARD_BYTES
 
 
 def _first_fit(live: list[tuple[int, int, int]], size: int) -> int:

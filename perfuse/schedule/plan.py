@@ -121,6 +121,7 @@ class Plan:
     arena_bytes: int
     arena_limit: int | None = None  # temporaries of at least this size are made one by one
     over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py
+    is_guarded: bool = False  # buffers have bands around them, which the host program watches
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
 
     @property

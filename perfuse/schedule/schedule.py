@@ -61,8 +61,9 @@ def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) ->
             assert isinstance(node, Extern)
             steps.append(node)
     made, refused = batched(program, tuple(steps), context)
-    refusals, thresholds = (*fuser.refusals, *refused), context.settings.thresholds
-    return Plan(program, made, refusals, {}, 0, thresholds=thresholds)
+    settings, refusals = context.settings, (*fuser.refusals, *refused)
+    plan = Plan(program, made, refusals, {}, 0, thresholds=settings.thresholds)
+    return replace(plan, is_guarded=settings.guards_memory)
 
 
 def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
@@ -73,7 +74,8 @@ def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
     is_bound = context.settings.memory_budget is not None
     arena = memory.arena_buffers(plan.program, plan.steps, largest)
     over = {} if is_bound else written_over(plan.program, plan.steps, arena)
-    places, arena_bytes = memory.place(plan.program, plan.steps, largest, over)
+    guard = 1 if plan.is_guarded else None
+    places, arena_bytes = memory.place(plan.program, plan.steps, largest, over, guard)
     return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest, over=over)
 
 
@@ -85,7 +87,8 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
     shares = _GPU_ARENA_SHARES if context.settings.memory_budget is None else ()
     for share in shares:
         largest = plan.thresholds.gpu_arena_tensor_bytes // share
-        places, arena_bytes = memory.place(plan.program, plan.steps, largest)
+        guard = 16 if plan.is_guarded else None
+        places, arena_bytes = memory.place(plan.program, plan.steps, largest, guard=guard)
         if arena_bytes <= GPU_ARENA_BYTES:
             return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
     return replace(plan, arena_limit=0)

@@ -46,7 +46,7 @@ def eager_random(backend: str | None = None) -> AbstractContextManager[Any]:
 
 def worker_environment(backend: str) -> dict[str, str]:
     """The peer starts a pool of compiler processes in each worker unless told not to."""
-    own = {"PERFUSE_VERIFY": "1"} if backend == "perfuse" else {}
+    own = {"PERFUSE_VERIFY": "memory"} if backend == "perfuse" else {}
     peer = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if backend == "inductor" else {}
     return {"OMP_NUM_THREADS": "1", **own, **peer}
 

@@ -77,6 +77,8 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
         name = functions.setdefault(key, f"kernel{len(functions)}")
         call = _call(name, text, plan, pointers, sizes)
         pending.append((step.name, call, text.needs_status))
+        if plan.is_guarded:
+            flush()  # so that each kernel is checked by itself
     flush()
     units = _units(functions, [*tables, *segments], context)
     return CppSources(units, tuple(steps), tuple(pointers), tuple(sizes), len(functions))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow
 from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
@@ -70,6 +71,8 @@ def _symbols(sources: TritonSources) -> tuple[str, ...]:
 class _GpuWriter(HostWriter):
     """Writes the text and collects the rows of its tables."""
 
+    allocator = "empty"
+
     def __init__(self, plan: Plan, sources: TritonSources, device: torch.device) -> None:
         super().__init__(plan, _pointers(plan, sources), _symbols(sources))
         self.sources = sources
@@ -82,11 +85,13 @@ class _GpuWriter(HostWriter):
         self.segments: list[tuple[int, int]] = []
         self.kept: list[KeptRow] = []
         self.pending = 0  # records since the last launch call
+        self.names: list[str] = []  # the kernels of these
         self.sizes_now: list[str] = []  # lines that fill G for the pending records
         self.spare: dict[str, int] = {}  # dead temporaries of the pending segment, their bytes
         self.made_as: dict[str, str] = {}  # whose tensor a buffer is that took over another's
         self.scratch_bytes: dict[str, int | None] = {}
         self.scratch_places: dict[int, int] = {}  # place in P -> byte offset in the arena
+        self.scratch_guards: list[GuardRow] = []
         self.arena_bytes = _rounded_up(plan.arena_bytes)
 
     def _seen_by_calls(self) -> set[str]:
@@ -110,6 +115,7 @@ class _GpuWriter(HostWriter):
         self._bind_sizes()
         w.line("stream = current_stream()")
         w.line("frame = take_frame(stream)")
+        self._watch()
         w.line("P, F, T = frame.pointers, frame.segments, frame.windows")
         if self.sizes or self._has_unknown_grid():
             w.line("S, G = frame.sizes, frame.grids")
@@ -121,7 +127,9 @@ class _GpuWriter(HostWriter):
             elif buffer is not None and buffer.role == "input":
                 w.line(f"P[{self.places[name]}] = p{name}")
         self._steps()
-        w.line("frame.home.append(frame)")
+        self._plain_results()
+        if not self.plan.is_guarded:
+            w.line("frame.home.append(frame)")
         w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
         return HostSource(
             "def call(args):\n" + w.text(),
@@ -135,6 +143,7 @@ class _GpuWriter(HostWriter):
             (),
             tuple(dict.fromkeys(s.op for s in self.plan.steps if isinstance(s, Extern))),
             self._tables(),
+            (*self._guards(), *self.scratch_guards),
         )
 
     def _has_unknown_grid(self) -> bool:
@@ -152,7 +161,7 @@ class _GpuWriter(HostWriter):
             tuple(self.segments),
             tuple(self.kept),
             tuple(numbers),
-            _reason_unfit(self.plan),
+            "memory_is_watched" if self.plan.is_guarded else _reason_unfit(self.plan),
             self._is_dynamic(),
         )
 
@@ -190,6 +199,7 @@ class _GpuWriter(HostWriter):
         for number, step in enumerate(self.plan.steps):
             if isinstance(step, Extern):
                 self._flush(number - 1)
+                self.turns[number] = self.turn
                 self._call(step)
                 self.ready |= {o for o in step.outs if o and o not in self.program.buffers}
                 self._release(number)
@@ -198,6 +208,8 @@ class _GpuWriter(HostWriter):
         self._flush(number)
 
     def _kernel(self, kernel: Kernel, launches: tuple[Launch, ...], number: int) -> None:
+        self.turns[number] = self.turn
+        self.names.append(kernel.name)
         for name in sorted(touched(kernel)):
             self._allocate(name)
         self._scratch(kernel, launches, number)
@@ -253,7 +265,7 @@ class _GpuWriter(HostWriter):
             if scratch not in known or len(known) == 1:
                 name, size = _scoped(kernel, scratch.name), self._dim(scratch.size)
                 bytes_known = _num_bytes(scratch) if scratch in known else None
-                made = f"empty(({size},), (1,), {to_torch(scratch.dtype)})"
+                made = self._memory(name, f"({size},), (1,), {to_torch(scratch.dtype)}")
                 self._own(name, made, bytes_known, number)
                 self._set_pointer(name)
 
@@ -261,8 +273,13 @@ class _GpuWriter(HostWriter):
         """After the arena, where the scratch of every kernel lies: they run one after another."""
         offset = _rounded_up(self.plan.arena_bytes)
         for scratch in known:
-            self.scratch_places[self.places[_scoped(kernel, scratch.name)]] = offset
-            offset += _rounded_up(_num_bytes(scratch))
+            name, size = _scoped(kernel, scratch.name), _num_bytes(scratch)
+            self.scratch_places[self.places[name]] = offset
+            if self.plan.is_guarded:
+                kind, turn = str(to_torch(scratch.dtype)), self.turn
+                self.scratch_guards.append(GuardRow(name, offset, size, kind, turn, turn))
+                offset += ALIGNMENT  # a band
+            offset += _rounded_up(size)
         self.arena_bytes = max(self.arena_bytes, offset)
 
     def _keep(self, name: str, scratch: Scratch) -> None:
@@ -276,7 +293,7 @@ class _GpuWriter(HostWriter):
             offsets.append(total)
             total += _rounded_up(_num_bytes(scratch))
         piece = _scoped(kernel, "scratch")
-        self._own(piece, f"empty(({total},), (1,), torch.uint8)", total, number)
+        self._own(piece, self._memory(piece, f"({total},), (1,), torch.uint8"), total, number)
         self.w.line(f"p = {piece}.data_ptr()")
         for scratch, offset in zip(known, offsets, strict=True):
             place = self.places[_scoped(kernel, scratch.name)]
@@ -296,7 +313,9 @@ class _GpuWriter(HostWriter):
         if self.pending:
             for line in self.sizes_now:
                 self.w.line(line)
-            self.w.line(f"if code := launch(F[{len(self.segments)}], stream): failed(code)")
+            line = f"if code := launch(F[{len(self.segments)}], stream): failed(code)"
+            self._turn(line, ", ".join(self.names))
+            self.names.clear()
             self.segments.append((len(self.records) - self.pending, self.pending))
             self.pending = 0
             self.sizes_now.clear()
@@ -352,10 +371,6 @@ class _GpuWriter(HostWriter):
             if spare == size and (is_private or same):
                 return name
         return None
-
-    def _empty(self, buffer: Buffer) -> str:
-        dims = f"{self._dims(buffer.shape)}, {self._dims(buffer.strides)}"
-        return f"empty({dims}, {to_torch(buffer.dtype)})"
 
     def _adopt(self, name: str) -> None:
         super()._adopt(name)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from perfuse.codegen.cpp.unit import CppSources, Segment
+from perfuse.codegen.host.guards import GuardRow, guard_rows
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
@@ -54,6 +55,7 @@ class HostSource:
     segments: tuple[str, ...]  # functions of the library that the text calls
     ops: tuple[str, ...]  # operators of torch.ops that it calls, and "py:..." ones it is given
     gpu: GpuTables | None = None  # what it launches, where it runs on a GPU
+    guards: tuple[GuardRow, ...] = ()  # the arena's buffers, where the program watches its memory
 
 
 def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) -> HostSource:
@@ -63,6 +65,8 @@ def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) ->
 
 class HostWriter:
     """What host programs of every device have in common: entry, calls, windows on memory."""
+
+    allocator = "empty_strided"
 
     def __init__(self, plan: Plan, pointers: tuple[str, ...], sizes: tuple[str, ...]) -> None:
         self.plan = plan
@@ -82,6 +86,8 @@ class HostWriter:
             and is_forgotten_early(self.program.buffers[name], plan.thresholds.forget_bytes)
         }
         self.known_symbols: set[str] = set()
+        self.turn = 0  # segments and calls so far
+        self.turns: dict[int, int] = {}  # the turn of each step
 
     # -- entry -----------------------------------------------------------------------------
 
@@ -186,10 +192,39 @@ class HostWriter:
             self._set_pointer(name)
 
     def _empty(self, buffer: Buffer) -> str:
-        return (
-            f"empty_strided({self._dims(buffer.shape)}, {self._dims(buffer.strides)}, "
-            f"dtype={to_torch(buffer.dtype)})"
-        )
+        dims = f"{self._dims(buffer.shape)}, {self._dims(buffer.strides)}"
+        return self._memory(buffer.name, f"{dims}, {to_torch(buffer.dtype)}")
+
+    def _memory(self, name: str, layout: str) -> str:
+        """New memory of a shape, strides and a dtype."""
+        if self.plan.is_guarded:
+            return f"memory.empty({name!r}, {layout})"
+        return f"{self.allocator}({layout})"
+
+    # -- memory that is watched --------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """At entry: what poisons and watches the memory of this call."""
+        if self.plan.is_guarded:
+            self.w.line("memory = guard(frame)")
+
+    def _turn(self, line: str, what: str) -> None:
+        """A line that runs a segment or a call, and what surrounds it."""
+        if self.plan.is_guarded:
+            self.w.line(f"memory.before({self.turn})")
+        self.w.line(line)
+        if self.plan.is_guarded:
+            self.w.line(f"memory.after({self.turn}, {what!r})")
+        self.turn += 1
+
+    def _plain_results(self) -> None:
+        """Before leaving: results as tensors that own their memory."""
+        if self.plan.is_guarded:
+            for name in sorted(self.leaving & self.ready & self.program.buffers.keys()):
+                self.w.line(f"{name} = memory.result({name})")
+
+    def _guards(self) -> tuple[GuardRow, ...]:
+        return tuple(guard_rows(self.plan, self.turns)) if self.plan.is_guarded else ()
 
     def _set_pointer(self, name: str) -> None:
         self.w.line(f"P[{self.places[name]}] = {name}.data_ptr()")
@@ -202,11 +237,12 @@ class HostWriter:
             assert name is not None
             self._allocate(name)
             out = self._whole(name) if step.window is None else self._view(step.window)
-            self.w.line(f"{function_name(step.op)}({', '.join([*args, f'out={out}'])})")
+            line = f"{function_name(step.op)}({', '.join([*args, f'out={out}'])})"
+            self._turn(line, step.op)
             return
         names = [o or "_" for o in step.outs]
         left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
-        self.w.line(f"{left} = {function_name(step.op)}({', '.join(args)})")
+        self._turn(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op)
         for size in step.measured:
             self.w.line(f"{size.symbol} = {size.out}.size({size.axis})")
         for made in step.outs:
@@ -313,13 +349,14 @@ class _CpuWriter(HostWriter):
     def __init__(self, plan: Plan, sources: CppSources, keeps_frames: bool) -> None:
         super().__init__(plan, sources.pointers, sources.sizes)
         self.sources = sources
-        self.keeps_frames = keeps_frames
+        self.keeps_frames = keeps_frames and not plan.is_guarded  # else anew at another place
 
     def run(self) -> HostSource:
         w = self.w
         self._unpack()
         self._bind_sizes()
         w.line("frame = take_frame()")
+        self._watch()
         w.line("P, S, T = frame.pointers, frame.sizes, frame.windows")
         w.line("S[0] = get_num_threads()")
         self._fill_sizes()
@@ -327,6 +364,7 @@ class _CpuWriter(HostWriter):
             if self.program.buffers[name].role in ("input", "constant"):
                 self._set_pointer(name)
         self._steps()
+        self._plain_results()
         if self.keeps_frames:
             w.line("frames.append(frame)")
         w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
@@ -342,6 +380,7 @@ class _CpuWriter(HostWriter):
             len(self.program.inputs),
             tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
             tuple(dict.fromkeys(s.op for s in self.sources.steps if isinstance(s, Extern))),
+            guards=self._guards(),
         )
 
     def _steps(self) -> None:
@@ -352,12 +391,15 @@ class _CpuWriter(HostWriter):
                 for kernel in self.plan.steps[number : number + count]:
                     for name in sorted(touched(kernel)):
                         self._allocate(name)
-                self.w.line(f"{step.name}(frame.pointers_at, frame.sizes_at)")
+                self.turns |= dict.fromkeys(range(number, number + count), self.turn)
+                line = f"{step.name}(frame.pointers_at, frame.sizes_at)"
+                self._turn(line, ", ".join(step.kernels))
                 if step.checks_indices:
                     where = _origins(self.plan.steps[number : number + count])
                     self.w.line(f"if frame.status[0]: bad_index(frame, {where!r})")
                 number += count
             else:
+                self.turns[number] = self.turn
                 self._call(step)
                 number += 1
             if number < last:  # else all of them go with the function
