@@ -72,13 +72,15 @@ def new_seeds(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64).random_()
 
 
-def _bad_index(frame: Frame, where: str) -> None:
+def _bad_index(frame: Frame, where: str, sizes: tuple[int, ...]) -> None:
     """Raise what eager raises. The frame is dropped with the failed call, never used again."""
     seen = frame.status[0]
     if seen == _DIVISION_BY_ZERO:
         raise RuntimeError("ZeroDivisionError")
     index = seen - 1 if seen > 0 else seen + 1
-    raise IndexError(f"index {index} is out of bounds" + (f", in {where}" if where else ""))
+    crossed = {size for size in sizes if not -size <= index < size}
+    bound = f" for a dimension of size {crossed.pop()}" if len(crossed) == 1 else ""
+    raise IndexError(f"index {index} is out of bounds{bound}" + (f", in {where}" if where else ""))
 
 
 def bind(

@@ -85,6 +85,16 @@ def test_a_bad_index_is_an_index_error_and_the_next_call_is_right() -> None:
     good, bad = torch.tensor([1, 4]), torch.tensor([1, 7])
     assert torch.equal(candidate(good, table), table[good] * 2)
     for _ in range(2):
-        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        with pytest.raises(IndexError, match="index 7 is out of bounds for a dimension of size 5"):
             candidate(bad, table)
         assert torch.equal(candidate(good, table), table[good] * 2)
+
+
+@pytest.mark.parametrize("index", [7, -6, 2**62, -(2**62)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_bad_index_is_named_as_it_was_given(index: int, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    candidate = torch.compile(lambda x, i: x[i] + 1, backend="perfuse", dynamic=dynamic)
+    text = f"index {index} is out of bounds for a dimension of size 5"
+    with pytest.raises(IndexError, match=text):
+        candidate(torch.randn(5, 3), torch.tensor([1] * 20 + [index]))

@@ -55,6 +55,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
+def pooled_channels_last(x: Tensor, w: Tensor) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
+    return F.adaptive_avg_pool2d(x, 1).flatten(1) @ w
+
+
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.mean((0, 2, 3)), x.var((0, 2, 3))
 
@@ -302,6 +307,21 @@ EFFECTS = (
         lambda: [leaf(17, 32), leaf(40, 32), leaf(40)],
     ),
     P("misaligned", lambda x, y: x[1:] * y[3:-2] + 1, lambda: [randn(130), randn(134)]),
+    P(
+        "pooled_channels_last_fb",
+        pooled_channels_last,
+        lambda: [leaf(2, 8, 4, 6), leaf(8, 3)],
+    ),
+    P(
+        "strided_scatter",
+        lambda x, y: torch.as_strided_scatter(x.exp(), y + 1, (5, 3), (13, 4), 2),
+        lambda: [randn(9, 11), randn(5, 3)],
+    ),
+    P(
+        "storage_of_a_window",
+        lambda x: x.as_strided((4, 3), (3, 1), 2) * x[0] + 1,
+        lambda: [randn(40)[3:15].view(4, 3)],
+    ),
     P("output_is_input", lambda x: (x, x.view(-1), x + 1), lambda: [randn(9, 4)]),
     P(
         "dynamic_softmax",

@@ -95,6 +95,11 @@ def sigmoids_used_once(values: Iterable[Expr]) -> frozenset[Expr]:
     return frozenset(e for e, count in uses.items() if e.op == "sigmoid" and count == 1)
 
 
+def _is_wrapped(index: Expr) -> bool:
+    """Whether negative positions count from the end: lower/families/indexing.py, `data_index`."""
+    return index.op == "where" and index.args[0].op == "lt" and index.args[1].op == "add"
+
+
 def _is_number(e: Expr) -> bool:
     return e.op == "const" and not math.isnan(e.attr)
 
@@ -224,7 +229,8 @@ class Emitter:
             return found
         self.names.needs_status = True
         source = self.value(ex.cast(value, DType.I64))
-        limit = ix.render(size, self.atom)
+        size_text = ix.render(size, self.atom)
+        limit = f"{size_text}, {size_text if _is_wrapped(value) else 0}"
         if source.is_vector:
             lanes = self.tail or "pf::lanes"
             text = f"pf::checked_n({source.text}, {limit}, status, {lanes})"

@@ -203,14 +203,15 @@ PF_FN void flush_sums(float* total, float* recent, float* lost) {
   storev<float>(recent, vec<float>{});
 }
 
-// An index that came from data: outside [0, size) it is reported and replaced by 0.
-PF_FN int64_t checked(int64_t at, int64_t size, int64_t* status) {
+// An index that came from data: outside [0, size) it is reported and replaced by 0. `from_end` is what was added to
+// an index that is negative now.
+PF_FN int64_t checked(int64_t at, int64_t size, int64_t from_end, int64_t* status) {
   if (__builtin_expect((uint64_t)at < (uint64_t)size, 1)) return at;
-  *status = at < 0 ? at - 1 : at + 1;
+  *status = at < 0 ? (int64_t)((uint64_t)at - (uint64_t)from_end - 1) : (int64_t)((uint64_t)at + 1);
   return 0;
 }
-PF_FN vec<int64_t> checked_n(vec<int64_t> at, int64_t size, int64_t* status, int n) {
-  for (int i = 0; i < lanes; i++) at[i] = i < n ? checked(at[i], size, status) : 0;
+PF_FN vec<int64_t> checked_n(vec<int64_t> at, int64_t size, int64_t from_end, int64_t* status, int n) {
+  for (int i = 0; i < lanes; i++) at[i] = i < n ? checked(at[i], size, from_end, status) : 0;
   return at;
 }
 

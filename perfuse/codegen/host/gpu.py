@@ -15,6 +15,7 @@ import torch
 
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
+from perfuse.codegen.host.storage import storage_inputs
 from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow
 from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
 from perfuse.ir.dtype import DType, to_torch
@@ -179,6 +180,11 @@ class _GpuWriter(HostWriter):
         for name in passed:
             self.w.line(f"p{name} = {name}.data_ptr()")
         promised = [n for n in passed if n in self.aligned]
+        seen = storage_inputs(self.plan) - {n for step in self.plan.steps for n in _written(step)}
+        for name in sorted(seen.intersection(promised)):
+            # Kernels get an aligned copy; calls look at the storage of the input itself.
+            self.w.line(f"if p{name} & 15: k{name} = aligned({name}); p{name} = k{name}.data_ptr()")
+        promised = [n for n in promised if n not in seen]
         if promised:
             # A caller may pass a window that starts anywhere: nothing guards its address.
             either = " | ".join(f"p{name}" for name in promised)
@@ -400,6 +406,8 @@ def _reason_unfit(plan: Plan) -> str:
         return "result_is_an_input"
     if any(isinstance(o, Opaque) and o.name in program.inputs for o in outputs):
         return "result_is_an_input"
+    if storage_inputs(plan):
+        return "call_looks_at_storage"
     for step in plan.steps:
         if not isinstance(step, Extern):
             continue

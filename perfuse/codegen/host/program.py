@@ -396,7 +396,8 @@ class _CpuWriter(HostWriter):
                 self._turn(line, ", ".join(step.kernels))
                 if step.checks_indices:
                     where = _origins(self.plan.steps[number : number + count])
-                    self.w.line(f"if frame.status[0]: bad_index(frame, {where!r})")
+                    sizes = self._dims(_checked_sizes(self.plan.steps[number : number + count]))
+                    self.w.line(f"if frame.status[0]: bad_index(frame, {where!r}, {sizes})")
                 number += count
             else:
                 self.turns[number] = self.turn
@@ -416,6 +417,14 @@ def _origins(steps: tuple[Step, ...]) -> str:
 def _looks_up(loop: Loop) -> bool:
     indices = [read.attr[1] for read in loop.reads()] + [loop.index]
     return any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
+
+
+def _checked_sizes(steps: tuple[Step, ...]) -> tuple[Dim, ...]:
+    """The sizes that indices read from data are held against."""
+    loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
+    indices = [at for loop in loops for at in [*(r.attr[1] for r in loop.reads()), loop.index]]
+    atoms = [atom for at in indices for atom in ix.atoms_of(at) if atom.kind == "value"]
+    return tuple(dict.fromkeys(atom.parts[1] for atom in sorted(atoms, key=lambda a: a.sort_key)))
 
 
 def symbols_in(dims: list[Any]) -> set[str]:
