@@ -1,0 +1,1 @@
+"""Random programs with Python values that change between calls and processes, on one cache."""
