@@ -218,8 +218,8 @@ def is_tame(x: Tensor) -> bool:
 
 def finished(draft: NetDraft, seed: int, is_dynamic: bool | None) -> Program:
     made = [s.target for s in draft.body if s.target is not None]
-    read = set().union(*(s.reads() for s in draft.body))
-    # A value that nothing reads is an output: no statement is dead.
+    read = set().union(*(s.reads() for s in draft.body if s.target is not None))
+    # A value that no other value is made of is an output: no statement is dead.
     outputs = [n for n in made if n not in read or draft.rng.random() < 0.15]
     outputs = outputs or [next(iter(draft.is_exact))]
     has_scalars = any((s.target or "")[0] == "s" for s in draft.inputs)
