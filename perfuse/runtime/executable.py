@@ -13,7 +13,7 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource, function_name
-from perfuse.runtime.layout import HOST_FILE, resolve_op, window, with_strides
+from perfuse.runtime.layout import HOST_FILE, addresses, resolve_op, window, with_strides
 from perfuse.runtime.pool import empty_strided, pooled
 from perfuse.schedule.memory import SMALLEST_POOLED
 
@@ -85,6 +85,7 @@ def bind(
         "with_strides": with_strides,
         "new_seeds": new_seeds,
         "bad_index": _bad_index,
+        "addresses": addresses,
     }
     loaded = load_library(Path(library)) if library else None
     for segment in host.segments:

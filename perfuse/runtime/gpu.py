@@ -12,7 +12,7 @@ import torch
 from perfuse.codegen.host.program import HostSource, function_name
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.runtime.frame import GpuFrame
-from perfuse.runtime.layout import HOST_FILE, resolve_op, with_strides
+from perfuse.runtime.layout import HOST_FILE, addresses, are_misaligned, resolve_op, with_strides
 from perfuse.torch_compat import (
     capture_getter,
     current_gpu_getter,
@@ -69,6 +69,8 @@ def _space(device: torch.device) -> dict[str, Any]:
         "as_strided": torch.as_strided,
         "with_strides": with_strides,
         "aligned": aligned,
+        "addresses": addresses,
+        "are_misaligned": are_misaligned,
         "new_seeds": partial(_new_seeds, device),
     }
 

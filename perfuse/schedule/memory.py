@@ -19,6 +19,9 @@ _GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
 # On a GPU, giving so much memory back is worth a launch call of its own (about a microsecond).
 CUT_BYTES = 16 << 20
 
+# From this many inputs on, a host program takes their addresses in one line.
+MANY_INPUTS = 64
+
 # An input smaller than this is not worth a line of the host program to forget it early.
 SMALLEST_FORGOTTEN = 1 << 16
 
@@ -58,6 +61,17 @@ def first_and_last(groups: Iterable[Iterable[str]]) -> tuple[dict[str, int], dic
             first.setdefault(name, number)
             last[name] = number
     return first, last
+
+
+def leading_inputs(program: Program, steps: Iterable[Step]) -> list[str]:
+    """Inputs whose addresses stand first in the table of pointers, where there are many.
+
+    The host fills that part of the table at once, not line by line.
+    """
+    used = {name for step in steps if isinstance(step, Kernel) for name in touched(step)}
+    found = [name for name in dict.fromkeys(program.inputs) if name in used]
+    found = [name for name in found if program.buffers[name].role == "input"]
+    return found if len(found) >= MANY_INPUTS else []
 
 
 def output_buffers(program: Program) -> set[str]:
