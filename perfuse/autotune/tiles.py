@@ -57,7 +57,12 @@ def choose_tiles(plan: Plan, context: Context, measure: Measure, build: Build) -
 
 
 def _is_measurable(kernel: Kernel, program: Program) -> bool:
-    """Sizes are known, and no position is read from data: made-up data would lead outside."""
+    """Sizes are known, and no position is read from data: made-up data would lead outside.
+
+    Batches have one tile.
+    """
+    if kernel.batch is not None:
+        return False
     names = {*kernel.reads(), *kernel.stored}
     sizes = [a.size for a in kernel.axes] + [program.buffers[n].num_elements for n in names]
     if static_product(sizes) is None:

@@ -18,7 +18,7 @@ from perfuse.forking import is_forked
 from perfuse.runtime import guard
 from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.idle import IdleFrames
-from perfuse.runtime.layout import HOST_FILE, resolve_op, window, with_strides
+from perfuse.runtime.layout import HOST_FILE, addresses, resolve_op, window, with_strides
 from perfuse.runtime.pool import allocator
 
 _DEFAULT = Settings()
@@ -115,6 +115,7 @@ def bind(
         "with_strides": with_strides,
         "new_seeds": new_seeds,
         "bad_index": _bad_index,
+        "addresses": addresses,
     }
     loaded = load_library(library) if library is not None else None
     for segment in host.segments:

@@ -16,7 +16,14 @@ from perfuse.forking import is_forked
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.idle import IdleFrames
-from perfuse.runtime.layout import HOST_FILE, memory_of, resolve_op, with_strides
+from perfuse.runtime.layout import (
+    HOST_FILE,
+    addresses,
+    are_misaligned,
+    memory_of,
+    resolve_op,
+    with_strides,
+)
 from perfuse.torch_compat import (
     capture_getter,
     current_gpu_getter,
@@ -75,6 +82,8 @@ def _space(device: torch.device) -> dict[str, Any]:
         "as_strided": torch.as_strided,
         "with_strides": with_strides,
         "aligned": aligned,
+        "addresses": addresses,
+        "are_misaligned": are_misaligned,
         "new_seeds": partial(_new_seeds, device),
     }
 

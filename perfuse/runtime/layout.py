@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from perfuse.codegen.host.program import Window
@@ -12,6 +15,16 @@ from perfuse.torch_compat import bare_op
 
 # Where the text of host programs seems to be: beside our own files, which Dynamo does not trace.
 HOST_FILE = str(Path(__file__).with_name("<host program>"))
+
+
+def addresses(tensors: Iterable[torch.Tensor]) -> array[int]:
+    """Where the elements of many tensors begin."""
+    return array("q", [tensor.data_ptr() for tensor in tensors])
+
+
+def are_misaligned(pointers: array[int], count: int) -> bool:
+    """Whether any of the first `count` addresses is not a multiple of 16."""
+    return bool(np.bitwise_or.reduce(np.frombuffer(pointers, np.int64, count)) & 15)
 
 
 def window(memory: torch.Tensor, made: Window) -> torch.Tensor:

@@ -15,6 +15,10 @@ GUARD_BYTES = 256  # between buffers, where memory is watched
 _GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
 
 
+# From this many inputs on, a host program takes their addresses in one line.
+MANY_INPUTS = 64
+
+
 def allocated_bytes(num_bytes: int, device: str = "cpu") -> int:
     """Bytes that a tensor takes from its allocator."""
     return num_bytes if device == "cpu" else -(-num_bytes // _GPU_STEP) * _GPU_STEP
@@ -42,6 +46,17 @@ def first_and_last(groups: Iterable[Iterable[str]]) -> tuple[dict[str, int], dic
             first.setdefault(name, number)
             last[name] = number
     return first, last
+
+
+def leading_inputs(program: Program, steps: Iterable[Step]) -> list[str]:
+    """Inputs whose addresses stand first in the table of pointers, where there are many.
+
+    The host fills that part of the table at once, not line by line.
+    """
+    used = {name for step in steps if isinstance(step, Kernel) for name in touched(step)}
+    found = [name for name in dict.fromkeys(program.inputs) if name in used]
+    found = [name for name in found if program.buffers[name].role == "input"]
+    return found if len(found) >= MANY_INPUTS else []
 
 
 def output_buffers(program: Program) -> set[str]:

@@ -9,7 +9,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.program import Extern
 from perfuse.ir.verify import given_names, is_empty
 from perfuse.schedule.memory import arena_buffers, first_and_last, output_buffers, touched
-from perfuse.schedule.plan import ROLES, Kernel, Member, Plan, Step
+from perfuse.schedule.plan import ROLES, Batch, Kernel, Member, Plan, Step
 
 _STAGE = "after schedule"
 
@@ -18,10 +18,16 @@ def verify_plan(plan: Plan) -> None:
     """Raise SpecError at the first step that breaks the rules."""
     _check_coverage(plan)
     made = given_names(plan.program)
-    for step in plan.steps:
+    _, last_read = first_and_last(step.reads() for step in plan.steps)
+    for number, step in enumerate(plan.steps):
         _check_order(step, made, plan)
         if isinstance(step, Kernel):
-            _check_kernel(step, plan)
+            needed = output_buffers(plan.program)
+            needed |= {m.loop.out for m in step.members if last_read.get(m.loop.out, -1) > number}
+            for kernel in (step,) if step.batch is None else step.batch.kernels:
+                _check_kernel(kernel, needed)
+            if step.batch is not None:
+                _check_batch(step.batch)
             made |= step.stored
         else:
             made |= {*step.makes(), *step.mutates}
@@ -47,7 +53,24 @@ def _check_order(step: Step, made: set[str], plan: Plan) -> None:
             raise SpecError(f"{_STAGE}: {name} is read before it is made, by {step}")
 
 
-def _check_kernel(kernel: Kernel, plan: Plan) -> None:
+def _check_batch(batch: Batch) -> None:
+    """The parts are the template with other names, and none touches what another writes."""
+    writers: dict[str, int] = {}
+    for number, (part, kernel) in enumerate(zip(batch.parts, batch.kernels, strict=True)):
+        stored = {part.buffers[int(name[1:])] for name in batch.template.stored}
+        if stored != kernel.stored or not touched(kernel) <= set(part.buffers):
+            raise SpecError(f"{_STAGE}: a part of a batch has the buffers {part}, not of {kernel}")
+        writers |= dict.fromkeys(stored, number)
+    for number, kernel in enumerate(batch.kernels):
+        for name in touched(kernel):
+            if writers.get(name, number) != number:
+                raise SpecError(
+                    f"{_STAGE}: two parts of a batch touch {name}, one writes: {kernel}"
+                )
+
+
+def _check_kernel(kernel: Kernel, needed: set[str]) -> None:
+    """Its loops run over its axes, and what is `needed` outside of it is stored."""
     names = [axis.name for axis in kernel.axes]
     if len(set(names)) < len(names):
         raise SpecError(f"{_STAGE}: two axes of one name in {kernel}")
@@ -62,14 +85,8 @@ def _check_kernel(kernel: Kernel, plan: Plan) -> None:
                 )
         _check_member(member, kernel)
     inside = {m.loop.out for m in kernel.members} - kernel.stored
-    for name in inside & (output_buffers(plan.program) | _read_elsewhere(kernel, plan)):
+    for name in inside & needed:
         raise SpecError(f"{_STAGE}: {name} is needed outside of {kernel}, which does not store it")
-
-
-def _read_elsewhere(kernel: Kernel, plan: Plan) -> set[str]:
-    """Buffers that steps after this one read, up to where they are written again."""
-    later = plan.steps[plan.steps.index(kernel) + 1 :]
-    return {name for step in later for name in step.reads()}
 
 
 def _check_member(member: Member, kernel: Kernel) -> None:

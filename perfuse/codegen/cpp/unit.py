@@ -12,6 +12,7 @@ from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.context import Context
 from perfuse.ir.program import Extern
+from perfuse.schedule.memory import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import fp8_cast_saturates
 
@@ -45,7 +46,8 @@ class CppSources:
 def generate_sources(plan: Plan, context: Context) -> CppSources:
     """Spell the plan; equal kernels share one function."""
     functions: dict[str, str] = {}  # text after the name -> name
-    pointers: dict[str, int] = {}
+    leading = leading_inputs(plan.program, plan.steps)
+    pointers = {name: place for place, name in enumerate(leading)}
     sizes: dict[str, int] = {}
     steps: list[Segment | Extern] = []
     segments: list[str] = []

@@ -21,7 +21,7 @@ from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer, Extern, Opaque, View
-from perfuse.schedule.memory import num_bytes, touched
+from perfuse.schedule.memory import leading_inputs, num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import element_bytes
 
@@ -52,9 +52,29 @@ def _renamed(kernel: Kernel, launches: tuple[Launch, ...]) -> dict[str, str]:
     return {s.name: _scoped(kernel, s.name) for launch in launches for s in launch.scratch}
 
 
+def _leading(plan: Plan, sources: TritonSources) -> list[str]:
+    """Inputs that some launch is passed, where there are many; first those promised aligned."""
+    every = {b for launches in sources.launches for launch in launches for b in launch.buffers}
+    found = [name for name in leading_inputs(plan.program, plan.steps) if name in every]
+    aligned = _aligned(sources)
+    return sorted(found, key=lambda name: name not in aligned)
+
+
+def _aligned(sources: TritonSources) -> set[str]:
+    """Buffers whose address some kernel is promised to be a multiple of 16."""
+    kernels = {kernel.name: kernel for kernel in sources.kernels}
+    found: set[str] = set()
+    for launch in (launch for launches in sources.launches for launch in launches):
+        kernel = kernels[launch.kernel]
+        names = [name for name, _ in kernel.signature]
+        pairs = zip(launch.buffers, names, strict=False)
+        found |= {buffer for buffer, name in pairs if name in kernel.divisible}
+    return found
+
+
 def _pointers(plan: Plan, sources: TritonSources) -> tuple[str, ...]:
     """Everything that is passed by address, in order of first use."""
-    found: dict[str, None] = {}
+    found: dict[str, None] = dict.fromkeys(_leading(plan, sources))
     for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
         names = _renamed(kernel, launches)
         for launch in launches:
@@ -78,10 +98,11 @@ class _GpuWriter(HostWriter):
         super().__init__(plan, _pointers(plan, sources), _symbols(sources))
         self.sources = sources
         self.device = device
+        self.leading = _leading(plan, sources)
         outputs: list[Any] = list(self.program.outputs)
         self.leaving |= {o.name for o in outputs if isinstance(o, Opaque)}
         self.seen_by_calls = self._seen_by_calls()
-        self.aligned = self._aligned()
+        self.aligned = _aligned(sources)
         self.records: list[LaunchRow | FillRow] = []
         self.segments: list[tuple[int, int]] = []
         self.kept: list[KeptRow] = []
@@ -99,17 +120,6 @@ class _GpuWriter(HostWriter):
         calls = [step for step in self.plan.steps if isinstance(step, Extern)]
         return {name for step in calls for name in touched(step)}
 
-    def _aligned(self) -> set[str]:
-        """Buffers whose address some kernel is promised to be a multiple of 16."""
-        kernels = {kernel.name: kernel for kernel in self.sources.kernels}
-        found: set[str] = set()
-        for launch in (launch for launches in self.sources.launches for launch in launches):
-            kernel = kernels[launch.kernel]
-            names = [name for name, _ in kernel.signature]
-            pairs = zip(launch.buffers, names, strict=False)
-            found |= {buffer for buffer, name in pairs if name in kernel.divisible}
-        return found
-
     def run(self) -> HostSource:
         w = self.w
         self._unpack()
@@ -121,7 +131,9 @@ class _GpuWriter(HostWriter):
         if self.sizes or self._has_unknown_grid():
             w.line("S, G = frame.sizes, frame.grids")
         self._fill_sizes()
-        for name in self.places:
+        if self.leading:
+            w.line(f"P[1:{len(self.leading) + 1}] = pointers")
+        for name in list(self.places)[len(self.leading) :]:
             buffer = self.program.buffers.get(name)
             if buffer is not None and buffer.role == "constant":
                 self._set_pointer(name)
@@ -177,6 +189,12 @@ class _GpuWriter(HostWriter):
         if names:
             self.w.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         passed = [n for n in names if n in self.places and n in self.program.buffers]
+        if self.leading:
+            self.w.line(f"pointers = addresses(({', '.join(self.leading)}))")
+            count = len(self.aligned & set(self.leading))
+            if count:
+                self.w.line(f"if are_misaligned(pointers, {count}): return realigned(args)")
+        passed = [n for n in passed if n not in self.leading]
         for name in passed:
             self.w.line(f"p{name} = {name}.data_ptr()")
         promised = [n for n in passed if n in self.aligned]

@@ -23,6 +23,7 @@ from perfuse.ir.program import Buffer, Extern, Loop, Opaque, View
 from perfuse.schedule.memory import (
     first_and_last,
     is_forgotten_early,
+    leading_inputs,
     output_buffers,
     touched,
 )
@@ -360,7 +361,10 @@ class _CpuWriter(HostWriter):
         w.line("P, S, T = frame.pointers, frame.sizes, frame.windows")
         w.line("S[0] = get_num_threads()")
         self._fill_sizes()
-        for name in self.sources.pointers:
+        leading = leading_inputs(self.program, self.plan.steps)
+        if leading:
+            w.line(f"P[1:{len(leading) + 1}] = addresses(({', '.join(leading)}))")
+        for name in self.sources.pointers[len(leading) :]:
             if self.program.buffers[name].role in ("input", "constant"):
                 self._set_pointer(name)
         self._steps()

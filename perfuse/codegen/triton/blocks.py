@@ -22,14 +22,14 @@ def flat_text(frame: Frame) -> KernelText:
     carry.declare(w)
     if programs is None:
         w.line(f"start = {frame.program(0)} * C")
-        _flat_body(frame, w, None, carry)
+        _flat_body(frame, w, None)
         return frame.text((blocks, 1, 1))
     around, loop = Scope(w, frozenset(), None), w.child()  # scalars are read before the loop
     step, first = f"{programs} * C", f"{frame.program(0)} * C"
     with loop.indented(
         f"for start in tl.range({first}, {frame.dim(total)}, {step}, num_stages={tile.num_stages}):"
     ):
-        _flat_body(frame, loop, around, carry)
+        _flat_body(frame, loop, around)
     w.take(loop)
     carry.finish_all(w, "tl.program_id(0)", programs, [0])
     return frame.text((programs, 1, 1))
@@ -93,9 +93,13 @@ def _store_all(frame: Frame, block: Block) -> None:
             made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
 
 
-def _flat_body(frame: Frame, w: Writer, around: Scope | None, carry: Carry) -> None:
+def _flat_body(frame: Frame, w: Writer, around: Scope | None) -> None:
     block = _flat_block(frame, w)
-    scope = Scope(w, frame.atoms(frame.kernel.axes), around)
+    flat_members(frame, Scope(w, frame.atoms(frame.kernel.axes), around), block)
+
+
+def flat_members(frame: Frame, scope: Scope, block: Block) -> None:
+    """What a kernel stores or reduces, for one block of flat positions."""
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
         emitter = frame.emitter(scope, block, m, made)

@@ -46,6 +46,7 @@ class KernelText:
     tile: Tile
     scratch: tuple[Scratch, ...]
     checks_indices: bool
+    promised: frozenset[str] = frozenset()  # addresses passed as numbers, multiples of 16
 
 
 class Frame:

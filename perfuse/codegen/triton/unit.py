@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.blocks import (
     columns_text,
     flat_text,
@@ -58,7 +59,7 @@ def generate_triton(
     for kernel in plan.kernels:
         steps = []
         tile = tiles.get(kernel.name) or tile_of(kernel, plan, context)
-        for text in kernel_texts(kernel, plan.program.buffers, tile, dialect):
+        for text in _texts_of(kernel, plan, tile, dialect):
             made = _function(text, known, functions)
             steps.append(
                 Launch(
@@ -73,6 +74,8 @@ def generate_triton(
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     """The model's choice."""
+    if kernel.batch is not None:
+        return batch_tile(kernel.batch, machine_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
     return choose_tile(kernel, machine_of(context.target), widest)
 
@@ -81,7 +84,15 @@ def _function(
     text: KernelText, known: dict[tuple[object, ...], TritonKernel], functions: list[str]
 ) -> TritonKernel:
     tile = text.tile
-    key = (text.parameters, text.body, tile.rows, tile.columns, tile.num_warps, tile.num_stages)
+    key = (
+        text.parameters,
+        text.body,
+        text.promised,
+        tile.rows,
+        tile.columns,
+        tile.num_warps,
+        tile.num_stages,
+    )
     if key not in known:
         name = f"kernel{len(known)}"
         inner = ", ".join([*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"])
@@ -90,11 +101,17 @@ def _function(
             name,
             text.parameters,
             (("R", text.tile.rows), ("C", text.tile.columns)),
-            frozenset(p for p, kind in text.parameters if kind.startswith("*")),
+            frozenset(p for p, kind in text.parameters if kind.startswith("*")) | text.promised,
             text.tile.num_warps,
             text.tile.num_stages,
         )
     return known[key]
+
+
+def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[KernelText]:
+    if kernel.batch is not None:
+        return batch_texts(kernel, tile, dialect, plan.places)
+    return kernel_texts(kernel, plan.program.buffers, tile, dialect)
 
 
 def kernel_texts(
