@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Atom, Dim
+from perfuse.ir.post_order import post_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Expr:
     _loads: tuple[Expr, ...] | None
 
     def __repr__(self) -> str:
-        return self.text()
+        return self.short_text()
 
     def text(self) -> str:
         """The expression as Python-like text, shared parts written out again."""
@@ -126,13 +127,24 @@ class Expr:
     def variables(self) -> frozenset[Atom]:
         """The loop variables this value depends on."""
         if self._vars is None:
-            found: frozenset[Atom] = frozenset()
-            for arg in self.args:
-                found |= arg.variables()
-            if self.op in ("load", "index"):
-                found |= index_variables(self.attr[1] if self.op == "load" else self.attr)
-            self._vars = found
+            for e in post_order(self, _parts, lambda e: e._vars is not None):
+                e._vars = _own_variables(e).union(*(a._vars or () for a in e.args))
+        assert self._vars is not None
         return self._vars
+
+
+def _parts(value: Expr) -> list[Expr]:
+    """The values it is made of: its arguments, then those inside of its index."""
+    if value.op not in ("load", "index"):
+        return list(value.args)
+    atoms = _value_atoms(value.attr[1] if value.op == "load" else value.attr)
+    return [*value.args, *(atom.parts[0] for atom in atoms)]
+
+
+def _own_variables(value: Expr) -> frozenset[Atom]:
+    if value.op not in ("load", "index"):
+        return frozenset()
+    return index_variables(value.attr[1] if value.op == "load" else value.attr)
 
 
 def index_variables(index: Dim) -> frozenset[Atom]:
@@ -284,16 +296,16 @@ class Substitution:
         self._done: dict[Expr, Expr] = {}
 
     def __call__(self, value: Expr) -> Expr:
-        found = self._done.get(value)
-        if found is None:
-            found = self._done[value] = self._rewrite(value)
-        return found
+        if value not in self._done:
+            for e in post_order(value, _parts, self._done.__contains__):
+                self._done[e] = self._rewrite(e)
+        return self._done[value]
 
     def index(self, index: Dim) -> Dim:
         return ix.substitute(index, self._mapping, self)
 
     def _rewrite(self, value: Expr) -> Expr:
-        args = tuple([self(a) for a in value.args])
+        args = tuple([self._done[a] for a in value.args])
         if value.op == "load":
             name, index = value.attr
             made = _make("load", args, value.dtype, (name, self.index(index)))
@@ -316,25 +328,23 @@ def substitute(value: Expr, mapping: Mapping[Atom, Dim]) -> Expr:
 def walk(value: Expr, seen: set[Expr]) -> list[Expr]:
     """Every distinct sub-expression, arguments before users, also those inside indices."""
     order: list[Expr] = []
-    _walk(value, seen, order)
-    return order
-
-
-def _walk(value: Expr, seen: set[Expr], order: list[Expr]) -> None:
     if value in seen:
-        return
-    seen.add(value)
-    for arg in value.args:
-        _walk(arg, seen, order)
-    if value.op in ("load", "index"):
-        for atom in _value_atoms(value.attr[1] if value.op == "load" else value.attr):
-            _walk(atom.parts[0], seen, order)
-    order.append(value)
+        return order
+    for e in post_order(value, _parts, seen.__contains__):
+        seen.add(e)
+        order.append(e)
+    return order
 
 
 def _value_atoms(index: Dim) -> list[Atom]:
     found = [a for a in ix.atoms_of(index) if a.kind == "value"]
     return sorted(found, key=lambda atom: atom.sort_key)
+
+
+def index_values(value: Expr) -> list[Expr]:
+    """The values inside the index of a load or an index, as the integers they are used as."""
+    atoms = _value_atoms(value.attr[1] if value.op == "load" else value.attr)
+    return [cast(atom.parts[0], DType.I64) for atom in atoms]
 
 
 def loads_of(value: Expr) -> list[Expr]:

@@ -18,6 +18,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
+from perfuse.ir.post_order import post_order
 from perfuse.ir.program import Buffer
 
 
@@ -123,9 +124,22 @@ class Emitter:
             return Value(literal(e.attr, e.dtype), e.dtype, False)
         found = self.scope.find(e)
         if found is None:
-            found = self._made(e)
-            self._home(e).known[e] = found
+            for each in post_order(e, self._needed, self._is_known):
+                found = self._home(each).known[each] = self._made(each)
+        assert found is not None
         return found
+
+    def _is_known(self, e: Expr) -> bool:
+        return e.op == "const" or self.scope.find(e) is not None
+
+    def _needed(self, e: Expr) -> Iterable[Expr]:
+        """The values that `_made` will ask for, in its order, so that asking does not nest."""
+        if e.op not in ("load", "index"):
+            return self._function(e)[1]
+        answer = self.resolve(e) if e.op == "load" else None
+        if answer is not None:
+            return (answer,) if isinstance(answer, Expr) else ()
+        return (*e.args, *ex.index_values(e))
 
     def _home(self, e: Expr) -> Scope:
         if e.op == "load" or self._touches_memory(e):

@@ -7,7 +7,7 @@ Triton broadcasts. What does not change along a loop over columns is written bef
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from perfuse.codegen.scope import Scope as ScopeOf
@@ -24,6 +24,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
+from perfuse.ir.post_order import post_order
 from perfuse.ir.program import Buffer
 
 ROWS, COLUMNS = 1, 2  # the ways in which a value may vary
@@ -147,10 +148,25 @@ class Emitter:
             return Value(literal(e.attr, e.dtype), e.dtype, 0)
         found = self.scope.find(e)
         if found is None:
-            home = self._home(e)
-            found = self._at(home)._made(e)
-            home.known[e] = found
+            for emitter, each in post_order((self._at(self._home(e)), e), _needed, _is_known):
+                found = emitter.scope.known[each] = emitter._made(each)
+        assert found is not None
         return found
+
+    def needed(self, e: Expr) -> Iterable[tuple[Emitter, Expr]]:
+        """The values that `_made` will ask for, and where, so that asking does not nest."""
+        emitter, values = self, e.args
+        if e.op in ("load", "index"):
+            answer = self.resolve(e) if e.op == "load" else None
+            if isinstance(answer, Value):
+                return
+            if isinstance(answer, Formula):
+                emitter = Emitter(self.names, self.scope, self.block, answer.resolve)
+                values = (answer.value,)
+            else:
+                values = (*e.args, *ex.index_values(e))
+        for value in values:
+            yield emitter._at(emitter._home(value)), value
 
     def _at(self, scope: Scope) -> Emitter:
         if scope is self.scope:
@@ -331,6 +347,16 @@ class Emitter:
             formula = source if source is not None else ex.const(0.0, DType.F32)
             text = self.narrowed(formula, text if value.lanes else f"({text} + 0.0)", dtype)
         self.line(f"tl.store({address}, {text}{'' if mask is None else f', {mask}'})")
+
+
+def _needed(place: tuple[Emitter, Expr]) -> Iterable[tuple[Emitter, Expr]]:
+    emitter, value = place
+    return emitter.needed(value)
+
+
+def _is_known(place: tuple[Emitter, Expr]) -> bool:
+    emitter, value = place
+    return value.op == "const" or emitter.scope.find(value) is not None
 
 
 def _plain(value: bool | int | float) -> str:
