@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from perfuse import config as config
+from perfuse import logs
 from perfuse.capture.register import register
 from perfuse.counters import counters as counters
 from perfuse.errors import ArtefactError as ArtefactError
@@ -19,12 +20,15 @@ from perfuse.errors import CompileFailed as CompileFailed
 from perfuse.errors import CompilerFailed as CompilerFailed
 from perfuse.errors import CompilerMissing as CompilerMissing
 from perfuse.errors import ConfigError as ConfigError
+from perfuse.errors import ConfigWarning as ConfigWarning
 from perfuse.errors import OverBudget as OverBudget
 from perfuse.errors import PerfuseError as PerfuseError
 from perfuse.errors import SpecError as SpecError
 from perfuse.errors import UnknownOption as UnknownOption
 from perfuse.errors import UnsupportedOp as UnsupportedOp
 from perfuse.errors import UnsupportedPython as UnsupportedPython
+from perfuse.errors import VersionWarning as VersionWarning
+from perfuse.supported import warn_unsupported_torch
 from perfuse.version import VERSION
 
 if TYPE_CHECKING:
@@ -53,6 +57,8 @@ LAZY = {
 
 __version__ = VERSION
 
+logs.set_up(config.log_request())
+warn_unsupported_torch()
 register()
 
 

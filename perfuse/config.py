@@ -11,9 +11,11 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType, NoneType, TracebackType
 from typing import (
@@ -27,7 +29,7 @@ from typing import (
     get_type_hints,
 )
 
-from perfuse.errors import ConfigError, UnknownOption
+from perfuse.errors import ConfigError, ConfigWarning, UnknownOption
 from perfuse.forking import ForkLock
 from perfuse.sizes import parse_budget
 
@@ -36,6 +38,7 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ENV_PREFIX = "PERFUSE_"
+LOG_VARIABLE = "PERFUSE_LOG"  # read when Perfuse is imported, see logs.py
 
 
 def key(default: Any, sentence: str) -> Any:
@@ -287,7 +290,7 @@ def _check(name: str, value: Any) -> None:
 def _flatten(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in overrides.items():
         if not isinstance(name, str):
-            raise ConfigError(f"a setting is named by text, not by {name!r}")
+            raise ConfigError(f"setting names must be strings, got {name!r}")
         if not prefix and name in _groups():
             if is_dataclass(value):
                 value = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
@@ -342,11 +345,11 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     if environment.get("CXX"):
         overrides["cpu.compiler"] = environment["CXX"]
     for variable in sorted(environment):
-        if variable.startswith(ENV_PREFIX):
-            if variable not in names:
-                raise UnknownOption(variable, names, at="the environment")
+        if variable in names:
             name = names[variable]
             overrides[name] = _parse(name, variable, environment[variable])
+        elif variable.startswith(ENV_PREFIX) and variable != LOG_VARIABLE:
+            _warn_unknown_variable(variable, [*names, LOG_VARIABLE])
     return Settings().with_overrides(overrides)
 
 
@@ -368,6 +371,24 @@ def temporary_folders() -> tuple[Path, ...]:
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment for a program that is started."""
     return {**os.environ, **changes}
+
+
+def _warn_unknown_variable(variable: str, known: list[str]) -> None:
+    """Another tool may own a variable of this prefix, so that it cannot be an error."""
+    nearest = get_close_matches(variable, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+    warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
+
+
+def log_request() -> str:
+    """The channels that PERFUSE_LOG asks for."""
+    return os.environ.get(LOG_VARIABLE, "")
+
+
+def is_debugging_compiles() -> bool:
+    """Whether TORCH_COMPILE_DEBUG=1 asks compilers to write down what they do."""
+    return os.environ.get("TORCH_COMPILE_DEBUG", "0") == "1"
 
 
 # The settings of the process, and above them what `patch` changed in this thread or task.

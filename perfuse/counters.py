@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from perfuse import logs
 from perfuse.forking import ForkLock
 
 
 class Counters:
     """Thread-safe counts by dotted name; a name that was never counted is 0."""
 
-    def __init__(self, initial: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        initial: Mapping[str, int] | None = None,
+        listener: Callable[[str, int], None] | None = None,
+    ) -> None:
         self._lock = ForkLock()
+        self._listener = listener
         self._counts: dict[str, int] = dict(initial or {})
 
     def inc(self, name: str, n: int = 1) -> None:
         """Add `n` to the count called `name`."""
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + n
+        if self._listener is not None:
+            self._listener(name, n)
 
     def snapshot(self) -> dict[str, int]:
         """A copy of every count, in the order of the names."""
@@ -56,4 +64,4 @@ class Counters:
         return "\n".join(f"{name:<{width}}  {n:>{digits},}" for name, n in counts.items())
 
 
-counters = Counters()
+counters = Counters(listener=logs.count)

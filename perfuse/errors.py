@@ -80,6 +80,14 @@ class ForkedGpuCall(PerfuseError):
         super().__init__("a GPU cannot be used in a forked process")
 
 
+class ConfigWarning(UserWarning):
+    """Something was configured that Perfuse does not know, and is ignored."""
+
+
+class VersionWarning(UserWarning):
+    """A version of PyTorch that this version of Perfuse is not tested with."""
+
+
 class CompilerMissing(PerfuseError):
     """No C++ compiler could be found on this machine."""
 

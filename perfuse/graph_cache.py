@@ -21,11 +21,14 @@ from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged, PerfuseError
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
+from perfuse.logs import channel
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.executable import Call, bind
 from perfuse.runtime.launch import load_gpu
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
 from perfuse.torch_guards import graph_assumptions
+
+LOG = channel("cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,11 @@ def load_or_compile(
         found = load_graph(key, context)
         if found is not None:
             context.counters.inc("graph.cache_hit")
+            LOG.info("graph loaded: %s", key)
             return found
     if key is not None:
         context.counters.inc("graph.cache_miss")
+        LOG.info("graph not found: %s", key)
     assumed = graph_assumptions(_values(module))
     compiled = compile_graph(module, context)
     if observe is not None:
@@ -78,7 +83,8 @@ def load_graph(key: str, context: Context) -> Executable | None:
         return None
     try:
         saved = read_program(entry.read_bytes)
-    except CacheDamaged:
+    except CacheDamaged as error:
+        LOG.warning("damaged entry %s: %s", key, error.message)
         store.discard(key)
         return None
     built = store.get(saved.library) if saved.library is not None else None
@@ -86,7 +92,11 @@ def load_graph(key: str, context: Context) -> Executable | None:
         return None
     try:
         call = _bound(saved, built, context)
-    except (PerfuseError, *MALFORMED):  # whole, and still it does not work: it is built anew
+    except (
+        PerfuseError,
+        *MALFORMED,
+    ) as error:  # whole, and still it does not work: it is built anew
+        LOG.warning("entry %s does not load: %s", key, error)
         store.discard(key)
         if built is not None:
             store.discard(built.key)
@@ -121,6 +131,7 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
 
 def _skipped(context: Context, reason: str) -> None:
     context.counters.inc(f"graph.not_cached.{reason}")
+    LOG.info("graph not cached: %s", reason.replace("_", " "))
 
 
 def _values(module: GraphModule) -> list[Any]:

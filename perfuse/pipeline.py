@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +30,9 @@ from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.errors import PerfuseError
 from perfuse.graph.passes import run_passes
-from perfuse.ir.program import Program
+from perfuse.ir.program import Extern, Loop, Program
 from perfuse.ir.verify import verify_program
+from perfuse.logs import channel
 from perfuse.lower.graph import lower_graph
 from perfuse.runtime.executable import Call, bind
 from perfuse.runtime.launch import load_gpu
@@ -58,6 +61,15 @@ class Compiled:
     seconds: dict[str, float]  # how long each stage took
     context: Context  # what it was compiled for, and under which settings
 
+    @property
+    def kind(self) -> str:
+        """Whether the graph is a "forward" (or inference) or a "backward": that takes tangents.
+
+        Marks on nodes do not say: a forward may compute early what the backward needs.
+        """
+        inputs = self.module.graph.find_nodes(op="placeholder")
+        return "backward" if any("tangents" in node.name for node in inputs) else "forward"
+
     def texts(self) -> tuple[str, ...]:
         """The generated sources: C++ or Triton, then the host program."""
         if isinstance(self.sources, TritonSources):
@@ -82,7 +94,27 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
     sources, host, load, key = finish(run, plan, own, context)  # text, and what is built of it
     call = run("load", load) if loads else _not_loaded
     counts = _counted(own.counters, context)
-    return Compiled(module, program, plan, sources, host, call, key, counts, run.seconds, context)
+    made = Compiled(module, program, plan, sources, host, call, key, counts, run.seconds, context)
+    _log(made)
+    return made
+
+
+def _log(compiled: Compiled) -> None:
+    """Report fusion, fallbacks and times to those who listen."""
+    plan, fusion, fallback = compiled.plan, channel("fusion"), channel("fallback")
+    if fusion.isEnabledFor(logging.INFO):
+        loops = sum(isinstance(node, Loop) for node in plan.program.nodes)
+        num_refused = len(plan.refusals)
+        fusion.info("%d loops -> %d kernels, %d refused", loops, len(plan.kernels), num_refused)
+        for reason, count in Counter(r.reason for r in plan.refusals).most_common():
+            fusion.info("  %dx refused: %s", count, reason)
+    for refusal in plan.refusals:
+        fusion.debug("  %s", refusal)
+    for step in plan.steps:
+        if isinstance(step, Extern):
+            fallback.info("%s: %s (%s)", step.op, step.reason, step.origin or "no source line")
+    told = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in compiled.seconds.items())
+    channel("compile").info("%d nodes compiled: %s", len(compiled.module.graph.nodes), told)
 
 
 def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:

@@ -6,10 +6,13 @@ version of PyTorch does not have them.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from perfuse.torch_compat import OpOverload, op_name
@@ -78,3 +81,33 @@ def dynamo_events() -> Iterator[Callable[[], DynamoEvents]]:
 
     yield happened
     del kept
+
+
+@cache
+def output_code_log() -> logging.Logger | None:
+    """The log that TORCH_LOGS=output_code turns on; None where PyTorch has no such thing.
+
+    Under PyTorch's own name, because its handlers are at those.
+    """
+    try:
+        from torch._logging._internal import getArtifactLogger
+
+        return getArtifactLogger("torch._dynamo.backends.perfuse", "output_code")
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+def is_output_code_wanted() -> bool:
+    """Whether TORCH_LOGS=output_code, or `torch._logging.set_logs`, asks for generated sources."""
+    log = output_code_log()
+    return log is not None and log.propagate and log.isEnabledFor(logging.DEBUG)
+
+
+def debug_folder() -> Path | None:
+    """Where PyTorch's compilers write under TORCH_COMPILE_DEBUG=1: one folder for each run."""
+    try:
+        from torch._dynamo.utils import get_debug_dir
+
+        return Path(get_debug_dir())
+    except (ImportError, AttributeError):
+        return None

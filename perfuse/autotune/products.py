@@ -22,6 +22,7 @@ from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Extern, Program, View
+from perfuse.logs import channel
 from perfuse.torch_compat import disable_dispatch_modes, disabled_autocast
 
 # Below this many multiplications the call itself costs more than any choice saves.
@@ -124,6 +125,8 @@ def decide(product: Product, context: Context) -> Decision:
     with disable_dispatch_modes(), disabled_autocast():
         decision = race(candidates(product), exact=exact_rows(product))
     context.counters.inc("autotune.products_measured")
+    told = (product, decision.chosen, decision.milliseconds, decision.reason)
+    channel("tuning").info("%s: %s; milliseconds %s; %s", *told)
     text = json.dumps(asdict(decision), indent=1)
     store.put(key, {_FILE: text.encode()}, {"product": repr(product)})
     return decision

@@ -23,6 +23,7 @@ from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
 from perfuse.ir import index as ix
 from perfuse.ir.program import Program, View
+from perfuse.logs import channel
 from perfuse.schedule.plan import Kernel, Plan, static_product
 
 # Kernels that move fewer bytes are over before a tile matters.
@@ -82,6 +83,9 @@ def decide(
     _build_together(alone, tiles, build, context.num_jobs(len(tiles)))
     decision = race(alone, tiles, measure)
     context.counters.inc("autotune.kernels_measured")
+    channel("tuning").info(
+        "%s: %s; microseconds %s", kernel.name, decision.tile, decision.microseconds
+    )
     store.put(key, {_FILE: json.dumps(asdict(decision), indent=1).encode()})
     return decision
 

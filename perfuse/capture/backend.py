@@ -19,15 +19,19 @@ from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, cut_observers, observers
 from perfuse.capture.replay import replayed
 from perfuse.capture.simple import facts_of
+from perfuse.capture.source_records import source_observers, summary
 from perfuse.capture.trace import trace
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.graph.partition import Joint
 from perfuse.graph_cache import Executable, load_or_compile
+from perfuse.logs import channel
 from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
 from perfuse.runtime.wrapper import wrap
 from perfuse.torch_compat import keep_checks, never_trace
+
+LOG = channel("capture")
 
 # When the backend is first named, which is before anything is captured for it. A backward that is
 # compiled in the middle of a traced function is no part of that function.
@@ -64,13 +68,15 @@ def compile_capture(
     module: GraphModule, example_inputs: Sequence[Any], context: Context
 ) -> Callable[..., Any]:
     """What runs this capture: loaded, or else traced and compiled."""
-    watching = observers()
+    watching = (*observers(), *source_observers())
     key = warm.key_of(module, example_inputs, context)
     is_watched = bool(watching or cut_observers())
     found = warm.load_capture(key, context) if key is not None and not is_watched else None
     if found is not None:
+        LOG.info("%s: loaded from the cache (%s)", summary(module), key)
         return found
     context.counters.inc("capture.traced")
+    LOG.info("%s: traced and compiled for %s", summary(module), context.target)
     halves = Halves(context, watching)
     traced = trace(
         module,

@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from perfuse.context import Context
 from perfuse.graph.facts import output_leaves
+from perfuse.logs import channel
 from perfuse.runtime.wrapper import Facts, Tangent
 from perfuse.torch_compat import SimpleMetadata, is_autocast_enabled, simple_metadata
 
@@ -32,6 +33,8 @@ def facts_of(
         reason = None
     if reason is not None or isinstance(found, str):
         context.counters.inc(f"capture.not_simple.{reason}")
+        told = str(reason).replace("_", " ")
+        channel("capture").info("this capture runs under AOTAutograd and is not cached: %s", told)
         return None
     needs_grad = found.output_needs_grad
     is_training = "backward" in graphs

@@ -24,10 +24,12 @@ from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
+from perfuse.logs import channel
 from perfuse.runtime.wrapper import Facts, facts_from, wrap
 from perfuse.torch_guards import CannotSpell, SymbolTable
 
 CAPTURE = "capture.json"
+LOG = channel("capture")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> Capt
         return capture_key(module, inputs, context)
     except NotCanonical as reason:
         context.counters.inc(f"capture.not_cached.{reason}")
+        LOG.info("this capture is not cached: %s", str(reason).replace("_", " "))
         return None
 
 
@@ -119,6 +122,7 @@ def store_capture(
         return
     if forward.key is None or (backward is not None and backward.key is None):
         context.counters.inc("capture.not_cached.graph")
+        LOG.info("this capture is not cached: one of its graphs is not")
         return
     document = {
         "key": place.key,

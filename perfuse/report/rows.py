@@ -110,12 +110,11 @@ class GraphReport:
     @staticmethod
     def of(compiled: Compiled, number: int) -> GraphReport:
         nodes = list(compiled.module.graph.nodes)
-        is_backward = any(node.meta.get("autograd_backward") for node in nodes)
         roofline = Roofline.of(compiled.context.target)
         calls = [step for step in compiled.plan.steps if isinstance(step, Extern)]
         return GraphReport(
-            f"graph {number} ({'backward' if is_backward else 'forward'})",
-            is_backward,
+            f"graph {number} ({compiled.kind})",
+            compiled.kind == "backward",
             num_ops(nodes),
             str(compiled.context.target),
             changed_settings(compiled.context.settings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Iterator
 from threading import Thread
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from perfuse import config
 from perfuse.config import CpuSettings, Settings, from_environment
-from perfuse.errors import ConfigError, UnknownOption
+from perfuse.errors import ConfigError, ConfigWarning, UnknownOption
 
 
 @pytest.fixture(autouse=True)
@@ -191,11 +192,27 @@ def test_environment_names_the_compiler() -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{"PERFUSE_CPU_SMD": "avx2"}, {"PERFUSE_CPU_THREADS": "x"}, {"PERFUSE_VERIFY": "?"}],
+    [{"PERFUSE_CPU_THREADS": "x"}, {"PERFUSE_VERIFY": "?"}, {"PERFUSE_CPU_SIMD": "mmx"}],
 )
 def test_environment_mistakes_are_errors(environment: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="PERFUSE_"):
         from_environment(environment)
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [("PERFUSE_CPU_SMD", "PERFUSE_CPU_SIMD"), ("PERFUSE_LOGS", "PERFUSE_LOG")],
+)
+def test_unknown_variables_warn_with_the_nearest(variable: str, nearest: str) -> None:
+    with pytest.warns(ConfigWarning, match=f"{variable} .* did you mean {nearest}\\?"):
+        settings = from_environment({variable: "avx2", "PERFUSE_VERIFY": "1"})
+    assert settings == Settings(verify=True), "what is known is taken"
+
+
+def test_the_variable_of_the_logs_is_known() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_environment({"PERFUSE_LOG": "fusion"}) == Settings()
 
 
 def test_describe_has_a_sentence_for_every_setting() -> None:

@@ -1,0 +1,108 @@
+"""Logs: quiet by default, channels on request, sources where PyTorch's switches lead people."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from perfuse import logs
+from perfuse.counters import counters
+from perfuse.errors import ConfigWarning
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys, torch
+weight = torch.randn(8, 8, requires_grad=True)
+def function(x):
+    return torch.linalg.svdvals(torch.relu(x @ weight).softmax(0)).sum()
+if "basic" in sys.argv:
+    import logging
+    logging.basicConfig(level=logging.INFO, format="root %(name)s %(message)s", stream=sys.stderr)
+torch.compile(function, backend="perfuse")(torch.ones(4, 8)).backward()
+"""
+
+
+def run(folder: Path, *words: str, **variables: str) -> str:
+    """What a program writes to stderr under these variables."""
+    own = {"PERFUSE_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT), **variables}
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("TORCH", "PERFUSE"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=folder, env={**kept, **own}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_library_is_quiet(tmp_path: Path) -> None:
+    assert run(tmp_path) == ""
+
+
+def test_channels_on_request(tmp_path: Path) -> None:
+    first = run(tmp_path, PERFUSE_LOG="capture, fusion,fallback,compile,+cache")
+    assert "[perfuse.capture] graph of " in first and "traced and compiled" in first
+    assert "kernels, " in first and "refused" in first
+    assert "[perfuse.fallback] aten._linalg_svd.default: no lowering for this op (" in first
+    assert "[perfuse.cache] graph not found: graph-" in first
+    assert "[perfuse.cache] build.cache_miss +1" in first, "+ shows what is counted"
+    assert "schedule " in first and " ms" in first
+    second = run(tmp_path, PERFUSE_LOG="capture,cache")
+    assert "loaded from the cache" in second or "graph loaded: graph-" in second
+    assert "build.cache" not in second and "[perfuse.fusion]" not in second
+
+
+def test_a_program_with_handlers_of_its_own(tmp_path: Path) -> None:
+    text = run(tmp_path, "basic", PERFUSE_LOG="fusion")
+    assert "root perfuse.fusion " in text and "[perfuse.fusion]" not in text, "not twice"
+
+
+@pytest.mark.parametrize("variable", ["TORCH_LOGS", "PERFUSE_LOG"])
+def test_output_code(tmp_path: Path, variable: str) -> None:
+    value = {"TORCH_LOGS": "output_code", "PERFUSE_LOG": "+code"}[variable]
+    for _ in range(2):  # a cache does not silence it
+        text = run(tmp_path, **{variable: value})
+        assert "Output code of the forward graph" in text
+        assert "Output code of the backward graph" in text
+        assert "static void kernel0(" in text and "def call(args):" in text
+    if variable == "TORCH_LOGS":
+        assert "Output code" not in run(tmp_path, TORCH_LOGS="recompiles")
+
+
+def test_debug_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        run(tmp_path, TORCH_COMPILE_DEBUG="1")
+    runs = sorted(tmp_path.glob("torch_compile_debug/run_*/perfuse"))
+    assert len(runs) == 2
+    for home in runs:
+        assert sorted(f.name for f in home.iterdir()) == ["graph_0_forward", "graph_1_backward"]
+        files = {file.name: file.read_text() for file in (home / "graph_0_forward").iterdir()}
+        assert {"graph.txt", "program.txt", "plan.txt", "host.py", "kernels_0.cpp"} == set(files)
+        assert "softmax" in files["graph.txt"] or "exp" in files["graph.txt"]
+        assert "def call(args):" in files["host.py"]
+
+
+def test_levels_and_unknown_channels() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert logs.parse("") == {} and logs.parse("fusion") == {"fusion": logging.INFO}
+        assert logs.parse("all,+cache,-tuning") == {
+            **dict.fromkeys(logs.CHANNELS, logging.INFO),
+            "cache": logging.DEBUG,
+            "tuning": logging.ERROR,
+        }
+    with pytest.warns(ConfigWarning, match="no channel 'fusoin'; did you mean 'fusion'"):
+        assert logs.parse("fusoin,cache") == {"cache": logging.INFO}
+
+
+def test_what_is_counted_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="perfuse.cache"):
+        counters.inc("cache.damaged")
+        counters.inc("schedule.kernels")
+    assert [record.message for record in caplog.records] == ["cache.damaged +1"]
