@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
@@ -19,11 +19,49 @@ from perfuse.runtime.idle import release_memory as release_memory
 
 aot_load = load
 
-Function = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=torch.nn.Module)
 
 
+class Decorator(Protocol):
+    """Compiles what it is put on: a module stays a module of its type, a function keeps its own."""
+
+    @overload
+    def __call__(self, fn: M, /) -> M: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
 def compile(
-    fn: Function | None = None,
+    fn: M,
+    *,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> M: ...
+@overload
+def compile(
+    fn: Callable[P, R],
+    *,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[P, R]: ...
+@overload
+def compile(
+    fn: None = None,
+    *,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Decorator: ...
+def compile(
+    fn: Any = None,
     *,
     dynamic: bool | None = None,
     fullgraph: bool = False,
@@ -49,8 +87,26 @@ def compile(
     )
 
 
+@overload
 def memory_efficient_fusion(
-    fn: Function,
+    fn: M,
+    *,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    memory_budget: str | int | float | None = None,
+) -> M: ...
+@overload
+def memory_efficient_fusion(
+    fn: Callable[P, R],
+    *,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    memory_budget: str | int | float | None = None,
+) -> Callable[P, R]: ...
+def memory_efficient_fusion(
+    fn: Any,
     *,
     dynamic: bool | None = None,
     mode: str | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,10 +74,12 @@ def compile_capture(
     is_watched = bool(watching or cut_observers())
     found = warm.load_capture(key, context) if key is not None and not is_watched else None
     if found is not None:
-        LOG.info("%s: loaded from the cache (%s)", summary(module), key)
+        if LOG.isEnabledFor(logging.INFO):
+            LOG.info("%s: loaded from the cache", summary(module))
         return found
     context.counters.inc("capture.traced")
-    LOG.info("%s: traced and compiled for %s", summary(module), context.target)
+    if LOG.isEnabledFor(logging.INFO):
+        LOG.info("%s: traced and compiled for %s", summary(module), context.target)
     halves = Halves(context, watching)
     traced = trace(
         module,

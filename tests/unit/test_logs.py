@@ -10,8 +10,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
-from perfuse import logs
+from perfuse import logs, torch_records
 from perfuse.counters import counters
 from perfuse.errors import ConfigWarning
 
@@ -63,29 +64,32 @@ def test_a_program_with_handlers_of_its_own(tmp_path: Path) -> None:
     assert "root perfuse.fusion " in text and "[perfuse.fusion]" not in text, "not twice"
 
 
-@pytest.mark.parametrize("variable", ["TORCH_LOGS", "PERFUSE_LOG"])
-def test_output_code(tmp_path: Path, variable: str) -> None:
-    value = {"TORCH_LOGS": "output_code", "PERFUSE_LOG": "+code"}[variable]
-    for _ in range(2):  # a cache does not silence it
-        text = run(tmp_path, **{variable: value})
-        assert "Output code of the forward graph" in text
-        assert "Output code of the backward graph" in text
-        assert "static void kernel0(" in text and "def call(args):" in text
-    if variable == "TORCH_LOGS":
-        assert "Output code" not in run(tmp_path, TORCH_LOGS="recompiles")
-
-
-def test_debug_folder(tmp_path: Path) -> None:
+def test_sources_are_where_people_look(tmp_path: Path) -> None:
+    """In both logs and in PyTorch's debug folder, and a cache does not silence it."""
     for _ in range(2):
-        run(tmp_path, TORCH_COMPILE_DEBUG="1")
+        text = run(tmp_path, TORCH_LOGS="output_code", PERFUSE_LOG="+code", TORCH_COMPILE_DEBUG="1")
+        for kind in ("forward", "backward"):
+            assert f"[__output_code] Output code of the {kind} graph" in text
+            assert f"[perfuse.code] Output code of the {kind} graph" in text
+        assert "static void kernel0(" in text and "def call(args):" in text
     runs = sorted(tmp_path.glob("torch_compile_debug/run_*/perfuse"))
     assert len(runs) == 2
     for home in runs:
         assert sorted(f.name for f in home.iterdir()) == ["graph_0_forward", "graph_1_backward"]
         files = {file.name: file.read_text() for file in (home / "graph_0_forward").iterdir()}
         assert {"graph.txt", "program.txt", "plan.txt", "host.py", "kernels_0.cpp"} == set(files)
-        assert "softmax" in files["graph.txt"] or "exp" in files["graph.txt"]
-        assert "def call(args):" in files["host.py"]
+        assert "aten.mm" in files["graph.txt"] and "def call(args):" in files["host.py"]
+
+
+def test_other_logs_of_pytorch_print_no_sources() -> None:
+    log = torch_records.output_code_log()
+    assert log is not None and not torch_records.is_output_code_wanted()
+    torch._logging.set_logs(output_code=True)
+    try:
+        assert torch_records.is_output_code_wanted()
+    finally:
+        torch._logging.set_logs()
+    assert not torch_records.is_output_code_wanted()
 
 
 def test_levels_and_unknown_channels() -> None:
