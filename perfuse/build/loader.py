@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import errno
 import hashlib
 import itertools
 import os
 from functools import cache
 from pathlib import Path
-from threading import Lock
 
 import torch
 
@@ -60,21 +60,20 @@ def _share_openmp_runtime() -> tuple[ctypes.CDLL, ...]:
 
 
 # By content: the same library is mapped once, and a changed one is never taken for the old.
+# No lock: two threads may both load it and one is kept, and a fork leaves nothing locked.
 _loaded: dict[str, ctypes.CDLL] = {}
-_turn = Lock()
 _serials = itertools.count(1)
 
 
 def load_library(data: bytes) -> ctypes.CDLL:
     """Load a shared library from its bytes; LibraryDamaged where they are not one."""
     digest = hashlib.sha256(data).hexdigest()
-    with _turn:
-        found = _loaded.get(digest)
-        if found is None:
-            check_library(data)
-            _share_openmp_runtime()
-            found = _loaded[digest] = _load(data, digest)
-        return found
+    found = _loaded.get(digest)
+    if found is None:
+        check_library(data)
+        _share_openmp_runtime()
+        found = _loaded.setdefault(digest, _load(data, digest))
+    return found
 
 
 def _load(data: bytes, digest: str) -> ctypes.CDLL:
@@ -98,10 +97,17 @@ def _from_memory(data: bytes, digest: str) -> ctypes.CDLL:
     try:
         write_all(fd, data)
         system().seal(fd)
+        _check_size(system().fstat(fd), data)
         return system().dlopen(f"/proc/self/fd/{_spelled(next(_serials))}{fd}")
     finally:
         with contextlib.suppress(OSError):
             system().close(fd)
+
+
+def _check_size(status: os.stat_result, data: bytes) -> None:
+    """Loading a library that lost its end does not fail: it ends the process."""
+    if status.st_size != len(data):
+        raise OSError(errno.EIO, f"{status.st_size} bytes were kept of {len(data)}")
 
 
 def _spelled(serial: int) -> str:
@@ -116,6 +122,7 @@ def _spelled(serial: int) -> str:
 def _from_file(data: bytes, path: Path) -> ctypes.CDLL:
     try:
         write_file(path, data)
+        _check_size(system().lstat(path), data)
         return system().dlopen(str(path))
     finally:
         remove_tree(path)  # what is mapped stays
