@@ -100,11 +100,16 @@ template <class S> PF_FN raw<S> raw_at(const S* p) {
 }
 template <class S> PF_FN void put_raw(S* p, raw<S> r) { __builtin_memcpy(p, &r, sizeof r); }
 
-// A vector from f(0), f(1), ..., in two halves: g++ puts 16 scalars together through memory otherwise.
+// A vector from f(0), f(1), ..., in two halves: g++ puts 16 scalars together through memory otherwise. Written out, not
+// looped over: storing lanes one by one into a hundred such vectors costs g++ five seconds of alias analysis.
 template <class T, class F> PF_FN vec<T> from_lanes(F f) {
-  struct { typename vec_n<T, lanes / 2>::type half[2]; } r;
-  for (int h = 0; h < 2; h++)
-    for (int i = 0; i < lanes / 2; i++) r.half[h][i] = f(h * (lanes / 2) + i);
+  using half = typename vec_n<T, lanes / 2>::type;
+  struct { half low, high; } r;
+  if constexpr (lanes == 8) {
+    r = {half{f(0), f(1), f(2), f(3)}, half{f(4), f(5), f(6), f(7)}};
+  } else {
+    r = {half{f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)}, half{f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15)}};
+  }
   return bits_as<vec<T>>(r);
 }
 
