@@ -301,6 +301,12 @@ def ambient_state() -> tuple[Any, ...]:
     )
 
 
+def numeric_state() -> str:
+    """The global switches that compiling an ATen graph reads: dtypes it fills in, and how constants
+    are folded."""
+    return f"default dtype {torch.get_default_dtype()} flushes {_flushes_denormals()}"
+
+
 def _flushes_denormals() -> bool:
     """Whether this thread's arithmetic, and with it folded constants, loses denormal numbers."""
     return sys.float_info.min / 2 == 0.0

@@ -18,7 +18,11 @@ from typing import Any
 
 import torch
 
+from perfuse.forking import ForkLock
+
 Function = Callable[..., Any]
+
+_TURN = ForkLock()  # what is put aside meanwhile is the process's
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def call_isolated(
     """
     own = partial(backend)  # equal to no other backend, so that it shares no cache entry
     codes: list[types.CodeType] = []
-    with _own_frame_state(), _seeing(codes):
+    with _TURN, _own_frame_state(), _seeing(codes):
         try:
             compiled: Function = torch.compile(
                 _with_own_code(fn),

@@ -14,7 +14,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.graph.facts import GIVEN_UP, SECOND
-from perfuse.torch_compat import OpOverload, raw_bytes, sym_expression, symbol_facts
+from perfuse.torch_compat import (
+    OpOverload,
+    numeric_state,
+    raw_bytes,
+    sym_expression,
+    symbol_facts,
+)
 from perfuse.torch_guards import graph_assumptions
 
 MAX_CONSTANT_BYTES = 64 << 20
@@ -38,8 +44,7 @@ def aten_text(module: GraphModule) -> str:
         value = spell_value(node.meta.get("val"))
         lines.append(f"{spell_node(node, numbers, module, aten_target)} : {value}")
     values = [node.meta.get("val") for node in module.graph.nodes]
-    ambient = f"default dtype {torch.get_default_dtype()}"
-    return "\n".join([*lines, *symbol_facts(values), *graph_assumptions(values), ambient])
+    return "\n".join([*lines, *symbol_facts(values), *graph_assumptions(values), numeric_state()])
 
 
 def spell_node(
