@@ -7,7 +7,7 @@ python -m tests.sweep.run --sample
 Families: PyTorch's own databases of modules and optimisers, timm, torchvision, diffusers and
 transformers. Nothing is downloaded: weights are random. A family that is not installed is skipped.
 Rows already in the results are left out, so that a run goes on where the last one stopped. Where
-there is no network, packages that `pip install --target .device_deps` put there are used.
+there is no network, packages in the folder `.sweep_deps` are used.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.harness.backend import worker_environment
-from tests.harness.devices import use_carried_packages
 from tests.harness.pool import Result, Task, run_tasks
 from tests.sweep.families import FAMILIES
 from tests.sweep.judge import PEER
+from tests.sweep.packages import use_packages
 from tests.sweep.sample import SAMPLE
 
 Results = dict[str, dict[str, Any]]
@@ -54,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    use_carried_packages()
+    use_packages()
     arguments = parse_arguments()
     console = Console(width=None if sys.stdout.isatty() else 150)
     path = arguments.results

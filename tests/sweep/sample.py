@@ -6,7 +6,7 @@ SAMPLE = (
     "modules/BatchNorm2d/train",
     "modules/Conv2d/train",
     "modules/GroupNorm/train",
-    "modules/Transformer/eval",
+    "modules/AdaptiveAvgPool2d/train",
     "modules/GRU/train",
     "optimisers/Adam-for_loop-0/float_lr",
     "optimisers/SGD-foreach-1/float_lr",

@@ -9,11 +9,13 @@ from torch import nn
 from tests.harness.backend import default_backend
 from tests.sweep import judge
 from tests.sweep.families import FAMILIES
+from tests.sweep.packages import use_packages
 from tests.sweep.run import is_ours, rows_of, skips, table_of
 from tests.sweep.sample import SAMPLE
 from tests.sweep.subject import NotMade, Subject, noise, variant_of
 from tests.sweep.worker import swept
 
+use_packages()
 ROWS, MISSING = rows_of(list(FAMILIES))
 
 

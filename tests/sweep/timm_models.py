@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.sweep.packages import import_torchvision
 from tests.sweep.subject import (
     NotMade,
     Subject,
@@ -18,7 +19,6 @@ from tests.sweep.subject import (
     variant_of,
     why,
 )
-from tests.sweep.torchvision_models import import_torchvision
 
 MAX_PARAMETERS = 40_000_000
 BATCH = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.sweep.packages import import_torchvision
 from tests.sweep.subject import NotMade, Subject, deterministic, noise, stirred, variant_of
 
 # name: the shape of its input
@@ -53,20 +54,6 @@ LEFT_OUT = {
     "quantized_resnet18": "quantised: eager and compiled modules differ by design",
     "mvit_v1_b": "its smallest input, 16 images of 224 x 224, takes minutes in float64",
 }
-
-
-def import_torchvision() -> None:
-    """A build for another PyTorch lacks its C++ ops; models that need none of them run without."""
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                torch.library.define(f"torchvision::{name}", schema)
-        import torchvision  # noqa: F401
 
 
 def names() -> list[str]:

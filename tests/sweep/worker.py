@@ -7,10 +7,11 @@ import warnings
 
 import torch
 
-from tests.harness.devices import keep_all_bits, use_carried_packages
+from tests.harness.devices import keep_all_bits
 from tests.harness.pool import RETIRE, Result, Task, serve
 from tests.sweep.families import FAMILIES
 from tests.sweep.judge import judged
+from tests.sweep.packages import use_packages
 from tests.sweep.subject import NotMade
 
 MAX_ROWS = 16  # compiled code and modules grow: a process is for a few
@@ -32,7 +33,7 @@ def swept(row: str, backend: str) -> Result:
 
 
 if __name__ == "__main__":
-    use_carried_packages()
+    use_packages()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     keep_all_bits()
