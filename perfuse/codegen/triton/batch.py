@@ -25,6 +25,8 @@ from perfuse.schedule.plan import Batch, Kernel, Part
 
 # Arguments of one launch: 4 KiB are what every driver takes.
 _MOST_ARGUMENTS = 480
+# Words of the table that one block stores.
+_STORES = 48
 # Elements that a block handles at a time, and the most that it takes in all.
 _STEP, _MOST_ELEMENTS = 1024, 8192
 _BLOCKS_PER_PROCESSOR = 16
@@ -251,21 +253,27 @@ class _Table:
         return [*found, range(start, len(self.entries))]
 
     def text(self, chunk: range, aligned: frozenset[str]) -> KernelText:
-        """A launch that stores a run of entries."""
+        """A launch that stores a run of entries, each block some of them."""
         names: dict[str, str] = {}
         w = Writer(1)
-        for number in chunk:
-            entry = self.entries[number]
-            if entry.buffer is None:
-                w.line(f"tl.store(w0 + {number}, {entry.number})")
-                continue
-            name = names.setdefault(entry.buffer, f"a{len(names)}")
-            moved = f" + {entry.number}" if entry.number else ""
-            w.line(f"tl.store(w0 + {number}, {name}{moved})")
+        w.line("program = tl.program_id(0)")
+        for start in range(chunk.start, chunk.stop, _STORES):
+            with w.indented(f"if program == {(start - chunk.start) // _STORES}:"):
+                for number in range(start, min(start + _STORES, chunk.stop)):
+                    w.line(f"tl.store(w0 + {number}, {self._word(number, names)})")
+        num_blocks = -(-len(chunk) // _STORES)
         parameters = (*((name, "i64") for name in names.values()), ("w0", "*i64"))
         promised = frozenset(n for b, n in names.items() if self.named[b] in aligned)
         scratch = self.scratch()
         return KernelText(
-            parameters, w.text(), (*names, scratch.name), (), (1, 1, 1), Tile("flat", 1, 1, 1),
+            parameters, w.text(), (*names, scratch.name), (), (num_blocks, 1, 1),
+            Tile("flat", 1, 1, 1),
             (scratch,), False, promised,
         )  # fmt: skip
+
+    def _word(self, number: int, names: dict[str, str]) -> str:
+        entry = self.entries[number]
+        if entry.buffer is None:
+            return str(entry.number)
+        name = names.setdefault(entry.buffer, f"a{len(names)}")
+        return f"{name} + {entry.number}" if entry.number else name
