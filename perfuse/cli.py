@@ -20,7 +20,7 @@ from perfuse.build.compiler import cache_folder, open_store
 from perfuse.build.folders import check_usable
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.cli_artefact import app as artefact_app
-from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function
+from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function, mistake
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.gpu import gpu_of_device
@@ -251,6 +251,9 @@ def main() -> None:
         app()
     except PerfuseError as error:
         console.print(f"error: {error}", style="red", markup=False)
+        sys.exit(1)
+    except Exception as error:
+        console.print(f"error: {mistake(error)}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import typer
 from rich.console import Console
 
+MOST_LINES = 12
+# What is not the user's: PyTorch, Perfuse, other packages, and Python's own library.
+LIBRARIES = (
+    str(Path(__file__).parent),
+    str(Path(torch.__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 console = Console()
 
 FUNCTION = typer.Argument(help="module:function, or path/to/file.py:function")
@@ -59,6 +69,27 @@ def _loaded(place: str) -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def mistake(error: Exception) -> str:
+    """An exception of the user's own code in a few lines: what it says, and where it is there."""
+    said = str(error).strip().splitlines()
+    lines = [f"{type(error).__name__}: {said[0] if said else '(no message)'}", *said[1:MOST_LINES]]
+    if len(said) > MOST_LINES:
+        lines.append(f"... ({len(said) - MOST_LINES} more lines)")
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError):  # whose place is not in the traceback
+        frames.append(
+            traceback.FrameSummary(
+                str(error.filename), error.lineno, "the module", line=(error.text or "").strip()
+            )
+        )
+    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
+    for frame in own[-MOST_LINES:]:
+        lines.append(f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}")
+    advice = "call the function without Perfuse to see where it fails."
+    lines.append(f"  what to do: {advice if own else 'please report it: this looks like a bug.'}")
+    return "\n".join(lines)
 
 
 def fail(message: str) -> NoReturn:

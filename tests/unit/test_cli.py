@@ -122,6 +122,54 @@ def test_mistakes_are_lines_not_traces(
     assert told in shown.replace("\n", " ") and "Traceback" not in shown
 
 
+MISTAKES = {
+    "in the function": (
+        "def function(x):\n    return x @ torch.ones(3, 3)\n",
+        "x @ torch.ones(3, 3)",
+    ),
+    "in the arguments": (
+        "def example_args():\n    return torch.zeros(2)[7]\n",
+        "torch.zeros(2)[7]",
+    ),
+    "in the module": ("print(undefined_name)\n", "undefined_name"),
+    "in the syntax": ("def broken(:\n", "broken"),
+    "without end": ("def example_args():\n    return example_args()\n", "RecursionError"),
+    "without message": ("def example_args():\n    raise KeyError\n", "KeyError"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_users_own_mistake_is_a_few_lines(
+    mistake: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = tmp_path / "mistaken.py"
+    text, told = MISTAKES[mistake]
+    script.write_text(SCRIPT + text)
+    monkeypatch.setattr("sys.argv", ["perfuse", "explain", f"{script}:function"])
+    with perfuse.testing.fresh_cache(), pytest.raises(SystemExit) as ended:
+        main()
+    shown = "".join(capsys.readouterr())
+    assert ended.value.code == 1
+    assert told in shown and "mistaken.py" in shown and "what to do" in shown
+    assert "Traceback" not in shown and len(shown.splitlines()) <= 40
+
+
+def test_cache_info_counts_entries_only() -> None:
+    with perfuse.testing.fresh_cache() as folder:
+        run("cache", "info")
+        entries = folder / "perfuse-v1" / "entries"
+        entries.mkdir(exist_ok=True)
+        (entries / "stray.txt").write_text("not yours")
+        (entries / "empty").mkdir()
+        (entries / "loop").symlink_to("loop")
+        assert "0 entries" in run("cache", "info")
+        assert "0 entries removed" in run("cache", "clear")
+        assert sorted(p.name for p in entries.iterdir()) == ["empty", "loop", "stray.txt"]
+
+
 def test_cache_info_and_clear() -> None:
     with perfuse.testing.fresh_cache():
         assert "entries" in run("cache", "info")
