@@ -1,4 +1,4 @@
-# The two commands to know: `make demo` shows it, `make test` proves it.
+# The two commands to know: `make demo` to try it, `make test` to test it.
 
 PYTHON ?= python3
 TORCH ?= 2.13.0

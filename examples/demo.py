@@ -44,6 +44,17 @@ class Block(nn.Module):
         return x + hidden
 
 
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block() for _ in range(LAYERS)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 @dataclass
 class Contestant:
     name: str
@@ -56,7 +67,7 @@ class Contestant:
 def main() -> None:
     console = Console()
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(LAYERS))).eval()
+    model = Model().eval()
     x = torch.randn(BATCH, LENGTH, WIDTH)
     with tempfile.TemporaryDirectory() as cache, torch.no_grad(), progress_bar(console) as progress:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache

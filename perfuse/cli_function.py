@@ -64,7 +64,7 @@ def _imported(place: str) -> Any:
 def _loaded(place: str) -> Any:
     spec = importlib.util.spec_from_file_location(Path(place).stem, place)
     if spec is None or spec.loader is None or not Path(place).exists():
-        fail(f"{place} is no Python file")
+        fail(f"{place} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -462,7 +462,7 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, type) or inspect.isgeneratorfunction(function):
             raise ConfigError(
-                f"config.patch cannot decorate {function.__name__!r}: it is no plain function",
+                f"config.patch cannot decorate {function.__name__!r}: it is not a plain function",
                 hint="decorate its methods, or write `with perfuse.config.patch(...)` inside of it",
             )
         if inspect.iscoroutinefunction(function):

@@ -137,7 +137,7 @@ def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finishe
 
 
 def _not_loaded(args: list[Any]) -> tuple[Any, ...]:
-    raise PerfuseError("this was generated for a machine that may not be this one")
+    raise PerfuseError("this graph was cross-compiled and cannot run here")
 
 
 def _measured_tiles(plan: Plan, context: Context) -> dict[str, Tile]:

@@ -72,7 +72,9 @@ def _of_text(text: str) -> Budget:
     if unit == "%":
         return _of_fraction(float(number) / 100)
     if unit not in UNITS:
-        raise ValueError(f"{found.group(2)!r} is no unit of memory: use KB, MB, GB, KiB, MiB, GiB")
+        raise ValueError(
+            f"{found.group(2)!r} is not a unit of memory: use KB, MB, GB, KiB, MiB, GiB"
+        )
     if unit == "" and "." in number:
         return _of_fraction(float(number))
     return _of_bytes(round(float(number) * UNITS[unit]) if "." in number else _whole(number, unit))

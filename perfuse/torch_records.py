@@ -29,7 +29,8 @@ def module_path(node: Any) -> str:
     paths = [str(entry[0]) for entry in stack.values() if isinstance(entry, tuple)]
     if not paths:
         return ""
-    root, _, rest = re.sub(r"\['?([^'\]]+)'?\]", r".\1", paths[-1])[2:].partition(".")
+    dotted = re.sub(r"\['?([^'\]]+)'?\]", r".\1", paths[-1])[2:]
+    root, _, rest = re.sub(r"\b(_modules|_orig_mod)\.", "", dotted).partition(".")
     # What is compiled is not part of the name, unless it is a function that calls the module.
     is_whole = root in ("self", "fn") or (f"L['{root}']" not in paths and paths[0][0] == "L")
     return rest if is_whole else f"{root}.{rest}".rstrip(".")

@@ -32,7 +32,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def observers() -> tuple[Observer, ...]:
-    """Those who look on here and now."""
+    """Observers of compiles active in this context."""
     return _observers.get()
 
 
@@ -47,5 +47,5 @@ def observing_cuts(observer: CutObserver) -> Iterator[None]:
 
 
 def cut_observers() -> tuple[CutObserver, ...]:
-    """Those who look on at cuts here and now."""
+    """Observers of cuts active in this context."""
     return _cut_observers.get()

@@ -1,1 +1,1 @@
-"""What was compiled, told to people: `explain` and its printed and HTML forms."""
+"""Reports of what was compiled: `explain` as a screen, as stages and as an HTML page."""

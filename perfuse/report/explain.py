@@ -1,4 +1,4 @@
-"""`explain`: compile a function anew, look on, and tell."""
+"""`explain`: compile a function anew and report what it became."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfuse.torch_records import dynamo_events
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """What `fn` compiles to when called so: it is called once, forward, and backward if it can be.
+    """Explain what `fn` compiles to with these arguments; it runs once, with its backward if any.
 
     A function that is compiled already is explained with its own mode and options; it stays
     compiled, as do all others.

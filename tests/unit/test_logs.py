@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
@@ -19,23 +20,20 @@ from perfuse.errors import ConfigWarning
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
-import sys, torch
+import torch
 weight = torch.randn(8, 8, requires_grad=True)
 def function(x):
     return torch.linalg.svdvals(torch.relu(x @ weight).softmax(0)).sum()
-if "basic" in sys.argv:
-    import logging
-    logging.basicConfig(level=logging.INFO, format="root %(name)s %(message)s", stream=sys.stderr)
 torch.compile(function, backend="perfuse")(torch.ones(4, 8)).backward()
 """
 
 
-def run(folder: Path, *words: str, **variables: str) -> str:
+def run(folder: Path, **variables: str) -> str:
     """What a program writes to stderr under these variables."""
     own = {"PERFUSE_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT), **variables}
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("TORCH", "PERFUSE"))}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-c", PROGRAM],
         cwd=folder, env={**kept, **own}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -59,9 +57,16 @@ def test_channels_on_request(tmp_path: Path) -> None:
     assert "build.cache" not in second and "[perfuse.fusion]" not in second
 
 
-def test_a_program_with_handlers_of_its_own(tmp_path: Path) -> None:
-    text = run(tmp_path, "basic", PERFUSE_LOG="fusion")
-    assert "root perfuse.fusion " in text and "[perfuse.fusion]" not in text, "not twice"
+def test_a_program_with_handlers_of_its_own_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, stream = logs._Stderr(), io.StringIO()
+    handler.setStream(stream)
+    record = logging.LogRecord("perfuse.fusion", logging.INFO, "", 0, "3 kernels", (), None)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+    handler.handle(record)
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    handler.handle(record)
+    assert stream.getvalue() == "3 kernels\n"
 
 
 def test_sources_are_where_people_look(tmp_path: Path) -> None:
