@@ -1,12 +1,13 @@
-"""`GuardRow`: what a host program that checks its memory says of each buffer of the arena."""
+"""Host programs that watch their memory: the lines they add, and what they say of the arena."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import to_torch
-from perfuse.schedule.memory import num_bytes, touched
+from perfuse.schedule.memory import num_bytes, output_buffers, touched
 from perfuse.schedule.plan import Plan
 
 
@@ -34,3 +35,46 @@ def guard_rows(plan: Plan, turns: Mapping[int, int]) -> Iterator[GuardRow]:
         assert size is not None, "arena buffers have known sizes"
         kind, when = str(to_torch(buffer.dtype)), used[name]
         yield GuardRow(name, plan.places[name], size, kind, min(when), max(when))
+
+
+class WatchedMemory:
+    """The part of a host program's writer that makes memory, and has it watched where asked."""
+
+    allocator = "empty_strided"  # the function of the host program that makes a tensor
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.w = Writer(1)
+        self.leaving = output_buffers(plan.program)
+        self.ready: set[str] = set()
+        self.turn = 0  # segments and calls so far
+        self.turns: dict[int, int] = {}  # the turn of each step
+
+    def _memory(self, name: str, layout: str) -> str:
+        """New memory of a shape, strides and a dtype."""
+        if self.plan.is_guarded:
+            return f"memory.empty({name!r}, {layout})"
+        return f"{self.allocator}({layout})"
+
+    def _watch(self) -> None:
+        """At entry: what poisons and watches the memory of this call."""
+        if self.plan.is_guarded:
+            self.w.line("memory = guard(frame)")
+
+    def _turn(self, line: str, what: str) -> None:
+        """A line that runs a segment or a call, and what surrounds it."""
+        if self.plan.is_guarded:
+            self.w.line(f"memory.before({self.turn})")
+        self.w.line(line)
+        if self.plan.is_guarded:
+            self.w.line(f"memory.after({self.turn}, {what!r})")
+        self.turn += 1
+
+    def _plain_results(self) -> None:
+        """Before leaving: results as tensors that own their memory."""
+        if self.plan.is_guarded:
+            for name in sorted(self.leaving & self.ready & self.plan.program.buffers.keys()):
+                self.w.line(f"{name} = memory.result({name})")
+
+    def _guards(self) -> tuple[GuardRow, ...]:
+        return tuple(guard_rows(self.plan, self.turns)) if self.plan.is_guarded else ()

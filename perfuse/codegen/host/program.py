@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from perfuse.codegen.cpp.unit import CppSources, Segment
-from perfuse.codegen.host.guards import GuardRow, guard_rows
+from perfuse.codegen.host.guards import GuardRow, WatchedMemory
 from perfuse.codegen.host.tables import GpuTables
-from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Atom, Dim, Index
@@ -24,7 +23,6 @@ from perfuse.schedule.memory import (
     first_and_last,
     is_forgotten_early,
     leading_inputs,
-    output_buffers,
     touched,
 )
 from perfuse.schedule.plan import Kernel, Plan, Step
@@ -64,21 +62,16 @@ def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) ->
     return _CpuWriter(plan, sources, keeps_frames).run()
 
 
-class HostWriter:
+class HostWriter(WatchedMemory):
     """What host programs of every device have in common: entry, calls, windows on memory."""
 
-    allocator = "empty_strided"
-
     def __init__(self, plan: Plan, pointers: tuple[str, ...], sizes: tuple[str, ...]) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self.program = plan.program
         self.sizes = sizes
         self.places = {name: k + 1 for k, name in enumerate(pointers)}
-        self.leaving = output_buffers(self.program)
         self.windows: dict[Window, int] = {}
-        self.w = Writer(1)
         _, self.last_use = first_and_last(map(touched, plan.steps))
-        self.ready: set[str] = set()
         self.held = {
             name
             for name in self.program.given_up
@@ -87,8 +80,6 @@ class HostWriter:
             and is_forgotten_early(self.program.buffers[name], plan.thresholds.forget_bytes)
         }
         self.known_symbols: set[str] = set()
-        self.turn = 0  # segments and calls so far
-        self.turns: dict[int, int] = {}  # the turn of each step
 
     # -- entry -----------------------------------------------------------------------------
 
@@ -195,37 +186,6 @@ class HostWriter:
     def _empty(self, buffer: Buffer) -> str:
         dims = f"{self._dims(buffer.shape)}, {self._dims(buffer.strides)}"
         return self._memory(buffer.name, f"{dims}, {to_torch(buffer.dtype)}")
-
-    def _memory(self, name: str, layout: str) -> str:
-        """New memory of a shape, strides and a dtype."""
-        if self.plan.is_guarded:
-            return f"memory.empty({name!r}, {layout})"
-        return f"{self.allocator}({layout})"
-
-    # -- memory that is watched --------------------------------------------------------------
-
-    def _watch(self) -> None:
-        """At entry: what poisons and watches the memory of this call."""
-        if self.plan.is_guarded:
-            self.w.line("memory = guard(frame)")
-
-    def _turn(self, line: str, what: str) -> None:
-        """A line that runs a segment or a call, and what surrounds it."""
-        if self.plan.is_guarded:
-            self.w.line(f"memory.before({self.turn})")
-        self.w.line(line)
-        if self.plan.is_guarded:
-            self.w.line(f"memory.after({self.turn}, {what!r})")
-        self.turn += 1
-
-    def _plain_results(self) -> None:
-        """Before leaving: results as tensors that own their memory."""
-        if self.plan.is_guarded:
-            for name in sorted(self.leaving & self.ready & self.program.buffers.keys()):
-                self.w.line(f"{name} = memory.result({name})")
-
-    def _guards(self) -> tuple[GuardRow, ...]:
-        return tuple(guard_rows(self.plan, self.turns)) if self.plan.is_guarded else ()
 
     def _set_pointer(self, name: str) -> None:
         self.w.line(f"P[{self.places[name]}] = {name}.data_ptr()")
