@@ -272,6 +272,7 @@ def ambient_state() -> tuple[Any, ...]:
         for name in devices
     ]
     from torch._functorch import config as functorch_config
+    from torch.fx.experimental import _config as fx_config
 
     backends: Any = torch.backends
     cudnn, mkldnn, cuda, einsum = (
@@ -297,7 +298,7 @@ def ambient_state() -> tuple[Any, ...]:
         (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
         (einsum.enabled, einsum.strategy) if einsum.is_available() else None,
         _flushes_denormals(),
-        functorch_config.get_hash().hex(),
+        [config.get_hash().hex() for config in (functorch_config, fx_config)],
     )
 
 

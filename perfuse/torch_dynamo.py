@@ -48,8 +48,8 @@ def compiled_as(fn: Function) -> CompiledAs:
         _original(fn),
         getattr(backend, "compiler_fn", backend),
         dict(getattr(backend, "kwargs", {})),
-        context._dynamic,
-        bool(context.fullgraph),
+        getattr(context, "_dynamic", None),
+        bool(getattr(context, "fullgraph", False)),
     )
 
 
