@@ -163,5 +163,10 @@ CORPUS: dict[str, Row] = {
         ("t0",),
     ),
     "constant_expanded": ((TABLE,), ("t0 = x0 + torch.tensor(0.5).expand(1)",), ("t0",)),
+    "product_with_its_flip": (
+        (SQUARE, SQUARE),
+        ("t0 = x0 @ x1", "t1 = t0 * 0.1 + t0.flip(0)", "t2 = t1 @ x1"),
+        ("t2",),
+    ),
     "alias_and_result": ((TABLE,), ("t0 = x0.sin()", "t1 = x0.narrow(0, 1, 2)"), ("t0", "t1")),
 }

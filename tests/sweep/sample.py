@@ -13,6 +13,6 @@ SAMPLE = (
     "timm/test_resnet/train_channels_last",
     "timm/test_vit/train",
     "torchvision/squeezenet1_1/train_channels_last",
-    "diffusers/UNet2DModel/train",
+    "diffusers/AutoencoderTiny/train",
     "transformers/bert/eval",
 )
