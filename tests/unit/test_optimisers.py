@@ -38,7 +38,7 @@ CASES = (
     Case("AdamW"),
     Case("AdamW", {"foreach": True, "amsgrad": True, "maximize": True}),
     Case("Adam", {"amsgrad": True, "weight_decay": 0.1}),
-    Case("Adam", {"foreach": True, "lr": torch.tensor(0.01)}),
+    Case("Adam", {"lr": torch.tensor(0.01)}),
     Case("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     Case("SGD", {"lr": 0.1, "momentum": 0.9, "foreach": True}),
     Case("RMSprop", {"centered": True, "momentum": 0.5, "foreach": True}),
@@ -67,6 +67,7 @@ def parameters(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> list[
 
 def after_steps(case: Case, params: list[Tensor], backend: Any = None) -> list[Tensor]:
     optimiser = case.make(params)
+    optimiser.step()  # makes the state: a graph of its own where it is compiled
     step: Callable[[], Any] = optimiser.step
     if backend is not None:
         torch._dynamo.reset()
@@ -79,16 +80,14 @@ def after_steps(case: Case, params: list[Tensor], backend: Any = None) -> list[T
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_step_matches_eager(case: Case) -> None:
     counting = Counting("perfuse")
+    # Adafactor divides by the number of elements.
+    shapes = tuple(s for s in SHAPES if 0 not in s or case.name != "Adafactor")
     with fresh_cache(), perfuse.config.patch({"verify": True}):
-        got = after_steps(case, parameters(SHAPES, torch.float32), counting)
-    eager = after_steps(case, parameters(SHAPES, torch.float32))
-    exact = after_steps(case, parameters(SHAPES, torch.float64))
-    assert counting.num_graphs == 1 or case.name in SEVERAL_GRAPHS
+        got = after_steps(case, parameters(shapes, torch.float32), counting)
+    eager = after_steps(case, parameters(shapes, torch.float32))
+    exact = after_steps(case, parameters(shapes, torch.float64))
+    assert counting.num_graphs == 1
     assert_as_good_as_eager(got, eager, exact)
-
-
-# Their first step has state to make, or their Python looks at a count.
-SEVERAL_GRAPHS: tuple[str, ...] = ()
 
 
 # -- kernels ---------------------------------------------------------------------------------
