@@ -92,10 +92,7 @@ def load_graph(key: str, context: Context) -> Executable | None:
         return None
     try:
         call = _bound(saved, built, context)
-    except (
-        PerfuseError,
-        *MALFORMED,
-    ) as error:  # whole, and still it does not work: it is built anew
+    except (PerfuseError, *MALFORMED) as error:  # whole, and still it does not work
         LOG.warning("entry %s does not load: %s", key, error)
         store.discard(key)
         if built is not None:

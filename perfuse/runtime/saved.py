@@ -61,8 +61,8 @@ def read_program(read: Callable[[str], bytes]) -> SavedProgram:
             _host_of(document["host"]),
             document["library"],
             unpack_tensors(document["constants"], read(CONSTANTS)),
-            document["counts"],
-            document["plan"],
+            {str(name): int(n) for name, n in document["counts"].items()},
+            str(document["plan"]),
         )
     except MALFORMED as error:
         raise CacheDamaged(f"not a saved program: {type(error).__name__}: {error}") from error

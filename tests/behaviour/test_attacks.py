@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.graph_cache import load_or_compile
-from perfuse.system import System, replaced
+from perfuse.system import System, replaced, system
 from perfuse.target import find_compiler, host_target
 from tests.harness.faults import Double, Fault
 from tests.harness.processes import NOBODY, in_child
@@ -57,19 +58,25 @@ MODULE = make_fx(lambda x: (function(x),), tracing_mode="fake")(X)
 class Scene:
     """The victim's cache in a folder with parents, and the attacker's copy of it."""
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, mark: Path) -> None:
         self.top = top
         self.parent = top / "parent"
         self.cache = self.parent / "cache"
         self.named = self.cache  # what the victim's settings say
-        self.evil, self.mark = top / "evil", top / "marks" / "mark"
-        for path in (self.parent, self.cache, self.mark.parent):
-            path.mkdir()
-        top.chmod(0o755)
-        self.mark.parent.chmod(0o777)
+        self.evil, self.mark = top / "evil", mark
         self.context = self.new_context()
-        self.run()
-        self._make_evil()
+
+    @staticmethod
+    def made(top: Path, mark: Path) -> Scene:
+        """One in which nothing has happened yet."""
+        scene = Scene(top, mark)
+        top.chmod(0o755)
+        scene.cache.mkdir(parents=True)
+        mark.parent.mkdir()
+        mark.parent.chmod(0o777)
+        scene.run()
+        scene._make_evil()
+        return scene
 
     @property
     def root(self) -> Path:
@@ -85,8 +92,11 @@ class Scene:
         return Context(host_target(settings), settings, Counters())
 
     def run(self) -> Tensor:
+        """What the victim does, with a compiler that answers at once."""
         loader._loaded.clear()
-        return load_or_compile(MODULE, self.context).call([X])[0]
+        is_watched = type(system()) is not System
+        with nullcontext() if is_watched else replaced(Double()):
+            return load_or_compile(MODULE, self.context).call([X])[0]
 
     def is_pwned(self) -> bool:
         return self.mark.exists()
@@ -325,11 +335,21 @@ def _file_hard_link(scene: Scene) -> None:
             os.link(scene.evil / "entries" / entry.name / file.name, file)
 
 
+@pytest.fixture(scope="module")
+def untouched() -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder)
+        yield Scene.made(top, top / "marks" / "mark")
+
+
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+def scene(untouched: Scene) -> Iterator[Scene]:
+    untouched.mark.unlink(missing_ok=True)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield Scene(Path(folder))
+        subprocess.run(["cp", "-a", f"{untouched.top}/.", folder], check=True)
+        yield Scene(Path(folder), untouched.mark)
 
 
 @pytest.mark.parametrize("is_open_before", [False, True], ids=["new store", "open store"])
@@ -411,7 +431,7 @@ def test_temporary_folders_that_others_can_exchange_are_not_used(
     assert list(folders.private_folders()) == []
 
 
-def test_what_is_loaded_cannot_be_changed_any_more() -> None:
+def test_what_is_loaded_cannot_be_changed_any_more(scene: Scene) -> None:
     """The very bytes that were checked are loaded, from memory that nobody can write."""
     seen: list[int] = []
 
@@ -427,10 +447,8 @@ def test_what_is_loaded_cannot_be_changed_any_more() -> None:
                     os.close(fd)
             return super().dlopen(path)
 
-    with tempfile.TemporaryDirectory() as folder:
-        scene = Scene(Path(folder))
-        with replaced(Looking()):
-            scene.run()
+    with replaced(Looking()):
+        scene.run()
     assert len(seen) == 1
 
 
