@@ -26,6 +26,7 @@ BAND = 256  # bytes before and after a buffer that nobody may write to
 SLACK = 1024  # bytes by which arenas are larger, for a start anywhere in them
 _WATCHED_WHOLE = 1 << 22  # larger arenas are watched near the buffers in use
 _NEAR = 1 << 12
+_RECENT = 8  # tensors of their own that are looked at after every turn, all of them at the end
 
 _steps = itertools.count()
 
@@ -161,11 +162,16 @@ class Guard:
             offset = _first_written(self.arena[start:end])
             if offset is not None:
                 raise MemoryFault(what, self.layout.nearest(turn, start + offset))
-        for made in self.made.values():
+        for made in itertools.islice(reversed(self.made.values()), _RECENT):
             self._check(made, what)
         for row in self.layout.live(turn):
             if row.last == turn:
                 self.arena[row.offset : row.offset + row.num_bytes].fill_(UNWRITTEN)
+
+    def finish(self) -> None:
+        """At the end, look at every tensor that was made."""
+        for made in self.made.values():
+            self._check(made, "a step of the program")
 
     def _check(self, made: _Made, what: str) -> None:
         for start, end in ((0, made.start), (made.end, made.memory.numel())):

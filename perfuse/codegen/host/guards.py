@@ -73,6 +73,7 @@ class WatchedMemory:
     def _plain_results(self) -> None:
         """Before leaving: results as tensors that own their memory."""
         if self.plan.is_guarded:
+            self.w.line("memory.finish()")
             for name in sorted(self.leaving & self.ready & self.plan.program.buffers.keys()):
                 self.w.line(f"{name} = memory.result({name})")
 

@@ -8,8 +8,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.tables import GpuTables
+from perfuse.errors import ForkedGpuCall
+from perfuse.runtime import gpu
 
 STUB = Path(__file__).parent / "stub_driver.cpp"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -96,3 +102,12 @@ def test_what_arrives_at_a_kernel(compiler: str, tmp_path: Path) -> None:
     assert "illegal memory access" in got["error"]
     assert "cannot load the kernel k" in got["missing"]
     assert "262272 bytes of shared memory and 1024 threads a block" in got["large"]
+
+
+def test_a_forked_process_is_told_to_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = GpuTables("cuda:0", (), (), (), ())
+    host = HostSource("", 1, 1, 0, (), (), (), 0, (), (), tables)
+    monkeypatch.setattr(gpu, "is_forked", lambda: True)
+    take_frame = gpu._frames(host, SimpleNamespace(keeps_memory=False))  # type: ignore[arg-type]
+    with pytest.raises(ForkedGpuCall, match=r'what to do: .*"spawn"'):
+        take_frame(0)
