@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from perfuse.graph.aliases import Aliases, is_view
+from perfuse.graph.aliases import Aliases, is_view, users_through
 from perfuse.graph.facts import has_effects, is_sym, output_leaves
 from perfuse.graph.partition import Joint
 from perfuse.graph.saving.choose import user_policy
@@ -107,15 +107,8 @@ def _is_stored(node: Node, work: Work) -> bool:
         return False
     if work >= Work.PASS or _is_part(node):
         return True
-    return any(_reads_memory(user) for user in node.users)
-
-
-def _reads_memory(user: Node) -> bool:
-    if user.op == "output":
-        return True
-    if is_view(user):
-        return any(_reads_memory(after) for after in user.users)
-    return work_of(user) >= Work.PRODUCT
+    users = users_through(node, is_view)
+    return any(user.op == "output" or work_of(user) >= Work.PRODUCT for user in users)
 
 
 def _recomputable(joint: Joint, nodes: tuple[Node, ...], work: list[Work]) -> tuple[bool, ...]:

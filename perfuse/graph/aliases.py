@@ -5,7 +5,7 @@ rewrite that lets one value stand for another must still ask: would a result now
 an input or another result, or be overwritten? The answer is kept by classes of aliases.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,6 +32,20 @@ class _Class:
         self.has_output |= other.has_output
         self.is_mutated |= other.is_mutated
         self.is_seen |= other.is_seen
+
+
+def users_through(node: Node, is_view: Callable[[Node], bool]) -> Iterator[Node]:
+    """Yield the users of a value and of its views, without those views: chains may be long."""
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            if user in seen:
+                continue
+            seen.add(user)
+            if user.op != "output" and is_view(user):
+                pending.append(user)
+            else:
+                yield user
 
 
 def _nodes_in(value: Any) -> Iterable[Node]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from perfuse.graph.aliases import users_through
 from perfuse.graph.facts import is_same_tensor, tensor_of
 from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.rewrite import Builder, replace_calls
@@ -139,10 +140,8 @@ def _is_computed(node: Node) -> bool:
 
 def _is_kept(node: Node) -> bool:
     """It is a result of the graph, or goes to a call that wants it whole."""
-    return any(
-        user.op == "output" or user.target in _PRODUCTS or (_only_looks(user) and _is_kept(user))
-        for user in node.users
-    )
+    users = users_through(node, _only_looks)
+    return any(user.op == "output" or user.target in _PRODUCTS for user in users)
 
 
 def _only_looks(node: Node) -> bool:

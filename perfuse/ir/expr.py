@@ -95,7 +95,12 @@ class Expr:
 
     def text(self) -> str:
         """The expression as Python-like text, shared parts written out again."""
-        inner = ", ".join(a.text() for a in self.args)
+        known: dict[Expr, str] = {}
+        for e in post_order(self, lambda e: e.args, known.__contains__):
+            known[e] = e._text(", ".join(known[a] for a in e.args))
+        return known[self]
+
+    def _text(self, inner: str) -> str:
         if self.op == "const":
             return f"{self.attr!r}:{self.dtype}" if self.dtype is not DType.F32 else repr(self.attr)
         if self.op == "load":
@@ -205,6 +210,11 @@ def masked_load(buffer: str, index: Dim, dtype: DType, mask: Expr, fill: Expr) -
 def renamed_load(made: Expr, buffer: str, index: Dim) -> Expr:
     """The same load, masked or not, of another buffer."""
     return _make("load", made.args, made.dtype, (buffer, index))
+
+
+def load_at(read: Expr, index: Dim) -> Expr:
+    """The same load, masked or not, at another index."""
+    return _make("load", read.args, read.dtype, (read.attr[0], index))
 
 
 def index_value(index: Dim) -> Expr:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from perfuse.context import Context
+from perfuse.graph.aliases import users_through
 from perfuse.graph.facts import GIVEN_UP
 from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.storage_ops import Treatment, storage_treatment
@@ -499,26 +500,27 @@ def _is_shown_often(node: FxNode) -> bool:
 
 def _shown(node: FxNode) -> list[FxNode]:
     """Who wants to have a value in memory, itself or through views."""
-    found = []
-    for user in node.users:
-        if user.op != "output" and is_view_op(user.target):
-            found += _shown(user)
-        elif user.op == "output" or user.target in _PRODUCTS or user.target not in LOWERINGS:
-            found.append(user)
-    return found
+    return [
+        user
+        for user in users_through(node, _is_view)
+        if user.op == "output" or user.target in _PRODUCTS or user.target not in LOWERINGS
+    ]
+
+
+def _is_view(node: FxNode) -> bool:
+    return is_view_op(node.target)
+
+
+def _is_reshaped(node: FxNode) -> bool:
+    return _is_view(node) or node.target is torch.ops.aten._unsafe_view.default
 
 
 def _feeds_calls(node: FxNode) -> bool:
     """Whether a value goes, through views at most, only to calls that cannot take a formula."""
-    for user in node.users:
-        if user.op == "output":
-            continue
-        if is_view_op(user.target) or user.target is torch.ops.aten._unsafe_view.default:
-            if not _feeds_calls(user):
-                return False
-        elif user.target in LOWERINGS and user.target not in _PRODUCTS:
-            return False
-    return True
+    return all(
+        user.op == "output" or user.target not in LOWERINGS or user.target in _PRODUCTS
+        for user in users_through(node, _is_reshaped)
+    )
 
 
 _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}

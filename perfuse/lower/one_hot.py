@@ -30,9 +30,14 @@ def sum_of_one_hot(value: Expr, axis: Axis) -> Expr | None:
 
 
 def _terms(condition: Expr) -> list[Expr]:
-    if condition.op != "land":
-        return [condition]
-    return [term for part in condition.args for term in _terms(part)]
+    found, pending = [], [condition]
+    while pending:
+        term = pending.pop()
+        if term.op == "land":
+            pending += reversed(term.args)
+        else:
+            found.append(term)
+    return found
 
 
 def _place(term: Expr, axis: Axis) -> Expr | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from perfuse.codegen.cpp.batch import batch_tables, generate_batch
 from perfuse.codegen.cpp.kernel import KernelText, generate
+from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.context import Context
 from perfuse.ir.program import Extern
@@ -74,10 +75,11 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
             call = _batch_call(step, plan, context, functions, pointers, tables)
             pending.append((step.name, call, False))
             continue
-        text = generate(step, plan.program.buffers, context, read_again, plan.over)
+        kernel, starts = rebased(step, plan.over)
+        text = generate(kernel, plan.program.buffers, context, read_again, plan.over)
         key = f"({text.parameters}) {{\n{text.body}}}\n"
         name = functions.setdefault(key, f"kernel{len(functions)}")
-        call = _call(name, text, plan, pointers, sizes)
+        call = _call(name, text, plan, starts, pointers, sizes)
         pending.append((step.name, call, text.needs_status))
         if plan.is_guarded:
             flush()  # so that each kernel is checked by itself
@@ -87,12 +89,18 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
 
 
 def _call(
-    name: str, text: KernelText, plan: Plan, pointers: dict[str, int], sizes: dict[str, int]
+    name: str,
+    text: KernelText,
+    plan: Plan,
+    starts: dict[str, int],
+    pointers: dict[str, int],
+    sizes: dict[str, int],
 ) -> str:
     arguments = []
     for buffer in text.arguments:
         place = pointers.setdefault(buffer, len(pointers)) + 1
-        arguments.append(f"({STORAGE_TYPE[plan.program.buffers[buffer].dtype]}*)p[{place}]")
+        start = f" + {starts[buffer]}" if buffer in starts else ""
+        arguments.append(f"({STORAGE_TYPE[plan.program.buffers[buffer].dtype]}*)p[{place}]{start}")
     for symbol in text.symbols:
         arguments.append(f"s[{sizes.setdefault(symbol, len(sizes)) + 1}]")
     if text.needs_status:

@@ -1,0 +1,52 @@
+"""Kernels that read the same way from other starting points become equal: one function for all.
+
+A recurrence of thousands of steps, each on the next column of an input, is a hundred kernels that
+differ in the constant their reads start from. The constant goes into the pointer they are called
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Loop
+from perfuse.schedule.plan import Kernel
+
+
+def rebased(kernel: Kernel, over: Mapping[str, str]) -> tuple[Kernel, dict[str, int]]:
+    """The kernel with reads counted from the first constant, and that constant of each buffer.
+
+    Only for buffers that it just reads: others are told apart by the index they are written at.
+    """
+    written = {m.loop.out for m in kernel.members} | set(over) | set(over.values())
+    starts: dict[str, int] = {}
+    for member in kernel.members:
+        for read in member.loop.reads():
+            name, index = read.attr
+            starts[name] = min(starts.get(name, _constant(index)), _constant(index))
+    # A negative one is of a read under a mask: the pointer would lie before the buffer.
+    starts = {n: start for n, start in starts.items() if start > 0 and n not in written}
+    if not starts:
+        return kernel, starts
+
+    def moved(read: Expr) -> Expr:
+        name, index = read.attr
+        return ex.load_at(read, ix.add(index, -starts[name])) if name in starts else read
+
+    change = ex.Substitution({}, moved)
+    members = tuple(replace(m, loop=_changed(m.loop, change)) for m in kernel.members)
+    return replace(kernel, members=members), starts
+
+
+def _constant(index: Dim) -> int:
+    return index if isinstance(index, int) else index.const
+
+
+def _changed(loop: Loop, change: ex.Substitution) -> Loop:
+    value, index = change(loop.value), change.index(loop.index)
+    return Loop(loop.out, loop.axes, loop.kind, value, index, loop.origin)
