@@ -127,7 +127,7 @@ def measure(name: str, arguments: argparse.Namespace, sizes: str) -> dict[str, A
         first[kind] = time.perf_counter() - start
     eager = running["foreach"][0]
     wrong = {
-        kind: max(float((a - b).abs().max()) for a, b in zip(params, eager, strict=True))
+        kind: max(float((a - b).detach().abs().max()) for a, b in zip(params, eager, strict=True))
         for kind, (params, _) in running.items()
     }
     count = max(1, min(20, int(20 / milliseconds(running["foreach"][1], device, 3))))

@@ -29,7 +29,7 @@ _MUCH_BYTES = 16 << 20
 # A temporary lives longer where its kernel waits for others; larger ones do not wait.
 _LARGEST_TEMPORARY = 1 << 16
 # A reduction of a batch is one item, which one thread or block takes through: not for longer ones.
-LONGEST_REDUCTION = 1 << 18
+LONGEST_REDUCTION = 1 << 16
 
 COUNT = ix.symbol("count")
 _AXIS = Axis("x0", COUNT)

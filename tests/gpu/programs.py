@@ -121,6 +121,13 @@ def bits(x: Tensor, y: Tensor) -> Tensor:
     return ((x & y) | (x << 2)) ^ (y >> 1)
 
 
+def foreach(*tensors: Tensor) -> list[Tensor]:
+    """One body over tensors of many sizes, sums of each, and the tensors scaled by these."""
+    made = torch._foreach_lerp(tensors, torch._foreach_exp(tensors), 0.3)
+    norms = torch._foreach_norm(made)
+    return torch._foreach_div(made, torch._foreach_add(norms, 1.0))
+
+
 def int_math(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     z = y.abs() + 1
     return x // z, x % z, torch.div(x, z, rounding_mode="trunc"), x * y, x.clamp(-3, 3)
@@ -145,6 +152,7 @@ POINTWISE = (
     P("float64", lambda x: x.double().sin().exp(), lambda: [randn(33)]),
     P("float64_roots", lambda x: (x.sqrt(), x.rsqrt()), lambda: [randn(33).double().abs() + 1]),
     P("scalar_tensor", lambda x, s: x * s + s, lambda: [randn(33), torch.tensor(1.5)]),
+    P("foreach", foreach, lambda: [randn(n) for n in (64, 1, 2049, 300, 5000, 17)]),
     P("zero_elements", lambda x: (x + 1).sum(), lambda: [randn(0, 4)]),
     P("where_bool", lambda m, x: torch.where(m, x, -x) * m, lambda: [bools(9, 33), randn(9, 33)]),
     P("integers", int_math, lambda: [ints(65, low=-9), ints(65, low=-4, high=9)]),

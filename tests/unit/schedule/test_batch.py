@@ -38,8 +38,12 @@ def test_equal_loops_of_different_sizes_are_one_kernel() -> None:
 
 
 def test_few_loops_stay_apart_and_it_is_said_why() -> None:
-    plan = plan_of(scaled, f32(3, 5), f32(4, 5))
-    assert not batches(plan) and len(plan.kernels) == 2
+    def fn(*tensors: Tensor) -> list[Tensor]:
+        ops = torch.exp, torch.exp, torch.sin, torch.cos, torch.tanh
+        return [op(t) + 1 for op, t in zip(ops, tensors, strict=True)]
+
+    plan = plan_of(fn, *(f32(3 + k, 5) for k in range(5)))
+    assert not batches(plan) and len(plan.kernels) == 5
     assert any("too few for a batch" in refusal.reason for refusal in plan.refusals)
 
 
