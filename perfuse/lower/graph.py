@@ -19,7 +19,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Opaque, Program, View
+from perfuse.ir.program import Extern, Opaque, Program, View
 from perfuse.lower import fallback, families
 from perfuse.lower.aliases import alias_root, views_from
 from perfuse.lower.builder import Builder, same_layout
@@ -89,11 +89,12 @@ class _Lowering:
                 self.symbols.learn(value)
         for node in self.module.graph.nodes:
             self.builder.origin = self.origins.of(node)
-            known = len(self.builder.buffers)
+            known, num_emitted = len(self.builder.buffers), len(self.builder.nodes)
             handlers[node.op](node)
             for name in list(self.builder.buffers)[known:]:
                 self.owners[name] = node
-            self.origins.settle(node, self.values.get(node), self.builder)
+            is_call = any(isinstance(n, Extern) for n in self.builder.nodes[num_emitted:])
+            self.origins.settle(node, self.values.get(node), self.builder, is_call)
             if self.has_copies:
                 self._note_reads(node)
         return Program(

@@ -46,11 +46,13 @@ class Origins:
                 found[name] = None
         return tuple(found)[:MAX_OPS]
 
-    def settle(self, node: FxNode, value: Any, builder: Builder) -> None:
+    def settle(self, node: FxNode, value: Any, builder: Builder, is_call: bool) -> None:
         """Remember whose formula this is; a value in memory starts anew for those who read it."""
-        if not isinstance(value, Tensor) or value.value.op == "load":
+        is_loaded = isinstance(value, Tensor) and value.value.op == "load"
+        if not isinstance(value, Tensor) or (is_loaded and builder.window_on(value) is not None):
             return
-        self._pending[node] = self._ops(node)
+        # What goes on after a call (adding its bias) computes nothing of what the call was given.
+        self._pending[node] = (original_op(node),) if is_call else self._ops(node)
         origin = builder.origin
         if is_view_op(node.target):  # another look at what an earlier op computes
             origin = self._origins.get(node.all_input_nodes[0], origin)

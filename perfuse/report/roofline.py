@@ -9,8 +9,8 @@ from functools import cache
 import torch
 
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
-from perfuse.ir.index import Dim, product
-from perfuse.ir.program import Program
+from perfuse.ir.index import Dim, atoms_of, product
+from perfuse.ir.program import Buffer, Program
 from perfuse.schedule.likely import Hints, value_of
 from perfuse.schedule.plan import Kernel
 from perfuse.target import Target
@@ -56,12 +56,37 @@ def _copy_rate() -> float:
 
 
 def kernel_bytes(kernel: Kernel, program: Program) -> int:
-    """Bytes that a kernel moves; sizes that are not known yet count as what they are likely."""
-    if not _is_dynamic(kernel):
+    """Bytes that a kernel moves; sizes that are not known yet count as what they are likely.
+
+    Of a table in which it looks up rows, no more than it reads: the plan counts the whole.
+    """
+    looked_up = _looked_up(kernel, program)
+    names = [n for n in kernel.reads() if n in program.buffers]
+    if not looked_up and not _is_dynamic(kernel):
         return kernel.num_bytes
-    buffers = [program.buffers[n] for n in kernel.reads() if n in program.buffers]
-    buffers += [program.buffers[n] for n in sorted(kernel.stored)]
-    return sum(value_of(b.num_elements, program.hints) * b.dtype.num_bytes for b in buffers)
+    sizes = {n: _buffer_bytes(program.buffers[n], program.hints) for n in (*names, *kernel.stored)}
+    read = sum(min(sizes[n], looked_up.get(n, sizes[n])) for n in names)
+    return read + sum(sizes[n] for n in kernel.stored)
+
+
+def _buffer_bytes(buffer: Buffer, hints: Hints) -> int:
+    return value_of(buffer.num_elements, hints) * buffer.dtype.num_bytes
+
+
+def _looked_up(kernel: Kernel, program: Program) -> dict[str, int]:
+    """Buffers read only at positions that are data, with the bytes that the reads add up to."""
+    found: dict[str, int] = {}
+    plain: set[str] = set()
+    for member in kernel.members:
+        steps = value_of(product([axis.size for axis in member.loop.axes]), program.hints)
+        for read in member.loop.reads():
+            name = read.attr[0]
+            if any(atom.kind == "value" for atom in atoms_of(read.attr[1])):
+                size = program.buffers[name].dtype.num_bytes
+                found[name] = found.get(name, 0) + steps * size
+            else:
+                plain.add(name)
+    return {name: count for name, count in found.items() if name not in plain}
 
 
 def kernel_flops(kernel: Kernel, hints: Hints) -> int:

@@ -239,7 +239,7 @@ def _compile_lines(explanation: Any) -> list[Line]:
         for stage, seconds in graph.seconds.items():
             spent[STAGE_NAMES.get(stage, compiler)] += seconds
     spent["PyTorch's capture"] = max(explanation.seconds - sum(spent.values()), 0.0)
-    slowest = [f"{name} {seconds:.2f} s" for name, seconds in spent.most_common(4)]
+    slowest = [f"{name} {seconds:.1f} s" for name, seconds in spent.most_common(4)]
     return [
         title(f"First call: {explanation.seconds:.2f} s"),
         body(f"  {', '.join(slowest)}"),

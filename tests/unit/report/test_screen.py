@@ -142,6 +142,19 @@ def test_a_function_that_computes_nothing(function: Callable[[Tensor], Any]) -> 
     assert_fits(perfuse.explain(function, torch.randn(3)))
 
 
+def test_a_kernel_is_named_for_what_it_computes_and_moves() -> None:
+    def program(ids: Tensor, table: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        hidden = torch.tanh(torch.nn.functional.embedding(ids, table))
+        return torch.sigmoid(torch.nn.functional.linear(hidden, weight, bias)) * 2
+
+    ids, table = torch.randint(0, 5000, (4,)), torch.randn(5000, 8)
+    (graph,) = perfuse.explain(program, ids, table, torch.randn(8, 8), torch.randn(8)).graphs
+    before, after = graph.kernels
+    assert before.ops == ("embedding", "tanh"), "not the matmul that wants it in memory"
+    assert after.ops == ("addmm", "sigmoid", "mul"), "nothing of what the matmul was given"
+    assert before.num_bytes == 4 * 8 + 2 * 4 * 8 * 4, "four rows, not the table"
+
+
 def test_stages_on_request() -> None:
     explanation = perfuse.explain(lambda x: torch.relu(x).sum(-1), torch.randn(4, 8))
     expected = {"graph": "aten.relu", "program": "program(", "plan": "k0(", "host": "def call"}
