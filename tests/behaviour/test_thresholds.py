@@ -71,3 +71,15 @@ def test_small_results_are_pooled() -> None:
     made = function(randn(3))
     assert POOL.used_bytes == before + made.nbytes
     assert made.resize_(2, 2).shape == (2, 2)
+
+
+def test_pooled_results_can_be_changed_as_any_tensor() -> None:
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: x + 1, backend="perfuse")
+    weight = torch.ones(3, requires_grad=True)
+    function(randn(3)).add_(weight).sum().backward()
+    assert weight.grad is not None and weight.grad.eq(1).all()
+    made = function(randn(3))
+    made.untyped_storage().resize_(0)
+    assert made.untyped_storage().nbytes() == 0
+    torch.testing.assert_close(function(randn(3)), randn(3) + 1)
