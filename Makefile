@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler soak sweep
+.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler compilers sanitize soak sweep
 
 venv: $(STAMP)
 
@@ -69,3 +69,10 @@ bench-gpu: venv
 clean:
 	rm -rf $(VENV) $(SWEEP_DEPS) build dist perfuse.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Every compiler that is installed, at -O1 to -O3; then g++ with AddressSanitizer and UBSan.
+compilers: venv compiler
+	$(BIN)/python -m tests.compilers.run
+
+sanitize: venv compiler
+	$(BIN)/python -m tests.compilers.run --sanitize --results sanitizers.json
