@@ -224,7 +224,8 @@ def test_a_loaded_capture_keeps_the_guards_of_its_trace() -> None:
         for lr in (0.1, 0.05, 0.025, 0.05):  # the last is not captured a second time
             assert torch.allclose(compiled(p, g, lr), decayed(p, g, lr))
         assert perfuse.counters["capture.cache_hit"] == num_hits
-        assert perfuse.counters["capture.traced"] == 3 - num_hits
+        # PyTorch 2.11 begins a trace only to find that the number must be a constant.
+        assert perfuse.counters["graph.cache_miss"] == 3 - num_hits
 
 
 def test_what_no_guard_asked_for_serves_every_value() -> None:
