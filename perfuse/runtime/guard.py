@@ -136,7 +136,7 @@ class Guard:
         """As torch.empty_strided, but poisoned, and at an offset in memory that is watched."""
         steps = zip(shape, strides, strict=True)
         span = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in steps)
-        unit = max(self.layout.unit, dtype.itemsize)
+        unit = max(self.layout.unit, 2 * dtype.itemsize)  # real tensors may be viewed as complex
         start = BAND + unit * (len(self.made) * 5 % 8)
         end = start + span * dtype.itemsize
         # Zero bytes are room for an element all the same: an empty tensor has an address too.

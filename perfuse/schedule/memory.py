@@ -126,7 +126,8 @@ def place(
 
 def _bands(buffer: Buffer, guard: int) -> tuple[int, int]:
     """Bytes kept free before and after a buffer; those before differ from buffer to buffer."""
-    step = max(guard, buffer.dtype.num_bytes)
+    # A pair of elements: ATen views real tensors as complex ones where their offset is even.
+    step = max(guard, 2 * buffer.dtype.num_bytes)
     return GUARD_BYTES + step * (crc32(buffer.name.encode()) % 8), GUARD_BYTES
 
 

@@ -168,5 +168,10 @@ CORPUS: dict[str, Row] = {
         ("t0 = x0 @ x1", "t1 = t0 * 0.1 + t0.flip(0)", "t2 = t1 @ x1"),
         ("t2",),
     ),
+    "real_of_a_spectrum": (
+        (TABLE,),
+        ("t0 = torch.sigmoid(x0)", "t1 = torch.fft.fft(t0).real", "t2 = torch.fft.fft(x0).imag"),
+        ("t1", "t2"),
+    ),
     "alias_and_result": ((TABLE,), ("t0 = x0.sin()", "t1 = x0.narrow(0, 1, 2)"), ("t0", "t1")),
 }

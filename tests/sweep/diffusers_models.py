@@ -60,7 +60,7 @@ ROWS: dict[str, Row] = {
         lambda: denoised(**image()),
     ),
     "UNet1DModel": Row(
-        {"sample_size": 16, "block_out_channels": (8, 8, 16), "norm_num_groups": 4},
+        {"sample_size": 16, "extra_in_channels": 16, "block_out_channels": (32, 32, 64)},
         lambda: denoised(sample=noise(2, 2, 32)),
     ),
     "UNet2DConditionModel": Row(

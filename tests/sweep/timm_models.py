@@ -22,7 +22,7 @@ from tests.sweep.subject import (
 
 MAX_PARAMETERS = 40_000_000
 BATCH = 4
-SIDES = (64, 96, 128, 160, 224, 256)
+SIDES = (64, 96, 128, 160, 224, 240, 256)
 # Names that makers give to their smallest models, the smallest first.
 SMALLEST = (
     r"^test_",

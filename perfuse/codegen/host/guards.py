@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfuse.codegen.writer import Writer
@@ -61,11 +61,16 @@ class WatchedMemory:
         if self.plan.is_guarded:
             self.w.line("memory = guard(frame)")
 
-    def _turn(self, line: str, what: str) -> None:
-        """A line that runs a segment or a call, and what surrounds it."""
+    def _turn(self, line: str, what: str, copied: Sequence[str] = ()) -> None:
+        """A line that runs a segment or a call, and what surrounds it.
+
+        Results that look at an argument's memory are copied before that is poisoned.
+        """
         if self.plan.is_guarded:
             self.w.line(f"memory.before({self.turn})")
         self.w.line(line)
+        for name in copied:
+            self.w.line(f"{name} = {name}.clone()")
         if self.plan.is_guarded:
             self.w.line(f"memory.after({self.turn}, {what!r})")
         self.turn += 1

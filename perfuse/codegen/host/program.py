@@ -203,14 +203,11 @@ class HostWriter(WatchedMemory):
             return
         names = [o or "_" for o in step.outs]
         left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
-        self._turn(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op)
+        copied = [name for name in step.outs if name and step.returns_view]
+        self._turn(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op, copied)
         for size in step.measured:
             self.w.line(f"{size.symbol} = {size.out}.size({size.axis})")
         for made in step.outs:
-            if made is None:
-                continue
-            if step.returns_view:
-                self.w.line(f"{made} = {made}.clone()")
             if made in self.program.buffers:
                 self._adopt(made)
         for symbol in step.makes():
