@@ -49,7 +49,6 @@ CASES = (
     Case("Adadelta", {"foreach": True}),
     Case("ASGD", {"foreach": True}),
     Case("Rprop", {"foreach": True}),
-    Case("Adafactor"),
 )
 
 
@@ -80,12 +79,11 @@ def after_steps(case: Case, params: list[Tensor], backend: Any = None) -> list[T
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_step_matches_eager(case: Case) -> None:
     counting = Counting("perfuse")
-    # Adafactor divides by the number of elements.
-    shapes = tuple(s for s in SHAPES if 0 not in s or case.name != "Adafactor")
     with fresh_cache(), perfuse.config.patch({"verify": "memory"}):
-        got = after_steps(case, parameters(shapes, torch.float32), counting)
-    eager = after_steps(case, parameters(shapes, torch.float32))
-    exact = after_steps(case, parameters(shapes, torch.float64))
+        got = after_steps(case, parameters(SHAPES, torch.float32), counting)
+    # Eager steps correct their bias in Python, in double; captured ones on tensors, in float32.
+    eager = after_steps(case, parameters(SHAPES, torch.float32), "eager")
+    exact = after_steps(case, parameters(SHAPES, torch.float64))
     assert counting.num_graphs == 1
     assert_as_good_as_eager(got, eager, exact)
 
