@@ -7,9 +7,11 @@ start and passes it down, so nothing below reads this module. The environment is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
+import pwd
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -366,7 +368,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 def cache_folders() -> tuple[Path, ...]:
     """Where a cache of the user's may be, the usual place first; the variables may be unset."""
-    homes = [os.environ.get("HOME", ""), os.path.expanduser("~")]  # the latter: /etc/passwd's
+    homes = [os.environ.get("HOME", "")]
+    with contextlib.suppress(KeyError):  # a user that /etc/passwd does not know
+        homes.append(pwd.getpwuid(os.geteuid()).pw_dir)
     folders = [os.environ.get("XDG_CACHE_HOME", "")]
     folders += [os.path.join(home, ".cache") for home in homes if home]
     return tuple(dict.fromkeys(Path(f) / "perfuse" for f in folders if os.path.isabs(f)))
