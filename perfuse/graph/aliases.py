@@ -35,17 +35,18 @@ class _Class:
 
 
 def users_through(node: Node, is_view: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yield the users of a value and of its views, without those views: chains may be long."""
+    """Yield the users of a value and of its views, without those views: chains may be long.
+
+    A user of the value and of a view of it comes once for each.
+    """
     pending, seen = [node], {node}
     while pending:
         for user in pending.pop().users:
-            if user in seen:
-                continue
-            seen.add(user)
-            if user.op != "output" and is_view(user):
-                pending.append(user)
-            else:
+            if user.op == "output" or not is_view(user):
                 yield user
+            elif user not in seen:
+                seen.add(user)
+                pending.append(user)
 
 
 def _nodes_in(value: Any) -> Iterable[Node]:
