@@ -74,7 +74,7 @@ def test_autocast_is_part_of_the_key(tmp_path: Path) -> None:
 
 def test_damaged_captures_are_traced_again(tmp_path: Path) -> None:
     finish(start(TRAIN, tmp_path))
-    for path in (tmp_path / "entries").glob("graph-*/program.json"):
+    for path in tmp_path.rglob("graph-*/program.json"):
         path.write_bytes(path.read_bytes()[:-20])
     again = finish(start(TRAIN, tmp_path))
     assert again["is_right"]
