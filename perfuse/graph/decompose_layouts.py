@@ -1,7 +1,7 @@
 """Results laid out as their input is, channels last included; splits as slices."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,16 @@ def lying_as(x: Tensor, result: Tensor) -> Tensor:
     if not lies_channels_last(x):
         return result
     return result.contiguous(memory_format=memory_format_of(x))
+
+
+def first_as_eager(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule for batch norm whose first result has eager's strides: dense, channels last or not."""
+
+    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        first, *others = rule(x, *args, **kwargs)
+        return (first.contiguous(memory_format=memory_format_of(x)), *others)
+
+    return decomposed
 
 
 def roll(x: Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) -> Any:

@@ -290,7 +290,8 @@ class _Lowering:
         return f"its lowering broke: {type(error).__name__}: {error}"
 
     def _fallback(self, node: FxNode, reason: str) -> Any:
-        if is_view_op(node.target):
+        # A view of a plain number (the conjugate of a complex constant) has no memory to look at.
+        if is_view_op(node.target) and isinstance(node.args[0], FxNode):
             window = self._window_like(node, node.meta["val"])
             if window is not None:
                 return window

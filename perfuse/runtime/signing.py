@@ -7,6 +7,7 @@ or signatures are asked for: `pip install 'perfuse[sign]'`.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ Key = str | bytes | Path  # 32 raw bytes, their 64 hexadecimal digits, or a file
 
 SIGN_EXTRA = "pip install 'perfuse[sign]' brings what signatures need."
 KEY_BYTES = 32
+HEXADECIMAL = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def new_key_pair() -> tuple[bytes, bytes]:
@@ -38,7 +40,7 @@ def is_signed_by(data: bytes, signature: bytes, trusted_keys: Iterable[Key]) -> 
 
 def key_bytes(key: Key) -> bytes:
     """The 32 bytes of a key, however it is given."""
-    if isinstance(key, Path) or (isinstance(key, str) and len(key) != 2 * KEY_BYTES):
+    if isinstance(key, Path) or (isinstance(key, str) and not HEXADECIMAL.fullmatch(key)):
         try:
             return key_bytes(Path(key).read_bytes())
         except OSError as error:

@@ -279,3 +279,31 @@ def test_found(row: Behaviour) -> None:
     if row.name == "repeated" and torch.__version__.startswith("2.12."):
         pytest.skip("AOTAutograd of 2.12 copies a gradient into repeated elements, and fails")
     row.check()
+
+
+def test_the_gradient_of_a_complex_constant() -> None:
+    """Its conjugate is a view of a number, which has no memory to look at."""
+
+    def f(x: Tensor) -> Tensor:
+        t = (torch.complex(x, x.flip(0)) * (0.5 + 0.5j)).exp() * 0.1
+        return (t * t.conj()).real
+
+    x = torch.randn(6, requires_grad=True)
+    (got,) = torch.autograd.grad(torch.compile(f, backend="perfuse")(x).sum(), x)
+    (want,) = torch.autograd.grad(f(x).sum(), x)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("shape", [(5, 12), (5, 12, 3), (5, 12, 3, 2)])
+def test_batch_norm_of_transposed_tensors_has_eagers_strides(
+    shape: tuple[int, ...], is_training: bool
+) -> None:
+    def f(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, variance, training=is_training)
+
+    x = torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    want = f(x, torch.zeros(12), torch.ones(12))
+    got = torch.compile(f, backend="perfuse")(x, torch.zeros(12), torch.ones(12))
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want)
