@@ -131,7 +131,7 @@ def test_misses_are_told() -> None:
     with pytest.raises(Exception, match="takes at least") as caught:
         Run(model(), "64KiB", over_budget="raise")
     assert isinstance(caught.value.__cause__ or caught.value, Exception)
-    with pytest.raises(Exception, match="no unit of memory"):
+    with pytest.raises(Exception, match="not a unit of memory"):
         Run(model(), "64 parsecs")
 
 
