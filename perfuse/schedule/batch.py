@@ -17,7 +17,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
 from perfuse.ir.program import Axis, Buffer, Extern, Program
-from perfuse.schedule.memory import num_bytes, touched
+from perfuse.schedule.memory import num_bytes, output_buffers, touched
 from perfuse.schedule.plan import Batch, Kernel, Member, Part, Refusal, Step
 
 # Fewer kernels than this are not worth the table.
@@ -42,12 +42,16 @@ def batched(
     """The steps with equal independent kernels joined, and why others were not."""
     if sum(isinstance(step, Kernel) for step in steps) < LEAST_PARTS:
         return steps, []
+    has_budget = context.settings.memory_budget is not None
+    limit = 0 if has_budget else _LARGEST_TEMPORARY
+    # A result stays to the end of the call, whenever it is made.
+    stays = set() if has_budget else output_buffers(program)
     needs = _needs(steps)
     levels = _levels(needs)
     classes: dict[tuple[object, ...], list[int]] = {}
     forms: dict[int, Form] = {}
     for number, step in enumerate(steps):
-        if not isinstance(step, Kernel) or not _may_wait(step, program, context):
+        if not isinstance(step, Kernel) or not _may_wait(step, program, stays, limit):
             continue
         form = form_of(step, program.buffers)
         if form is not None:
@@ -177,13 +181,13 @@ def _levels(needs: Sequence[set[int]]) -> list[int]:
     return [level if n in awaited else _LAST for n, level in enumerate(levels)]
 
 
-def _may_wait(kernel: Kernel, program: Program, context: Context) -> bool:
-    """Nothing large is held in memory while it waits for the others of its batch."""
-    limit = 0 if context.settings.memory_budget is not None else _LARGEST_TEMPORARY
+def _may_wait(kernel: Kernel, program: Program, stays: set[str], limit: int) -> bool:
+    """Nothing larger than the limit is held while a kernel waits for the others of its batch."""
     given = set(program.given_up)
     for name in touched(kernel):
         buffer = program.buffers[name]
-        if buffer.role in ("input", "constant") and name not in given:
+        is_argument = buffer.role in ("input", "constant") and name not in given
+        if is_argument or name in stays:
             continue
         size = num_bytes(buffer)
         if size is None or size > limit:

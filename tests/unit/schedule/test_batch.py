@@ -80,6 +80,11 @@ def test_a_large_temporary_does_not_wait() -> None:
     assert all(b.role != "temp" or b.num_elements * 4 <= 1 << 16 for b in sizes)  # type: ignore[operator]
 
 
+def test_large_results_join_a_batch() -> None:
+    plan = plan_of(scaled, *(f32(1 << 15, k + 1) for k in range(5)))
+    assert len(plan.kernels) == 1 and len(batches(plan)[0].parts) == 5
+
+
 def test_a_batch_whose_parts_meet_is_refused() -> None:
     plan = plan_of(scaled, *(f32(3 + k, 5) for k in range(6)))
     (kernel,) = plan.kernels
