@@ -72,6 +72,18 @@ class GuardLayout:
         new = [row for row in live if row.first == turn]
         return [row for row in new if not any(_overlap(row, r) for r in live if r is not row)]
 
+    def done(self, turn: int) -> list[tuple[int, int]]:
+        """Bytes used for the last time, less those that a later kernel of that turn has reused."""
+        live = self.live(turn)
+        kept = [(row.offset, row.offset + row.num_bytes) for row in live if row.last > turn]
+        found = []
+        for row in live:
+            if row.last == turn:
+                end = row.offset + row.num_bytes
+                inside = [(max(a, row.offset), b) for a, b in sorted(kept) if b > row.offset]
+                found += [(max(a, row.offset), min(b, end)) for a, b in _gaps(inside, end)]
+        return [(start, end) for start, end in found if start < end]
+
     def live(self, turn: int) -> list[GuardRow]:
         return [row for row in self.rows if row.first <= turn <= row.last]
 
@@ -164,9 +176,8 @@ class Guard:
                 raise MemoryFault(what, self.layout.nearest(turn, start + offset))
         for made in itertools.islice(reversed(self.made.values()), _RECENT):
             self._check(made, what)
-        for row in self.layout.live(turn):
-            if row.last == turn:
-                self.arena[row.offset : row.offset + row.num_bytes].fill_(UNWRITTEN)
+        for start, end in self.layout.done(turn):
+            self.arena[start:end].fill_(UNWRITTEN)
 
     def finish(self) -> None:
         """At the end, look at every tensor that was made."""
