@@ -64,7 +64,10 @@ class Worker:
         try:
             process.stdin.write(json.dumps(task).encode() + b"\n")
             process.stdin.flush()
-            line = self.read_line(time.monotonic() + timeout_s)
+            deadline = time.monotonic() + timeout_s
+            line = self.read_line(deadline)
+            while line and not line.startswith(b"{"):  # what a library printed, not an answer
+                line = self.read_line(deadline)
         except BrokenPipeError:
             line = b""
         if line is None:

@@ -91,7 +91,7 @@ class Filling:
         draws: dict[str, Callable[[], Any]] = {
             "x": lambda: self.x,
             "y": lambda: rng.choice(self.alike()),
-            "d": lambda: rng.randrange(num_dims),
+            "d": lambda: rng.randrange(max(num_dims, 1)),  # a scalar has a dimension 0 for most ops
             "e": lambda: rng.choice([i for i in range(num_dims) if i != self.token("d", None)]),
             "dd": lambda: tuple(sorted(rng.sample(range(num_dims), rng.randint(1, num_dims)))),
             "perm": lambda: ", ".join(map(str, rng.sample(range(num_dims), num_dims))),
