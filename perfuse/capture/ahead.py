@@ -77,26 +77,37 @@ def aot_compile(
     name = getattr(request.function, "__name__", type(request.function).__name__)
     made = Path(path) if path is not None else Path(f"{name}.perfuse")
     check_replaceable(made)  # before minutes of compiling, not after
-    held = _Held(request.function)
-    files: dict[str, bytes] = {}
-    documents: list[dict[str, Any]] = []
-    first: list[Compiled] = []
-    for given in calls:
-        capture = _capture(request, given, dict(kwargs or {}), training)
-        documents.append(_document(capture, given, dict(kwargs or {}), held))
-        documents[-1]["graphs"] = [_add_program(files, capture, one) for one in capture.graphs]
-        first = first or capture.graphs
-    rows, parameters = held.packed()
-    files[ARTEFACT] = json.dumps({"name": name, "held": rows, "variants": documents}).encode()
-    files[PARAMETERS] = parameters
-    context = capture.context
+    captures = [(given, _capture(request, given, dict(kwargs or {}), training)) for given in calls]
+    files = _files(captures, dict(kwargs or {}), request.function, name)
+    first = captures[0][1]
+    context = first.context
     assert context is not None
     if native:
-        files[NATIVE] = native_table(first[0], documents[0], files, context.target.isa)
+        document = json.loads(files[ARTEFACT])["variants"][0]
+        files[NATIVE] = native_table(first.graphs[0], document, files, context.target.isa)
     launcher = native_launcher(context) if _gpu_arch(context) else None
     files |= {} if launcher is None else {LAUNCHER: launcher}
     write_package(made, files, about_here(context.target.isa, _gpu_arch(context)), sign_with)
     return made
+
+
+def _files(
+    captures: Sequence[tuple[tuple[Any, ...], Capture]],
+    kwargs: dict[str, Any],
+    function: Callable[..., Any],
+    name: str,
+) -> dict[str, bytes]:
+    """The programs of all variants, the tensors that they share, and how each is called."""
+    held, files = _Held(function), dict[str, bytes]()
+    documents = []
+    for given, capture in captures:
+        document = _document(capture, given, kwargs, held)
+        document["graphs"] = [_add_program(files, capture, one) for one in capture.graphs]
+        documents.append(document)
+    rows, parameters = held.packed()
+    files[ARTEFACT] = json.dumps({"name": name, "held": rows, "variants": documents}).encode()
+    files[PARAMETERS] = parameters
+    return files
 
 
 def _request(
