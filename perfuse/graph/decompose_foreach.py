@@ -16,7 +16,7 @@ abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 
 reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc
 """.split()
 _BINARY = "add sub mul div pow clamp_min clamp_max".split()
-_OVERLOADS = ("List", "Scalar", "ScalarList", "Tensor")
+_OVERLOADS = ("List", "Scalar", "ScalarList")
 
 
 def each(op: _Rule) -> _Rule:
@@ -76,6 +76,8 @@ def _rows() -> dict[str, _Rule]:
     for name in _BINARY:
         for overload in _OVERLOADS:
             rows[f"aten._foreach_{name}.{overload}"] = each(getattr(torch, name))
+    for name in ("add", "mul", "div"):
+        rows[f"aten._foreach_{name}.Tensor"] = each(getattr(torch, name))
     for name, bound in (("maximum", torch.clamp_min), ("minimum", torch.clamp_max)):
         rows[f"aten._foreach_{name}.List"] = each(getattr(torch, name))
         rows[f"aten._foreach_{name}.Scalar"] = each(bound)

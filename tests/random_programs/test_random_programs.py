@@ -24,6 +24,8 @@ PLAIN_DIGEST = "7e48af303827709e071a15a43c1ffa6e6e6d79cd1ad7dfdf364015ac02c94112
 NUM_HYPOTHESIS = 15
 # Seeds that once failed stay here for ever.
 REGRESSION_SEEDS: tuple[int, ...] = (1794, 5094, 7078)
+TRAINING_REGRESSIONS = (55, 391, 577)
+SLOW_TRAINING_SEEDS = (8, 38)  # the C++ compiler is at it for half a minute and more
 
 
 @pytest.mark.parametrize("seed", (*range(NUM_SEEDS), *REGRESSION_SEEDS))
@@ -58,7 +60,13 @@ def test_seeds_of_the_plain_kind_keep_their_programs() -> None:
     assert digest.hexdigest() == PLAIN_DIGEST
 
 
-@pytest.mark.parametrize("seed", range(NUM_TRAINING_SEEDS))
+TRAINING_SEEDS = [
+    pytest.param(seed, marks=[pytest.mark.slow] if seed in SLOW_TRAINING_SEEDS else [])
+    for seed in (*range(NUM_TRAINING_SEEDS), *TRAINING_REGRESSIONS)
+]
+
+
+@pytest.mark.parametrize("seed", TRAINING_SEEDS)
 def test_training_matches_eager(seed: int) -> None:
     program = program_of("training", seed)
     verdict = check_program(program, default_backend())

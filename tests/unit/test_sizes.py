@@ -34,7 +34,7 @@ def test_written_budgets(value: Any, budget: Budget) -> None:
 
 
 REFUSED = [
-    ("14 GiBs", "no unit of memory"),
+    ("14 GiBs", "not a unit of memory"),
     ("much", "bytes"),
     ("-3MB", "bytes"),
     ("", "bytes"),

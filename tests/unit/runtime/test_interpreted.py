@@ -180,7 +180,7 @@ def test_an_artefact_holds_its_kernels(tmp_path: Path) -> None:
     path = perfuse.aot_compile(module, (x,), tmp_path / "made")
     with perfuse.config.patch({"gpu.interpret": False}):
         torch.testing.assert_close(perfuse.load(path)(x), module(x))
-    assert (path / "bundle.json").exists()
+    assert (path / "0-bundle.json").exists()
 
 
 def test_a_gradient_that_does_not_come_is_zeros() -> None:
