@@ -42,7 +42,6 @@ from perfuse.torch_guards import size_guards
 ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
 TRY_AGAIN = "try again; perfuse doctor says whether the cache can be used."
 NO_VIEWS = "return copies (.clone()), and tensors of known sizes."
-FIXED_SIZES = "a training step has fixed sizes: give each size as a variant."
 KERNELS = {BUILT: LIBRARY}
 NATIVE_SETTINGS = {"cpu.tune_products": False}  # products of the library's own are not there
 
@@ -173,13 +172,13 @@ class Capture:
             halves.compile("backward", halves.graphs["backward"])
             backward = partial(getattr, halves.executables["backward"], "call")
         run = wrap(halves.forward().call, backward, self.facts)
+        written = self.facts.written
 
         def call(*args: Any) -> Any:
             with _left_as_they_were([args[i] for i in written]):
                 self.inputs, self.results = list(args), list(run(*args))
             return self.results
 
-        written = self.facts.written
         return call
 
 
