@@ -219,7 +219,7 @@ def _split_by(numerator: Dim, divisor: Dim) -> tuple[Dim, Dim]:
     elif len(divisor.terms) == 1 and divisor.const == 0:
         by, factor = divisor.terms[0]
     else:
-        return (1, 0) if numerator is divisor else (0, numerator)
+        return _split_by_sum(numerator, divisor)
     out: dict[tuple[Atom, ...], int] = {}
     out_const = 0
     left: dict[tuple[Atom, ...], int] = {}
@@ -235,6 +235,72 @@ def _split_by(numerator: Dim, divisor: Dim) -> tuple[Dim, Dim]:
     if not by:
         out_const, left_const = out_const + left_const // factor, left_const % factor
     return _canonical(out, out_const), _canonical(left, left_const)
+
+
+def _split_by_sum(numerator: Index, divisor: Index) -> tuple[Dim, Dim]:
+    """As `_split_by`, for a divisor of several terms: a size such as 2*n + m - 2.
+
+    The numerator is a sum of variables, each times a polynomial of sizes; a variable goes into the
+    quotient when its polynomial is a multiple of the divisor, and stays whole when it is not.
+    """
+    quotient: Dim = 0
+    rest: Dim = 0
+    for variables, stride in _strides(numerator).items():
+        even = _even_quotient(stride, divisor)
+        if even is not None:
+            quotient = add(quotient, mul(even, variables))
+        else:
+            rest = add(rest, mul(stride, variables))
+    return quotient, rest
+
+
+def _strides(index: Index) -> dict[Dim, Dim]:
+    """What each variable (or product of variables; 1 for none) is multiplied by: sizes alone."""
+    found: dict[Dim, Dim] = {1: index.const} if index.const else {}
+    for monomial, coefficient in index.terms:
+        sizes = tuple(a for a in monomial if _is_size(a))
+        others = tuple(a for a in monomial if not _is_size(a))
+        variables = _index(((others, 1),), 0) if others else 1
+        stride = _index(((sizes, coefficient),), 0) if sizes else coefficient
+        found[variables] = add(found.get(variables, 0), stride)
+    return found
+
+
+def _is_size(atom: Atom) -> bool:
+    """Whether an atom has one value for the whole kernel: a symbol, or made of symbols alone."""
+    return all(a.kind == "sym" for a in atoms_of(_of(atom)))
+
+
+def _even_quotient(numerator: Dim, divisor: Index) -> Dim | None:
+    """numerator / divisor by long division in graded order when it comes out even, else None."""
+    lead, factor = max(divisor.terms, key=_graded)
+    left = dict(_all_terms(numerator))
+    quotient: dict[tuple[Atom, ...], int] = {}
+    while left:
+        monomial, coefficient = max(left.items(), key=_graded)
+        by = _monomial_quotient(monomial, lead)
+        # Each step removes the greatest term for good, unless two atoms share their text.
+        if by is None or coefficient % factor or by in quotient:
+            return None
+        times = quotient[by] = coefficient // factor
+        for other, c in _all_terms(divisor):
+            grown = tuple(sorted(by + other, key=lambda atom: atom.sort_key))
+            left[grown] = left.get(grown, 0) - times * c
+            if not left[grown]:
+                del left[grown]
+    const = quotient.pop((), 0)
+    return _canonical(quotient, const)
+
+
+def _all_terms(index: Dim) -> tuple[tuple[tuple[Atom, ...], int], ...]:
+    """The terms, the constant among them as the coefficient of the empty product."""
+    if isinstance(index, int):
+        return (((), index),) if index else ()
+    return (*index.terms, ((), index.const)) if index.const else index.terms
+
+
+def _graded(term: tuple[tuple[Atom, ...], int]) -> tuple[int, list[str]]:
+    return len(term[0]), [atom.sort_key for atom in term[0]]
 
 
 def exact_div(numerator: Dim, divisor: Dim) -> Dim | None:
@@ -324,8 +390,12 @@ def _atom_bounds(atom: Atom) -> tuple[Dim, Dim | None]:
     low, high = bounds(numerator)
     if not is_nonnegative(low):
         return -(2**62), None
-    if high is None or not isinstance(divisor, int):
+    if high is None:
         return 0, None
+    if not isinstance(divisor, int):
+        # Below k times the divisor, the quotient is below k.
+        blocks = exact_div(add(high, 1), divisor)
+        return 0, None if blocks is None else add(blocks, -1)
     least = low // divisor if isinstance(low, int) else 0
     return least, floordiv(high, divisor)
 
@@ -334,6 +404,9 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
     """Least and most value over all loop variables, as expressions of the size symbols."""
     if isinstance(index, int):
         return index, index
+    composite = _bounds_by_stride(index)
+    if composite is not None:
+        return composite
     low: Dim = index.const
     high: Dim | None = index.const
     for monomial, coefficient in index.terms:
@@ -358,6 +431,39 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
             low = add(low, mul(least, coefficient))
             high = None if high is None or most is None else add(high, mul(most, coefficient))
     return low, high
+
+
+def _bounds_by_stride(index: Index) -> tuple[Dim, Dim | None] | None:
+    """As `bounds`, where a variable has a stride of several terms: alone, x*n - x may be negative.
+
+    None where no variable has one, or the sign of one is not known.
+    """
+    if len(index.terms) < 2:
+        return None
+    strides = _strides(index)
+    sums = {v: s for v, s in strides.items() if v != 1 and isinstance(s, Index) and _is_sum(s)}
+    if not sums:
+        return None
+    rest: Dim = 0
+    for variables, stride in strides.items():
+        if variables not in sums:
+            rest = add(rest, mul(stride, variables))
+    low, high = bounds(rest)
+    for variables, stride in sums.items():
+        least, most = bounds(variables)
+        if is_nonnegative(stride):
+            low = add(low, mul(least, stride))
+            high = None if high is None or most is None else add(high, mul(most, stride))
+        elif most is not None and is_nonnegative(mul(stride, -1)):
+            low = add(low, mul(most, stride))
+            high = None if high is None else add(high, mul(least, stride))
+        else:
+            return None
+    return low, high
+
+
+def _is_sum(index: Index) -> bool:
+    return len(_all_terms(index)) > 1
 
 
 def is_nonnegative(index: Dim) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 from perfuse.ir import index as ix
 from perfuse.ir.index import Atom, Dim
 
-Place = dict[str, int]  # a value for each variable and for the symbol
+Place = dict[str, int]  # a value for each variable and for the symbols
 
-N = ix.symbol("n", 2)
-SIZES: dict[str, Dim] = {"a": 3, "b": 4, "m": N}
+N, K = ix.symbol("n", 2), ix.symbol("k", 2)
+WIDTH = ix.add(ix.add(ix.mul(N, 2), K), -2)  # what a transposed convolution makes of sizes
+SIZES: dict[str, Dim] = {"a": 3, "b": 4, "m": N, "w": WIDTH}
 VARIABLES = {name: ix.var(name, size) for name, size in SIZES.items()}
 
 
@@ -30,12 +32,12 @@ class Sample:
 
 
 def places() -> Iterator[Place]:
-    """Every value of the variables, for the least sizes that the symbol may take."""
-    for n in (2, 3, 4):
-        for a in range(3):
-            for b in range(4):
-                for m in range(n):
-                    yield {"n": n, "a": a, "b": b, "m": m}
+    """Every value of the variables (of "w" the outermost), for the least sizes of the symbols."""
+    for n, k in ((2, 2), (3, 2), (4, 3)):
+        width = 2 * n + k - 2
+        for a, b, m in itertools.product(range(3), range(4), range(n)):
+            for w in (0, 1, width - 1):
+                yield {"n": n, "k": k, "a": a, "b": b, "m": m, "w": w}
 
 
 PLACES = tuple(places())
@@ -61,7 +63,9 @@ def _evaluate_atom(atom: Atom, place: Place) -> int:
 
 
 def _leaf(name: str) -> Sample:
-    return Sample(VARIABLES.get(name, N), name, lambda place: place[name])
+    symbols = {"n": N, "k": K}
+    index = symbols[name] if name in symbols else VARIABLES[name]
+    return Sample(index, name, lambda place: place[name])
 
 
 def _number(value: int) -> Sample:
@@ -85,14 +89,18 @@ def _mod(x: Sample, y: Sample) -> Sample:
     return Sample(ix.mod(x.index, y.index), f"({x.text} % {y.text})", lambda p: x.at(p) % y.at(p))
 
 
+WIDTHS = _add(_add(_mul(_leaf("n"), _number(2)), _leaf("k")), _number(-2))
 NUMBERS = st.integers(-6, 12).map(_number)
-LEAVES = st.one_of(st.sampled_from("abmn").map(_leaf), NUMBERS)
+LEAVES = st.one_of(st.sampled_from("abmwnk").map(_leaf), NUMBERS)
 # What sizes are made of; nothing divides by what may be zero or negative.
 DIVISORS = st.one_of(
     st.integers(1, 12).map(_number),
     st.just(_leaf("n")),
     st.integers(2, 4).map(lambda c: _mul(_leaf("n"), _number(c))),
     st.just(_add(_leaf("n"), _number(1))),
+    st.just(WIDTHS),
+    st.integers(2, 4).map(lambda c: _mul(WIDTHS, _number(c))),
+    st.just(_mul(WIDTHS, _add(_leaf("n"), _leaf("k")))),
 )
 
 
@@ -100,6 +108,7 @@ def _grown(inner: st.SearchStrategy[Sample]) -> st.SearchStrategy[Sample]:
     return st.one_of(
         st.builds(_add, inner, inner),
         st.builds(_mul, inner, LEAVES),
+        st.builds(_mul, inner, DIVISORS),
         st.builds(_floordiv, inner, DIVISORS),
         st.builds(_mod, inner, DIVISORS),
     )

@@ -17,12 +17,16 @@ from tests.unit.ir.algebra import (
     POLYNOMIALS,
     SAMPLES,
     VARIABLES,
+    WIDTH,
+    K,
     N,
     Sample,
     evaluate,
 )
 
-A, B, M = (VARIABLES[name] for name in "abm")
+A, B, M, W = (VARIABLES[name] for name in "abmw")
+PLANE = ix.mul(WIDTH, ix.add(N, K))
+IN_PLANE = ix.var("p", PLANE)
 EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True)
 
 
@@ -147,6 +151,16 @@ SIMPLIFIED: list[tuple[Dim, Dim]] = [
     (ix.floordiv(ix.add(ix.mul(A, N), M), N), A),
     (ix.mod(ix.add(ix.mul(A, N), M), N), M),
     (ix.mod(ix.mod(ix.var("x", 60), 12), 4), ix.mod(ix.var("x", 60), 4)),
+    # Rows of a size that is itself a sum: 2*n + k - 2 of them, in planes of n + k rows.
+    (ix.floordiv(ix.add(ix.mul(A, WIDTH), W), WIDTH), A),
+    (ix.mod(ix.add(ix.mul(A, WIDTH), W), WIDTH), W),
+    (ix.floordiv(ix.add(ix.mul(A, PLANE), IN_PLANE), WIDTH),
+     ix.add(ix.mul(A, ix.add(N, K)), ix.floordiv(IN_PLANE, WIDTH))),
+    (ix.mod(ix.floordiv(ix.add(ix.mul(A, PLANE), IN_PLANE), WIDTH), ix.add(N, K)),
+     ix.floordiv(IN_PLANE, WIDTH)),
+    (ix.floordiv(ix.add(ix.mul(A, PLANE), IN_PLANE), ix.mul(PLANE, 3)), 0),
+    (ix.mod(ix.floordiv(ix.var("x", ix.mul(N, K)), N), K),
+     ix.floordiv(ix.var("x", ix.mul(N, K)), N)),
 ]  # fmt: skip
 
 
