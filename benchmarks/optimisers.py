@@ -4,8 +4,10 @@ python -m benchmarks.optimisers --device cuda
 python -m benchmarks.optimisers --tensors 300 --cases adamw lion --peer
 
 Every contestant has parameters of its own; after a few steps they are compared with eager's. Times
-are medians of interleaved rounds of whole steps, host included. Cases that would begin after
-`--limit` seconds are left out, and named.
+are medians of interleaved rounds of whole steps, host included; beside them the time of the GPU
+alone. "dynamo" is a backend that computes nothing: what the guards and the bookkeeping of
+torch.compile take, below which no compiled step can get. Cases that would begin after `--limit`
+seconds are left out, and named.
 """
 
 from __future__ import annotations
@@ -32,6 +34,15 @@ SIZES = {
     "small": (64, 128, 300, 1024),
 }
 Step = Callable[[], Any]
+NOTHING = "dynamo"
+
+
+def compute_nothing(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., tuple[Any, ...]]:
+    """A backend whose results are zeros, made once."""
+    (outputs,) = graph.graph.output_node().args
+    made = tuple(torch.zeros_like(o.meta["example_value"]) for o in outputs)
+    real = tuple(torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in made)
+    return lambda *_: real
 
 
 class Lion:
@@ -73,12 +84,13 @@ def parameters(count: int, sizes: tuple[int, ...], device: str) -> list[Tensor]:
 def contestants(name: str, make_params: Callable[[], list[Tensor]], peer: bool) -> dict[str, Any]:
     """By name: the parameters, and the step before compilation or after."""
     make, options = CASES[name]
-    kinds: dict[str, tuple[dict[str, Any], str | None]] = {"foreach": ({"foreach": True}, None)}
+    kinds: dict[str, tuple[dict[str, Any], Any]] = {"foreach": ({"foreach": True}, None)}
     if make is not Lion:
         kinds["fused"] = ({"fused": True}, None)
     else:
         kinds = {"foreach": ({}, None)}
     kinds["perfuse"] = ({}, "perfuse")
+    kinds[NOTHING] = ({}, compute_nothing)
     if peer:
         kinds["inductor"] = ({}, "inductor")
     found = {}
@@ -104,12 +116,13 @@ def milliseconds(step: Step, device: str, count: int) -> float:
     return 1e3 * (time.perf_counter() - start) / count
 
 
-def num_launches(step: Step) -> int:
-    """Kernels that one step runs on the GPU."""
+def on_gpu(step: Step) -> tuple[int, float]:
+    """Kernels that one step runs on the GPU, and their milliseconds."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         step()
         torch.cuda.synchronize()
-    return sum(e.count for e in seen.key_averages() if "mem" not in e.key.lower())
+    kernels = [e for e in seen.key_averages() if e.self_device_time_total > 0]
+    return sum(e.count for e in kernels), sum(e.self_device_time_total for e in kernels) / 1e3
 
 
 def measure(name: str, arguments: argparse.Namespace, sizes: str) -> dict[str, Any]:
@@ -129,16 +142,17 @@ def measure(name: str, arguments: argparse.Namespace, sizes: str) -> dict[str, A
     wrong = {
         kind: max(float((a - b).detach().abs().max()) for a, b in zip(params, eager, strict=True))
         for kind, (params, _) in running.items()
+        if kind != NOTHING
     }
     count = max(1, min(20, int(20 / milliseconds(running["foreach"][1], device, 3))))
     times: dict[str, list[float]] = {kind: [] for kind in running}
     for _ in range(ROUNDS):
         for kind, (_, step) in running.items():
             times[kind].append(milliseconds(step, device, count))
-    launches = {k: num_launches(s) for k, (_, s) in running.items()} if device == "cuda" else {}
+    gpu = {k: on_gpu(s) for k, (_, s) in running.items()} if device == "cuda" else {}
     return {
         "case": name, "sizes": sizes, "tensors": arguments.tensors, "first_s": first,
-        "furthest": wrong, "launches": launches,
+        "furthest": wrong, "gpu": gpu,
         "median_ms": {kind: statistics.median(found) for kind, found in times.items()},
         "fastest_ms": {kind: min(found) for kind, found in times.items()},
     }  # fmt: skip
@@ -146,11 +160,12 @@ def measure(name: str, arguments: argparse.Namespace, sizes: str) -> dict[str, A
 
 def show(row: dict[str, Any]) -> None:
     for kind, median in row["median_ms"].items():
-        launches = row["launches"].get(kind, "")
+        launches, busy = row["gpu"].get(kind, (0, 0.0))
+        off = f"{row['furthest'][kind]:.1e}" if kind in row["furthest"] else "-"
         print(
             f"{row['case']:14}{row['sizes']:7}{kind:10}{median:9.3f} ms"
             f"  fastest {row['fastest_ms'][kind]:8.3f}  first calls {row['first_s'][kind]:7.1f} s"
-            f"  furthest from eager {row['furthest'][kind]:.1e}  {launches} launches"
+            f"  furthest from eager {off}  {launches} launches, {busy:.3f} ms"
         )
 
 
