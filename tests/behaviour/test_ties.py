@@ -19,6 +19,7 @@ from perfuse import config
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.ties import compared_with_themselves
 from tests.behaviour.row import Behaviour, randn
+from tests.harness.backend import compiled
 from tests.unit.graph.joint import kept, traced_joint
 
 INF = math.inf
@@ -57,6 +58,22 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_matches_eager(name: str) -> None:
     Behaviour(name, REDUCTIONS[name], lambda: [randn(34, 70, grad=True)]).check()
+
+
+def test_halves_are_rounded_before_they_are_compared() -> None:
+    """One rounding of one product: the same bits as eager's, widened or not."""
+
+    def distances(x: Tensor, y: Tensor) -> Tensor:
+        wide = (x * y).float()
+        return torch.cdist(wide, wide[:2] + 1, p=INF)
+
+    def is_largest(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).float() == (x * y).amax(-1, keepdim=True).float()
+
+    x, y = (randn(*shape).bfloat16().requires_grad_() for shape in ((34, 70), (1, 70)))
+    assert torch.equal(compiled(is_largest)(x, y), is_largest(x, y))
+    got = torch.autograd.grad(compiled(distances)(x, y).sum(), [x, y])
+    torch.testing.assert_close(got, torch.autograd.grad(distances(x, y).sum(), [x, y]))
 
 
 @pytest.mark.parametrize("budget", (0.0, 0.5))
