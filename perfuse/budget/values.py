@@ -12,6 +12,7 @@ from perfuse.graph.facts import has_effects, is_sym, output_leaves
 from perfuse.graph.partition import Joint
 from perfuse.graph.saving.choose import user_policy
 from perfuse.graph.saving.costs import Work, num_bytes, num_flops, work_of
+from perfuse.graph.saving.ties import compared_with_themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,11 @@ def _recomputable(joint: Joint, nodes: tuple[Node, ...], work: list[Work]) -> tu
     aliases = Aliases.of(joint.module.graph)
     for node in joint.roles.overwritten:
         aliases.of_node(node).is_mutated = True
+    compared = compared_with_themselves(joint.module.graph)
     can: dict[Node, bool] = {}
     for node, cost in zip(nodes, work, strict=True):
         is_free = cost < Work.NEVER and not is_sym(node) and user_policy(node) != "MUST_SAVE"
-        can[node] = node.op == "call_function" and is_free
+        can[node] = node.op == "call_function" and is_free and node not in compared
         # A tuple is never kept: its parts can be had again if it can.
         can[node] = can[node] and all(
             not aliases.of_node(n).is_mutated and (not _is_tuple(n) or can[n])

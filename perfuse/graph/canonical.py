@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.graph.facts import GIVEN_UP, SECOND
+from perfuse.graph.facts import COMPARED, GIVEN_UP, SECOND
 from perfuse.torch_compat import (
     OpOverload,
     numeric_state,
@@ -47,6 +47,10 @@ def aten_text(module: GraphModule) -> str:
     return "\n".join([*lines, *symbol_facts(values), *graph_assumptions(values), numeric_state()])
 
 
+# Marks of a call that change what is generated for it.
+_MARKS = {SECOND: "second", COMPARED: "compared"}
+
+
 def spell_node(
     node: Node, numbers: Numbers, module: GraphModule, target_of: Callable[[Any], str]
 ) -> str:
@@ -61,8 +65,9 @@ def spell_node(
         name = f"{node.op} {node.target}"
     else:
         raise NotCanonical(node.op)
-    second = "second " if node.meta.get(SECOND) else ""
-    return f"{second}{name} {spell(node.args, numbers)} {spell(node.kwargs, numbers)}"
+    marks = [word for mark, word in _MARKS.items() if node.meta.get(mark)]
+    name = " ".join([*marks, name])
+    return f"{name} {spell(node.args, numbers)} {spell(node.kwargs, numbers)}"
 
 
 def aten_target(target: Any) -> str:

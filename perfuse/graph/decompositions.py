@@ -27,7 +27,7 @@ from perfuse.graph import decompose_pointwise as pointwise
 from perfuse.graph import decompose_reductions as reductions
 from perfuse.graph import decompose_softmax as softmax
 from perfuse.graph.decompose_foreach import FOREACH
-from perfuse.graph.decompose_scatter import into_own_copy
+from perfuse.graph.decompose_scatter import index_fill, into_own_copy
 from perfuse.torch_compat import OpOverload, standard_decompositions
 
 Decomposition = Callable[..., Any]
@@ -70,7 +70,7 @@ new_zeros ones ones_like tril_indices triu_indices zero zeros zeros_like
 
 MOVEMENT = """
 _unsafe_masked_index _unsafe_masked_index_put_accumulate block_diag channel_shuffle
-diag_embed diagonal_backward im2col col2im index_add index_copy index_fill
+diag_embed diagonal_backward im2col col2im index_add index_copy
 isin masked_fill pixel_shuffle pixel_unshuffle
 reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
 reflection_pad2d_backward reflection_pad3d_backward replication_pad1d replication_pad2d
@@ -124,6 +124,8 @@ OWN: dict[str, Decomposition] = {
     "aten.split_with_sizes.default": layouts.split_with_sizes,
     "aten.logsumexp.default": reductions.logsumexp,
     "aten.linalg_vector_norm.default": reductions.vector_norm,
+    "aten.index_fill.int_Scalar": index_fill,
+    "aten.index_fill.int_Tensor": index_fill,
     "aten.slice_scatter.default": into_own_copy(aten.slice_scatter.default),
     "aten.select_scatter.default": into_own_copy(aten.select_scatter.default),
     "aten.diagonal_scatter.default": into_own_copy(aten.diagonal_scatter.default),

@@ -18,6 +18,10 @@ GIVEN_UP = "perfuse_given_up"
 # merged with them, their results would have to wait in memory for both their readers.
 SECOND = "perfuse_second"
 
+# The mark of a value that one half of a training step compares with what the other chose from it:
+# both must see the same bits.
+COMPARED = "perfuse_compared"
+
 # Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
 # talk to a network, so it is never merged nor dropped.
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "perfuse"})

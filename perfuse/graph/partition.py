@@ -17,6 +17,7 @@ from perfuse.config import Settings
 from perfuse.graph.copying import copy_node
 from perfuse.graph.cse import eliminate_common_subexpressions
 from perfuse.graph.facts import (
+    COMPARED,
     GIVEN_UP,
     SECOND,
     has_effects,
@@ -28,6 +29,7 @@ from perfuse.graph.facts import (
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
+from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.seed_random import seed_random_values
 from perfuse.torch_compat import (
     free_symbols_of,
@@ -118,6 +120,8 @@ class Joint:
             results = _nodes(output_leaves(module.graph)[:num_results])
             module = seed_random_values(module, results)
         graph, leaves = module.graph, output_leaves(module.graph)
+        for node in compared_with_themselves(graph):
+            node.meta[COMPARED] = True
         inputs = Inputs.of(graph)
         roles = Roles.of(
             graph,

@@ -12,8 +12,9 @@ from torch.fx import Node as FxNode
 
 from perfuse.context import Context
 from perfuse.graph.aliases import users_through
-from perfuse.graph.facts import GIVEN_UP
+from perfuse.graph.facts import COMPARED, GIVEN_UP
 from perfuse.graph.product_ops import aligned_product
+from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, storage_treatment
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
@@ -76,6 +77,7 @@ class _Lowering:
         copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         self.has_copies = bool(copies)
         self.readers: dict[str, list[FxNode]] = {}  # whose formulas read a buffer
+        self.compared = compared_with_themselves(module.graph)
 
     def run(self) -> Program:
         handlers = {
@@ -310,6 +312,9 @@ class _Lowering:
         """Put a value into memory when inlining it into its users would cost more."""
         if not isinstance(result, Tensor):
             return result
+        if node in self.compared or node.meta.get(COMPARED):
+            # An element and the maximum it is compared with must be rounded alike.
+            result = Tensor(result.shape, result.dtype, ex.round_to(result.value, result.dtype))
         if not is_view_op(node.target) and _is_shown_often(node):
             return self._owned(result, expected)
         value = result.value

@@ -31,6 +31,7 @@ from perfuse.graph.saving.costs import (
 from perfuse.graph.saving.flow import INFINITE, SINK, SOURCE, Network
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles, is_tagged_backward
+from perfuse.graph.saving.ties import compared_with_themselves
 
 # The longest run of recomputed values, each made of the one before. A longer one would have to
 # be redone from its start, and be in memory whole, before the backward can take its first step.
@@ -77,6 +78,7 @@ class _Problem:
         self._policy = policy
         self._must_save = frozenset(policy.must_save)
         self._must_recompute = frozenset(policy.must_recompute)
+        self._compared = compared_with_themselves(graph)
         self._aliases = Aliases.of(graph)
         for node in roles.overwritten:
             self._aliases.of_node(node).is_mutated = True
@@ -103,6 +105,8 @@ class _Problem:
 
     def _may_recompute(self, node: Node) -> bool:
         if node.op != "call_function" or is_sym(node) or not is_pure(node):
+            return False
+        if node in self._compared:
             return False
         if node.name in self._must_save or user_policy(node) in ("MUST_SAVE", "PREFER_SAVE"):
             return False

@@ -168,6 +168,47 @@ def test_scatter_into_repeated_elements(fn: Callable[[Tensor], Tensor]) -> None:
         assert torch.equal(graph(x), fn(x))
 
 
+FILLED: list[Tensor] = [
+    torch.randn(4, 3).t(),
+    torch.randn(6, 4)[::2],
+    torch.randn(4, 6)[:, ::2].t(),
+    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    torch.randn(3, 1).expand(3, 5),
+]
+
+
+@pytest.mark.parametrize("make", [int, torch.tensor], ids=("number", "tensor"))
+@pytest.mark.parametrize("x", FILLED, ids=lambda x: f"{tuple(x.shape)}{x.stride()}")
+def test_index_fill_has_eager_strides_and_writes_nothing_in_place(
+    x: Tensor, make: Callable[[int], Any]
+) -> None:
+    def fill(x: Tensor, index: Tensor) -> Tensor:
+        return torch.index_fill(x, -1, index, make(2))
+
+    index = torch.tensor([0, 2])
+    graph = decomposed(fill, x, index)
+    assert not [n for n in graph.graph.nodes if str(n.target).endswith("_.default")]
+    (output,) = graph.graph.find_nodes(op="output")[0].all_input_nodes
+    assert output.meta["val"].stride() == fill(x, index).stride()
+    assert torch.equal(graph(x, index), fill(x, index))
+
+
+def test_index_fill_refuses_what_eager_refuses() -> None:
+    fill, x, index = OWN["aten.index_fill.int_Scalar"], torch.randn(3, 4), torch.tensor([0])
+    assert torch.equal(fill(torch.tensor(1.0), 0, index, 2), torch.tensor(2.0))
+    for raised, arguments in (
+        (RuntimeError, (x, 0, index.view(1, 1), 2)),
+        (IndexError, (x, 0, index.int(), 2)),
+        (IndexError, (x, 2, index, 2)),
+        (RuntimeError, (x, 0, index, torch.ones(1))),
+        (RuntimeError, (x, 0, index, torch.tensor(1j))),
+    ):
+        with pytest.raises(raised):
+            torch.index_fill(*arguments)
+        with pytest.raises(raised):
+            fill(*arguments)
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 7, 3, 3)])
 def test_nll_loss_backward(reduction: str, shape: tuple[int, ...]) -> None:

@@ -1,0 +1,65 @@
+"""Values that are compared with elements chosen from among themselves.
+
+The gradient of a maximum goes to the elements that equal it, divided by their number. Computed
+again in the backward, in another kernel, the elements may be rounded differently: then none is
+equal to the maximum that the forward kept, and the gradient is 0 / 0. So such values, or the result
+of the comparison, cross to the backward.
+"""
+
+from torch.fx import Graph, Node
+
+from perfuse.graph.aliases import is_view
+from perfuse.graph.facts import packet_name, tensor_of
+
+_COMPARISONS = frozenset({"eq", "ge", "gt", "isclose", "le", "lt", "ne"})
+
+# Library calls that compare, in themselves, what follows the gradient with their saved result.
+_COMPARING_CALLS = frozenset({"_cdist_backward", "_pdist_backward", "_segment_reduce_backward"})
+
+# Each element of the result is an element of an argument, or exactly determined by one.
+_CHOOSING = frozenset(
+    """_adaptive_max_pool2d _to_copy _unsafe_view abs adaptive_max_pool2d adaptive_max_pool3d amax
+    amin aminmax cat clamp clamp_max clamp_min clone constant_pad_nd copy cummax cummin flip fmax
+    fmin gather index index_put index_reduce index_select kthvalue masked_fill max
+    max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode nanmedian neg
+    relu roll scatter scatter_reduce select_scatter slice_scatter sort take topk where""".split()
+)
+
+
+def compared_with_themselves(graph: Graph) -> frozenset[Node]:
+    """The values that both sides of some comparison choose from, and what such calls read."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if packet_name(node) in _COMPARING_CALLS:
+            found.update(*map(_chosen_from, node.all_input_nodes[1:]))
+        sides = node.all_input_nodes if packet_name(node) in _COMPARISONS else []
+        if len(sides) == 2 and all(map(_is_float, sides)):
+            found |= _chosen_from(sides[0]) & _chosen_from(sides[1])
+    return frozenset(found)
+
+
+def _chosen_from(node: Node) -> set[Node]:
+    """The computed values of whose elements `node` consists."""
+    found: set[Node] = set()
+    seen = {node}
+    stack = [node]
+    while stack:
+        value = stack.pop()
+        if value.op == "call_function" and _is_choosing(value):
+            sources = [n for n in value.all_input_nodes if _is_float(n) and n not in seen]
+            seen.update(sources)
+            stack += sources
+        else:
+            found.add(value)
+    return found
+
+
+def _is_choosing(node: Node) -> bool:
+    is_part = getattr(node.target, "__name__", "") == "getitem"
+    return is_part or is_view(node) or packet_name(node) in _CHOOSING
+
+
+def _is_float(node: Node) -> bool:
+    """Whether a value has roundings: a tuple may."""
+    tensor = tensor_of(node)
+    return tensor is None or tensor.is_floating_point()
