@@ -1,13 +1,24 @@
-"""Eager's error drawn again: the same model, its parameters moved by one rounding."""
+"""Eager's error drawn again: the same model, its parameters moved by roundings.
+
+Moving by one rounding (`moved_model`) measures what a limit is derived from where results follow
+their inputs smoothly. Deep networks in training do not: a ReLU, a pooling or a comparison near a
+tie takes the other branch for a last bit, and every gradient upstream jumps. A backward-stable
+program gives the exact result of inputs moved by a few roundings, whatever branches those take. So
+eager is run with parameters moved at random by `NUM_SPREADS` roundings, and a tensor of results may
+be about as far from the exact one as the farthest of these runs (`farther_than`).
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tests.harness.compare import moved
+from tests.harness.compare import NUM_SPREADS, dense, metadata_complaint, moved, widen
+
+NUM_RUNS = 12
 
 
 def moved_model(model: nn.Module, direction: str) -> nn.Module:
@@ -19,3 +30,42 @@ def moved_model(model: nn.Module, direction: str) -> nn.Module:
                 eps = torch.finfo(parameter.dtype).eps
                 parameter.copy_(moved(parameter, eps, direction))
     return other
+
+
+def shaken_model(model: nn.Module, seed: int) -> nn.Module:
+    """A copy whose parameters are moved at random by at most `NUM_SPREADS` roundings."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.is_floating_point():
+                draw = 2 * torch.rand(parameter.shape, generator=generator) - 1
+                scale = NUM_SPREADS * torch.finfo(parameter.dtype).eps
+                parameter.mul_(1 + scale * draw.to(parameter.device))
+    return other
+
+
+def farther_than(got: Tensor, exact: Tensor, runs: Sequence[Tensor], scale: float) -> str | None:
+    """The complaint about a tensor that is farther from the exact one than any run of eager.
+
+    In norm and in its worst element, each at most twice the farthest run: a part that is wrong or
+    missing shows in one of them. What is not a number in `got` alone is farther than anything.
+    A tensor smaller than eager's errors in it is zero but for rounding, as is the gradient of a
+    bias before a batch norm: it may be a rounding of the other results, which `scale` is the size
+    of.
+    """
+    if problem := metadata_complaint(got, runs[0]):
+        return problem
+    noise = torch.finfo(got.dtype).eps * scale * got.numel() ** 0.5
+    for name, order in (("norm", 2.0), ("largest", float("inf"))):
+        mine, *theirs = (distance(x, exact, order) for x in (got, *runs))
+        size = distance(exact, torch.zeros_like(exact), order)
+        limit = 2 * max(theirs) + (noise if size <= max(theirs) else 0.0)
+        if not mine <= limit:
+            return f"{name} of the error {mine:.3g}, limit of {len(runs)} eager runs {limit:.3g}"
+    return None
+
+
+def distance(x: Tensor, exact: Tensor, order: float) -> float:
+    difference = widen(dense(x)) - widen(dense(exact))
+    return float(torch.linalg.vector_norm(difference, order))

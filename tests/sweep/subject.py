@@ -109,6 +109,38 @@ def stirred(model: nn.Module) -> nn.Module:
     return model
 
 
+def shallower(model: nn.Module) -> nn.Module:
+    """The model without blocks that repeat an earlier one of the same sequence.
+
+    A block that has the same modules, shapes and options makes the same kernels again.
+    """
+    for sequence in model.modules():
+        if isinstance(sequence, nn.Sequential):
+            seen: set[str] = set()
+            for name, block in list(sequence.named_children()):
+                signature = signature_of(block)
+                if signature in seen and any(True for _ in block.children()):
+                    del sequence._modules[name]
+                seen.add(signature)
+    return model
+
+
+def signature_of(block: nn.Module) -> str:
+    """All of a block but its numbers: modules, shapes, plain options."""
+    lines = []
+    for name, module in block.named_modules():
+        options = {k: v for k, v in vars(module).items() if is_plain(v)}
+        shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
+        lines.append(f"{name} {type(module)} {sorted(options.items())} {shapes}")
+    return "\n".join(lines)
+
+
+def is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(is_plain(v) for v in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def accepted(subject: Subject) -> Subject:
     """The subject, once eager has run it and given numbers."""
     results = subject.run(subject.model, subject.call, lambda f: f)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from tests.harness.backend import default_backend
+from tests.harness.draws import shaken_model
 from tests.sweep import judge
 from tests.sweep.families import FAMILIES
 from tests.sweep.packages import use_packages
@@ -14,6 +17,8 @@ from tests.sweep.run import is_ours, rows_of, skips, table_of
 from tests.sweep.sample import SAMPLE
 from tests.sweep.subject import NotMade, Subject, noise, variant_of
 from tests.sweep.worker import swept
+
+Spoil = Callable[[torch.Tensor], torch.Tensor]
 
 use_packages()
 ROWS, MISSING = rows_of(list(FAMILIES))
@@ -63,6 +68,50 @@ def test_a_gradient_that_is_lost_is_found_and_is_ours(monkeypatch: pytest.Monkey
     assert (result["status"], result["whose"]) == ("wrong", "ours") and is_ours(result)
     table = table_of({"timm/net/train": result}, ["timm/net/train", "timm/net/eval"])
     assert table.row_count == 2
+
+
+class Chaotic(nn.Module):
+    """Batch norms over four elements and ReLUs: a last bit decides which branches are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = ((nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()) for _ in range(24))
+        self.inner = nn.Sequential(*(layer for block in blocks for layer in block))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.inner(x)}
+
+
+def chaotic() -> Subject:
+    torch.manual_seed(0)
+    return Subject(Chaotic(), ((noise(4, 16),), {})).training()
+
+
+def test_an_ill_conditioned_step_is_held_against_other_roundings_of_it() -> None:
+    """Eager with other roundings passes, though far outside the limits of one run of eager."""
+    subject = chaotic()
+    eager = judge.evaluate(subject, chaotic().model, subject.call)
+    other = judge.evaluate(subject, shaken_model(subject.model, seed=99), subject.call)
+    exact, is_wide = judge.reference(subject, eager)
+    assert is_wide and judge.outside_limits(other, eager, exact)
+    assert not judge.complaints_of(subject, eager, other)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        torch.zeros_like,  # a gradient that is lost
+        lambda x: x * 1.5,  # a factor forgotten
+        lambda x: x.roll(1, 0),  # rows read at the wrong place
+        lambda x: torch.cat([x[:-1], x[-1:] * float("nan")]),  # a part never written
+    ],
+)
+def test_what_is_wrong_is_found_in_an_ill_conditioned_step(spoil: Spoil) -> None:
+    subject = chaotic()
+    eager = judge.evaluate(subject, chaotic().model, subject.call)
+    broken = [spoil(x) if i == 1 else x for i, x in enumerate(eager)]
+    found = judge.complaints_of(subject, eager, broken)
+    assert len(found) == 1 and found[0].startswith("output 1:")
 
 
 def test_channels_last_is_asked_for_where_it_means_something() -> None:
