@@ -32,14 +32,38 @@ def first_as_eager(rule: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
+def padded_as_eager(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A rule for reflecting or repeating the edges, with eager's strides. PyTorch 2.11 loses them:
+    it asks for the layout of what it indexed, where eager asks for that of the input."""
+
+    def decomposed(x: Tensor, padding: list[int]) -> Tensor:
+        is_last = lies_channels_last(x)
+        wanted = memory_format_of(x) if is_last else torch.contiguous_format
+        return rule(x, padding).contiguous(memory_format=wanted)
+
+    return decomposed
+
+
 def roll(x: Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) -> Any:
-    """Channels last, the rows of memory are rolled. Otherwise the op stays whole."""
+    """Channels last, the rows of memory are rolled. Otherwise the op stays whole.
+
+    Eager puts two parts together; where one of them is empty, the result is contiguous.
+    """
     if not dims or not lies_channels_last(x):
         return NotImplemented
     order = [0, *range(2, x.dim()), 1]
     moved = [order.index(d % x.dim()) for d in dims]
     rolled = torch.roll(x.permute(order), shifts, moved)
-    return rolled.permute([order.index(d) for d in range(x.dim())])
+    rolled = rolled.permute([order.index(d) for d in range(x.dim())])
+    is_whole = any(_is_multiple(s, x.shape[d]) for s, d in zip(shifts, dims, strict=True))
+    return rolled.contiguous() if is_whole else rolled
+
+
+def _is_multiple(shift: Any, size: Any) -> bool:
+    """Whether a shift by whole turns moves nothing; a size that is a symbol gains no guard."""
+    if isinstance(shift, int) and shift == 0:
+        return True
+    return isinstance(shift, int) and isinstance(size, int) and size > 0 and shift % size == 0
 
 
 # PyTorch's own formulas of the next three hold the storage offset of a traced input, which nothing

@@ -163,6 +163,12 @@ def _is_batch_norm(op: OpOverload) -> bool:
     return "batch_norm" in str(op) and "backward" not in str(op)
 
 
+def _is_padding(op: OpOverload) -> bool:
+    return str(op).startswith(("aten.reflection_pad", "aten.replication_pad")) and (
+        "backward" not in str(op)
+    )
+
+
 # Ops that draw random numbers: decomposed they draw others than eager's own kernels.
 _DRAWING = ("aten.native_dropout.default",)
 
@@ -175,6 +181,7 @@ def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, De
     standard = standard_decompositions(list(_standard_ops()))
     table = {op: rule for op, rule in standard.items() if _is_functional(op)}
     table |= {op: layouts.first_as_eager(rule) for op, rule in table.items() if _is_batch_norm(op)}
+    table |= {op: layouts.padded_as_eager(rule) for op, rule in table.items() if _is_padding(op)}
     for name, rule in OWN.items():
         op = _find(name)
         if op is not None:

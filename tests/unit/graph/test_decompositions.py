@@ -270,3 +270,28 @@ def test_a_rolled_tensor_lies_channels_last_on_the_cpu_only(device: str) -> None
         x = torch.empty(2, 4, 3, 5, device=device).to(memory_format=torch.channels_last)
         found = layouts.roll(x, [1], [2])
     assert found is NotImplemented if device == "cuda" else found.stride() == x.stride()
+
+
+LAST: dict[str, Callable[[Tensor], Tensor]] = {
+    "reflect": lambda x: F.pad(x, (1, 2, 1, 0), mode="reflect"),
+    "replicate": lambda x: F.pad(x, (1, 2, 1, 0), mode="replicate"),
+    "roll": lambda x: x.roll(1, 3),
+    "roll_by_nothing": lambda x: x.roll(0, 3),
+    "roll_one_of_two": lambda x: x.roll((1, 0), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("mode", ("fake", "symbolic"))
+@pytest.mark.parametrize("name", LAST)
+def test_strides_of_channels_last(name: str, mode: str) -> None:
+    fn = LAST[name]
+    shapes = ((2, 4, 7, 5), (3, 2, 7, 4))
+    for x in (torch.randn(s).to(memory_format=torch.channels_last) for s in shapes):
+        trace = make_fx(lambda x: fn(x), decomposition_table=TABLE, tracing_mode=mode)
+        assert_near(trace(x)(x), fn(x), fn(x.double()))
+        assert_near(trace(x.contiguous())(x.contiguous()), fn(x.contiguous()), fn(x.double()))
+
+
+def test_strides_of_a_roll_by_a_whole_turn() -> None:
+    x = torch.randn(2, 4, 7, 5).to(memory_format=torch.channels_last)
+    assert decomposed(lambda x: x.roll((1, -7), (1, 2)), x)(x).stride() == x.roll(-7, 2).stride()
