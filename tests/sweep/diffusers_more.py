@@ -6,7 +6,6 @@ import torch
 
 from tests.sweep.diffusers_inputs import (
     BLOCKS,
-    CONDITIONED,
     HEADS,
     LATENT,
     TEXT,
@@ -92,17 +91,6 @@ MORE_ROWS: dict[str, Row] = {
         },
         lambda: {"sample": FRAMES},
     ),
-    "UNetMotionModel": Row(
-        {k: v for k, v in CONDITIONED.items() if k != "attention_head_dim"}
-        | {
-            "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
-            "num_attention_heads": 2,
-            "motion_num_attention_heads": 2,
-            "motion_max_seq_length": 4,
-        },
-        lambda: denoised(sample=noise(2, 4, 3, 8, 8), encoder_hidden_states=TEXT),
-    ),
     "UNetSpatioTemporalConditionModel": Row(
         {
             "sample_size": 8,
@@ -143,10 +131,10 @@ MORE_ROWS: dict[str, Row] = {
     ),
     "Kandinsky3UNet": Row(
         {
-            "time_embedding_dim": 8,
+            "time_embedding_dim": 4,
             "groups": 2,
             "attention_head_dim": 4,
-            "layers_per_block": 1,
+            "layers_per_block": 3,
             "block_out_channels": (8, 16),
             "cross_attention_dim": 8,
             "encoder_hid_dim": 8,
