@@ -6,48 +6,22 @@ none is listed as left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
+from tests.sweep.diffusers_inputs import (
+    AUTOENCODER,
+    BLOCKS,
+    CONDITIONED,
+    HEADS,
+    LATENT,
+    TEXT,
+    Row,
+    denoised,
+    image,
+)
+from tests.sweep.diffusers_more import MORE_ROWS
 from tests.sweep.subject import NotMade, Subject, deterministic, noise, stirred, variant_of, why
 
-Inputs = dict[str, Any]
-TIME = torch.tensor([3, 700])
-TEXT = noise(2, 5, 8)
-LATENT = noise(2, 4, 8, 8)
-HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1}
-BLOCKS = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    settings: dict[str, Any]
-    inputs: Callable[[], Inputs]
-
-
-def denoised(**more: Any) -> Inputs:
-    return {"timestep": TIME, **more}
-
-
-def image() -> Inputs:
-    return {"sample": noise(2, 3, 16, 16)}
-
-
-AUTOENCODER = {
-    "down_block_types": ("DownEncoderBlock2D",) * 2,
-    "up_block_types": ("UpDecoderBlock2D",) * 2,
-    **BLOCKS,
-}
-CONDITIONED = {
-    "sample_size": 8,
-    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-    "cross_attention_dim": 8,
-    "attention_head_dim": 4,
-    **BLOCKS,
-}
 ROWS: dict[str, Row] = {
     "UNet2DModel": Row(
         {
@@ -60,8 +34,24 @@ ROWS: dict[str, Row] = {
         lambda: denoised(**image()),
     ),
     "UNet1DModel": Row(
-        {"sample_size": 16, "extra_in_channels": 16, "block_out_channels": (32, 32, 64)},
-        lambda: denoised(sample=noise(2, 2, 32)),
+        {
+            "sample_size": 16,
+            "in_channels": 14,
+            "out_channels": 14,
+            "time_embedding_type": "positional",
+            "use_timestep_embedding": True,
+            "act_fn": "mish",
+            "freq_shift": 1.0,
+            "flip_sin_to_cos": False,
+            "block_out_channels": (16, 32),
+            "out_block_type": "OutConv1DBlock",
+            "mid_block_type": "MidResTemporalBlock1D",
+            "down_block_types": ("DownResnetBlock1D", "DownResnetBlock1D"),
+            "up_block_types": ("UpResnetBlock1D",),
+            "norm_num_groups": 8,
+            "layers_per_block": 1,
+        },
+        lambda: denoised(sample=noise(2, 14, 16)),
     ),
     "UNet2DConditionModel": Row(
         CONDITIONED | {"up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")},
@@ -258,6 +248,7 @@ ROWS: dict[str, Row] = {
         },
     ),
 }
+ROWS |= MORE_ROWS
 NO_ROW = "no small configuration is written for it"
 NO_MODELS = ("Mixin", "Config", "AutoModel", "Name", "Multi", "Projection", "Adapter")
 
