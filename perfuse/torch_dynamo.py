@@ -8,6 +8,8 @@ either. A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,3 +182,28 @@ def _forget(backend: Function, codes: list[types.CodeType]) -> None:
             if state is not None:
                 reason = "it was compiled for one call"
                 state.invalidate(entry, guards.DeletedGuardManagerWrapper(reason))
+
+
+def is_compiling_here() -> bool:
+    """Whether Dynamo is compiling in the calling thread."""
+    lock = _compile_lock()
+    return lock is not None and bool(lock._is_owned())
+
+
+def _compile_lock() -> Any:
+    """The lock under which Dynamo compiles, where it was imported."""
+    return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
+
+
+def _free_after_fork() -> None:
+    """Take the lock from a thread of the parent, which will never give it back in this process.
+
+    Without this, a child that was forked while another thread compiled waits for ever when it
+    compiles by itself, whatever the backend.
+    """
+    lock = _compile_lock()
+    if lock is not None and not lock._is_owned():
+        lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_free_after_fork)

@@ -8,11 +8,13 @@ the capture would have left it, and the first one afterwards need not walk throu
 from __future__ import annotations
 
 import gc
+import os
 from functools import cache
 from typing import Any
 
 from perfuse import config
 from perfuse.torch_compat import on_compile
+from perfuse.torch_dynamo import is_compiling_here
 
 _paused: list[bool] = []
 
@@ -42,3 +44,10 @@ def _promote() -> None:
 def pause_garbage_collection() -> None:
     """From now on, pause while something is captured; asked for again, do nothing."""
     on_compile(_pause, _resume)
+    os.register_at_fork(after_in_child=_resume_in_child)
+
+
+def _resume_in_child() -> None:
+    """A child has none of the other threads, one of which may have paused and would resume."""
+    if not is_compiling_here():
+        _resume(None)

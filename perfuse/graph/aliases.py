@@ -106,8 +106,10 @@ def _schema_of(op: OpOverload) -> _Marks:
     )
 
 
-def _at(node: Node, places: Iterable[tuple[int, str]]) -> list[Node]:
+def _at(node: Node, places: tuple[tuple[int, str], ...]) -> list[Node]:
     """The nodes among the arguments at these places."""
+    if not places:
+        return []
     found: list[Node] = []
     for i, name in places:
         value = node.args[i] if i < len(node.args) else node.kwargs.get(name)

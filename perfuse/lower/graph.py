@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -60,6 +61,12 @@ def lower_graph(module: GraphModule, context: Context) -> Program:
     return _Lowering(module, context).run()
 
 
+def _shorten(table: dict[Any, Any], length: int) -> None:
+    """Take away what was added last. A copy to go back to would cost every op a whole table."""
+    while len(table) > length:
+        table.popitem()
+
+
 class _Lowering:
     def __init__(self, module: GraphModule, context: Context) -> None:
         self.module = module
@@ -93,7 +100,8 @@ class _Lowering:
             self.builder.origin = self.origins.of(node)
             known, num_emitted = len(self.builder.buffers), len(self.builder.nodes)
             handlers[node.op](node)
-            for name in list(self.builder.buffers)[known:]:
+            num_new = len(self.builder.buffers) - known
+            for name in islice(reversed(self.builder.buffers), num_new):
                 self.owners[name] = node
             is_call = any(isinstance(n, Extern) for n in self.builder.nodes[num_emitted:])
             self.origins.settle(node, self.values.get(node), self.builder, is_call)
@@ -267,7 +275,7 @@ class _Lowering:
         reason = "no lowering for this op"
         if lowering is not None and all_plain(node, expected, self.device):
             self.builder.feeds_calls = _feeds_calls(node)
-            mark = len(self.builder.nodes), dict(self.builder.buffers), dict(self.moved)
+            mark = len(self.builder.nodes), len(self.builder.buffers), len(self.moved)
             self.builder.arguments = tuple(traced_value(a) for a in node.args)
             try:
                 args = self._args(node.args, self._read)
@@ -277,7 +285,8 @@ class _Lowering:
             except Exception as error:
                 reason = self._refused(node, error)
                 del self.builder.nodes[mark[0] :]
-                self.builder.buffers, self.moved = mark[1:]
+                _shorten(self.builder.buffers, mark[1])
+                _shorten(self.moved, mark[2])
         elif lowering is not None:
             reason = "dtype or device without a code generator"
         return self._fallback(node, reason)

@@ -21,6 +21,7 @@ class Symbols:
         self.derived: dict[str, str] = {}  # name -> host formula, in order of definition
         self._known: set[str] = set()  # sizes of arguments, and what calls before have found
         self._least: dict[str, int] = {}  # by symbol, as first met: a symbol has one spelling
+        self._converted: dict[sympy.Expr, Dim] = {}  # a chain has the same sizes at every step
 
     def learn(self, tensor: torch.Tensor) -> None:
         """Sizes and strides are not negative, whatever else their symbols stand for."""
@@ -33,7 +34,11 @@ class Symbols:
     def dim(self, value: int | torch.SymInt) -> Dim:
         if isinstance(value, int):
             return int(value)
-        return self._convert(self._expression(value))
+        expr = value.node.expr
+        found = self._converted.get(expr)
+        if found is None:
+            found = self._converted[expr] = self._convert(self._expression(value))
+        return found
 
     def newly_measured(self, size: Dim) -> list[str]:
         """The symbol that this size is, where it comes from data and is met for the first time."""

@@ -91,3 +91,53 @@ print(json.dumps({"child": os.waitstatus_to_exitcode(status)}))
 
 def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path) -> None:
     assert finish(start(CHILD, tmp_path), 120) == {"child": 0}
+
+
+WHILE_COMPILING = """
+import gc, json, os, threading
+import torch
+import perfuse
+
+inside, go_on = threading.Event(), threading.Event()
+
+def backend(graph, inputs):
+    inside.set()
+    go_on.wait()
+    return graph
+
+def compile_slowly():
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+
+other = torch.compile(lambda x: x * 3, backend="perfuse")
+other(torch.ones(4))  # from here on, collecting is paused while something is compiled
+thread = threading.Thread(target=compile_slowly)
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    doubled = torch.compile(lambda x: x * 2, backend="perfuse")(torch.ones(3))
+    right = torch.equal(doubled, torch.full((3,), 2.0))
+    os._exit(0 if right and gc.isenabled() else 3)
+_, status = os.waitpid(child, 0)
+go_on.set()
+thread.join()
+
+def forks(graph, inputs):
+    child = os.fork()  # by the thread that compiles: it goes on compiling in both
+    if child == 0:
+        pids.append("child")
+    else:
+        pids.append(os.waitpid(child, 0)[1])
+    return graph
+
+pids = []
+torch.compile(lambda x: x - 1, backend=forks)(torch.ones(3))
+if pids == ["child"]:
+    os._exit(0 if gc.isenabled() else 3)
+print(json.dumps({"status": status, "own": pids, "collects": gc.isenabled()}))
+"""
+
+
+def test_forked_while_another_thread_compiles(tmp_path: Path) -> None:
+    got = finish(start(WHILE_COMPILING, tmp_path), 120)
+    assert got == {"status": 0, "own": [0], "collects": True}

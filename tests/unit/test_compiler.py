@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from perfuse.build import LIBRARY, build_shared_library, load_library
 from perfuse.build.compiler import library_key
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
+from perfuse.codegen.cpp.unit import LONG_UNIT
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.errors import CompilerFailed, CompilerMissing
+from perfuse.system import Exited, System, replaced
 from perfuse.target import cpu_features, find_compiler, host_target, parse_size, supported_isas
 
 needs_compiler = pytest.mark.skipif(not find_compiler(""), reason="no C++ compiler")
@@ -54,6 +57,39 @@ def test_builds_loads_and_hits(tmp_path: Path, names: tuple[str, ...]) -> None:
     assert ctx.counters["build.cache_hit"] == 1
     assert ctx.counters["build.kernels_compiled"] == len(names)
     assert entry.read_text("one.cpp") == units[0][1]
+
+
+class Listening(System):
+    """The real system, which keeps the commands."""
+
+    def __init__(self) -> None:
+        self.commands: list[Sequence[str]] = []
+
+    def spawn(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        timeout_s: float | None,
+    ) -> Exited:
+        self.commands.append(command)
+        return super().spawn(command, folder, environment, timeout_s)
+
+
+@needs_compiler
+def test_units_of_long_kernels_are_compiled_at_a_lower_level(tmp_path: Path) -> None:
+    units = [unit("kernels"), (f"{LONG_UNIT}0", COUNT.format(name="straight"))]
+    with replaced(Listening()) as listening:
+        entry = build_shared_library(units, context(tmp_path))
+    assert isinstance(listening, Listening)
+    levels = {
+        word: [flag for flag in command if flag.startswith("-O")][-1]
+        for command in listening.commands
+        for word in command
+        if word.endswith(".cpp")
+    }
+    assert levels == {"kernels.cpp": "-O3", f"{LONG_UNIT}0.cpp": "-O1"}
+    assert load_library(entry.read_bytes(LIBRARY)).straight() == 2
 
 
 @needs_compiler

@@ -116,7 +116,9 @@ template <class T, class F> PF_FN vec<T> from_lanes(F f) {
 template <class S> PF_FN vcompute<S> load_strided(const S* p, int64_t stride) {
   return from_raw<S>(from_lanes<raw<S>>([=](int i) { return raw_at(p + i * stride); }));
 }
-template <class S> PF_FN vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
+// What is left of a row, strided, is read by a call: a branch for each lane of fifty loads takes g++ longer than all
+// the rest of a kernel.
+template <class S> PF_CALLED vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
   vraw<S> r{};
   for (int i = 0; i < lanes; i++)
     if (i < n) r[i] = raw_at(p + i * stride);
@@ -126,7 +128,7 @@ template <class S> PF_FN void store_strided(S* p, int64_t stride, vcompute<S> v)
   const vraw<S> r = to_raw<S>(v);
   for (int i = 0; i < lanes; i++) put_raw(p + i * stride, r[i]);
 }
-template <class S> PF_FN void store_strided_n(S* p, int64_t stride, vcompute<S> v, int n) {
+template <class S> PF_CALLED void store_strided_n(S* p, int64_t stride, vcompute<S> v, int n) {
   const vraw<S> r = to_raw<S>(v);
   for (int i = 0; i < lanes; i++)
     if (i < n) put_raw(p + i * stride, r[i]);
@@ -137,7 +139,7 @@ template <class S> PF_FN vcompute<S> gather(const S* base, vec<int64_t> at) {
   __builtin_memcpy(index, &at, sizeof at);
   return from_raw<S>(from_lanes<raw<S>>([&](int i) { return raw_at(base + index[i]); }));
 }
-template <class S> PF_FN vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
+template <class S> PF_CALLED vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
   vraw<S> r{};
   for (int i = 0; i < lanes; i++)
     if (i < n) r[i] = raw_at(base + at[i]);

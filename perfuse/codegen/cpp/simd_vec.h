@@ -18,6 +18,7 @@ typedef __UINT32_TYPE__ uint32_t;
 typedef __UINT64_TYPE__ uint64_t;
 
 #define PF_FN static inline __attribute__((always_inline, unused))
+#define PF_CALLED static __attribute__((noinline, unused))
 #define PF_INLINED __attribute__((always_inline))
 #define PF_INLINE inline PF_INLINED
 #pragma GCC diagnostic ignored "-Wpragmas"

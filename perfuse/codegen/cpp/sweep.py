@@ -23,6 +23,16 @@ _MOST_SCRATCH_ELEMENTS = 1 << 16
 _TYPICAL_CACHE_BYTES = 32 << 20
 # Outputs smaller than this part of the last-level cache stay in it.
 _LEAST_SHARE = 8
+# Beyond this cost a kernel is a straight line of vector code, on which compilers spend seconds.
+_LONG_COST, _LONG_COST_PER_LOAD = 600, 16
+
+
+def is_long(members: Sequence[Member]) -> bool:
+    """Whether these are so much arithmetic that neither their loads nor the loop around matter."""
+    cost = sum(m.loop.value.cost for m in members)
+    return cost > max(
+        _LONG_COST, _LONG_COST_PER_LOAD * sum(m.loop.value.num_loads for m in members)
+    )
 
 
 @dataclass(slots=True)
@@ -266,7 +276,10 @@ class Sweeps:
                 )
                 total, start = "last", "first"
             w.line(f"int64_t at_{name} = {start};")
-            for count in (unroll, 1) if unroll > 1 else (1,):
+            has_rest = not (isinstance(size, int) and size % lanes == 0)
+            # A long body is written once, for whole and partial vectors alike.
+            is_once = has_rest and is_long(members) and all(m.role == "full" for m in members)
+            for count in () if is_once else (unroll, 1) if unroll > 1 else (1,):
                 if self._fits(size, count, unroll):
                     step = count * lanes
                     with w.block(f"for (; at_{name} + {step} <= {total}; at_{name} += {step}) {{"):
@@ -274,10 +287,13 @@ class Sweeps:
                             with w.block("{"):
                                 w.line(f"const int64_t {name} = at_{name} + {u * lanes};")
                                 self._body(Scope(w, known, scope), row, members, None, u)
-            if not (isinstance(size, int) and size % lanes == 0):
-                with w.block(f"if (at_{name} < {total}) {{"):
+            if has_rest:
+                head = f"for (; at_{name} < {total}; at_{name} += {lanes})" if is_once else None
+                with w.block(f"{head or f'if (at_{name} < {total})'} {{"):
                     w.line(f"const int64_t {name} = at_{name};")
-                    w.line(f"const int live = (int)({total} - {name});")
+                    left = f"{total} - {name}"
+                    limit = f"{left} < {lanes} ? {left} : {lanes}" if is_once else left
+                    w.line(f"const int live = (int)({limit});")
                     self._body(Scope(w, known, scope), row, members, "live", 0)
 
     def _fits(self, size: object, count: int, unroll: int) -> bool:

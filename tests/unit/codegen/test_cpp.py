@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perfuse.build.compiler import HEADERS
 from perfuse.codegen.cpp import spelling
-from perfuse.codegen.cpp.unit import generate_sources
+from perfuse.codegen.cpp.unit import LONG_UNIT, generate_sources
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -105,6 +105,22 @@ def test_equal_layers_share_one_function() -> None:
     sources = generate_sources(plan, CONTEXT)
     assert len(plan.kernels) == 12 and sources.num_distinct <= 2
     assert sources.units[0][1].count("static void kernel") == sources.num_distinct
+
+
+def test_long_kernels_are_units_of_their_own() -> None:
+    def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for i in range(700):
+            x = x * 0.5 + i
+        return x, y.softmax(-1)
+
+    (plan,) = plans_of(chain, f32(52), f32(7, 9))
+    first, *rest = generate_sources(plan, CONTEXT).units
+    assert first[0] == "kernels" and "static void kernel" in first[1]
+    assert rest and all(name.startswith(LONG_UNIT) for name, _ in rest)
+    long = "".join(text for _, text in rest)
+    assert long.count("pf::loadv") == long.count("pf::storev")  # each body once, not twice
+    assert "void kernel" in long and "static void kernel" not in long
+    assert 1399 <= long.count("pf::mul(") + long.count("pf::add(") <= 1400
 
 
 def test_nothing_to_compute_is_no_source() -> None:
