@@ -26,6 +26,7 @@ from perfuse.graph import decompose_norms as norms
 from perfuse.graph import decompose_pointwise as pointwise
 from perfuse.graph import decompose_reductions as reductions
 from perfuse.graph import decompose_softmax as softmax
+from perfuse.graph.decompose_fft import fft_c2c, fft_c2r, fft_r2c
 from perfuse.graph.decompose_foreach import FOREACH
 from perfuse.graph.decompose_scatter import index_fill, into_own_copy
 from perfuse.torch_compat import OpOverload, standard_decompositions
@@ -124,6 +125,9 @@ OWN: dict[str, Decomposition] = {
     "aten.split_with_sizes.default": layouts.split_with_sizes,
     "aten.logsumexp.default": reductions.logsumexp,
     "aten.linalg_vector_norm.default": reductions.vector_norm,
+    "aten._fft_c2c.default": fft_c2c,
+    "aten._fft_r2c.default": fft_r2c,
+    "aten._fft_c2r.default": fft_c2r,
     "aten.index_fill.int_Scalar": index_fill,
     "aten.index_fill.int_Tensor": index_fill,
     "aten.slice_scatter.default": into_own_copy(aten.slice_scatter.default),

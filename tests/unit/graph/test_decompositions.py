@@ -1,5 +1,6 @@
 """Our formulas against eager: types, strides, special values, and half precision."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -295,3 +296,27 @@ def test_strides_of_channels_last(name: str, mode: str) -> None:
 def test_strides_of_a_roll_by_a_whole_turn() -> None:
     x = torch.randn(2, 4, 7, 5).to(memory_format=torch.channels_last)
     assert decomposed(lambda x: x.roll((1, -7), (1, 2)), x)(x).stride() == x.roll(-7, 2).stride()
+
+
+TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "fft": torch.fft.fft,
+    "fft2": torch.fft.fft2,
+    "fftn": lambda x: torch.fft.ifftn(x, dim=(0, 1)),
+    "rfft": lambda x: torch.fft.rfft(x.real, dim=0),
+    "rfftn": lambda x: torch.fft.rfftn(x.real, dim=(1, 0)),
+    "irfft": lambda x: torch.fft.irfft(x, n=5, dim=1),
+    "irfftn": lambda x: torch.fft.irfftn(x, dim=(2, 0)),
+    "hfft": torch.fft.hfft,
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_strides_of_transforms(name: str, order: tuple[int, ...]) -> None:
+    """Those that tracing predicts are those that the graph, and eager, give."""
+    fn = TRANSFORMS[name]
+    x = torch.randn(4, 7, 6, dtype=torch.complex64).permute(order)
+    graph = decomposed(fn, x)
+    (output,) = graph.graph.find_nodes(op="output")[0].all_input_nodes
+    assert output.meta["val"].stride() == graph(x).stride() == fn(x).stride()
+    torch.testing.assert_close(graph(x), fn(x))
