@@ -20,8 +20,6 @@ def fft_c2c(x: Tensor, dim: Sequence[int], normalization: int, forward: bool) ->
 
 
 def fft_r2c(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
-    if not onesided:  # the other half is copied, into another layout
-        return NotImplemented
     *inner, halved = (d % x.dim() for d in dim)
     return _in_order(aten._fft_r2c.default, x, inner, [halved], (normalization, onesided))
 

@@ -301,6 +301,9 @@ def test_strides_of_a_roll_by_a_whole_turn() -> None:
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "fft": torch.fft.fft,
     "fft2": torch.fft.fft2,
+    "fft_of_real": lambda x: torch.fft.fft(x.real),
+    "fft2_of_real": lambda x: torch.fft.fft2(x.real, dim=(1, 0)),
+    "fft_of_dense_real": lambda x: torch.fft.fft(torch.clone(x.real)),
     "fftn": lambda x: torch.fft.ifftn(x, dim=(0, 1)),
     "rfft": lambda x: torch.fft.rfft(x.real, dim=0),
     "rfftn": lambda x: torch.fft.rfftn(x.real, dim=(1, 0)),
