@@ -45,6 +45,16 @@ CORPUS: dict[str, Row] = {
         ("t0 = F.pairwise_distance(x0 + 1, x0.flip(0) - 1)",),
         ("t0",),
     ),
+    "maximum_of_computed": (
+        (TABLE, TABLE),
+        ("t0 = torch.sigmoid(x0 * 1.7 + x1) * x0", "t1 = t0.amax(-1)", "t2 = t0.amin(0)"),
+        ("t1", "t2"),
+    ),
+    "filled_transposed": (
+        (randn("c", "b"), indices("c", "2")),
+        ("t0 = torch.index_fill(x0.t(), 1, x1, 2)",),
+        ("t0",),
+    ),
     "step_with_scalar": (
         (TABLE, TABLE, "0.1 / (k + 1)"),
         ("t0 = (x0 * (1 - 0.1 * s2)).add(x1, alpha=-s2)",),
