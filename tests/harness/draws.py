@@ -4,20 +4,23 @@ Moving by one rounding (`moved_model`) measures what a limit is derived from whe
 their inputs smoothly. Deep networks in training do not: a ReLU, a pooling or a comparison near a
 tie takes the other branch for a last bit, and every gradient upstream jumps. A backward-stable
 program gives the exact result of inputs moved by a few roundings, whatever branches those take. So
-eager is run with parameters moved at random by `NUM_SPREADS` roundings, and a tensor of results may
-be about as far from the exact one as the farthest of these runs (`farther_than`).
+eager is run with parameters and inputs moved at random by `NUM_SPREADS` roundings, and a tensor of
+results may be about as far from the exact one as the farthest of these runs (`farther_than`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from tests.harness.compare import NUM_SPREADS, dense, metadata_complaint, moved, widen
 
+T = TypeVar("T")
 NUM_RUNS = 12
 
 
@@ -39,10 +42,37 @@ def shaken_model(model: nn.Module, seed: int) -> nn.Module:
     with torch.no_grad():
         for parameter in other.parameters():
             if parameter.is_floating_point():
-                draw = 2 * torch.rand(parameter.shape, generator=generator) - 1
-                scale = NUM_SPREADS * torch.finfo(parameter.dtype).eps
-                parameter.mul_(1 + scale * draw.to(parameter.device))
+                parameter.copy_(shaken(parameter, generator))
     return other
+
+
+def shaken(x: Tensor, generator: torch.Generator) -> Tensor:
+    draw = 2 * torch.rand(x.shape, generator=generator) - 1
+    return x * (1 + NUM_SPREADS * torch.finfo(x.dtype).eps * draw.to(x.device))
+
+
+def moved_inputs(tree: T, direction: str) -> T:
+    """The inputs moved by one rounding, and rounded to their dtype again."""
+    return each_input(tree, lambda x: moved(x, torch.finfo(x.dtype).eps, direction))
+
+
+def shaken_inputs(tree: T, seed: int) -> T:
+    generator = torch.Generator().manual_seed(seed)
+    return each_input(tree, lambda x: shaken(x, generator))
+
+
+def each_input(tree: T, move: Callable[[Tensor], Tensor]) -> T:
+    """The tree with its floats moved, but for whole numbers: masks, places and counts are exact."""
+
+    def other(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        old = x.detach()
+        new = torch.where(old == old.round(), old, move(old).to(x.dtype))
+        return new.requires_grad_(x.requires_grad)
+
+    result: T = pytree.tree_map(other, tree)
+    return result
 
 
 def farther_than(got: Tensor, exact: Tensor, runs: Sequence[Tensor], scale: float) -> str | None:

@@ -13,7 +13,14 @@ from torch.utils import _pytree as pytree
 
 from tests.harness.backend import Counting, eager_random
 from tests.harness.compare import DIRECTIONS, Reference, errors_of, leaf_complaint
-from tests.harness.draws import NUM_RUNS, farther_than, moved_model, shaken_model
+from tests.harness.draws import (
+    NUM_RUNS,
+    farther_than,
+    moved_inputs,
+    moved_model,
+    shaken_inputs,
+    shaken_model,
+)
 from tests.harness.pool import Result
 from tests.models.check import widened
 from tests.sweep.subject import Call, Subject
@@ -72,8 +79,7 @@ def complaints_of(subject: Subject, eager: list[Tensor], got: list[Tensor]) -> l
         suspects = outside_limits(got, eager, exact, *moved_runs(subject, is_wide))
     if not suspects:
         return []
-    seeds = range(NUM_RUNS)
-    runs = [evaluate(subject, shaken_model(subject.model, s), subject.call) for s in seeds]
+    runs = [shaken_run(subject, seed) for seed in range(NUM_RUNS)]
     scale = max(float(x.double().square().mean()) ** 0.5 for x in exact if x.numel())
     found = []
     for i, problem in suspects.items():
@@ -117,12 +123,18 @@ def reference(subject: Subject, eager: list[Tensor]) -> tuple[list[Tensor], bool
 
 
 def moved_runs(subject: Subject, is_wide: bool) -> tuple[Runs, Runs]:
-    """The reference with moved weights, and eager with the same ones."""
+    """The reference with moved weights and inputs, and eager with the same ones."""
     model, call = subject.model, subject.call
+    calls = {way: moved_inputs(call, way) for way in DIRECTIONS}
+    runs = [evaluate(subject, moved_model(model, way), calls[way]) for way in DIRECTIONS]
     if not is_wide:
-        return [evaluate(subject, moved_model(model, way), call) for way in DIRECTIONS[1:]], ()
-    spreads = [evaluate(subject, widened(model, way), wide(call)) for way in DIRECTIONS]
-    return spreads, [evaluate(subject, moved_model(model, way), call) for way in DIRECTIONS]
+        return runs[1:], ()
+    return [evaluate(subject, widened(model, way), wide(calls[way])) for way in DIRECTIONS], runs
+
+
+def shaken_run(subject: Subject, seed: int) -> list[Tensor]:
+    model = shaken_model(subject.model, seed)
+    return evaluate(subject, model, shaken_inputs(subject.call, seed))
 
 
 def evaluate(subject: Subject, model: Any, call: Call) -> list[Tensor]:

@@ -44,11 +44,11 @@ def make(name: str, variant: str) -> Subject:
         raise NotMade(LEFT_OUT[name])
     info = next(i for i in database() if name_of(i.module_cls) == name)
     train = variant == "train"
+    torch.manual_seed(0)  # samples draw from the default generator
     samples = info.module_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=train, training=train
     )
     parts, calls = [], []
-    torch.manual_seed(0)
     for sample in samples[:MAX_SAMPLES] if isinstance(samples, list) else list(samples):
         made, given = sample.constructor_input, sample.forward_input
         part = info.module_cls(*made.args, **made.kwargs).train(train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.harness.backend import default_backend
-from tests.harness.draws import shaken_model
+from tests.harness.draws import moved_inputs, shaken_inputs, shaken_model
 from tests.sweep import judge
 from tests.sweep.families import FAMILIES
 from tests.sweep.packages import use_packages
@@ -112,6 +113,31 @@ def test_what_is_wrong_is_found_in_an_ill_conditioned_step(spoil: Spoil) -> None
     broken = [spoil(x) if i == 1 else x for i, x in enumerate(eager)]
     found = judge.complaints_of(subject, eager, broken)
     assert len(found) == 1 and found[0].startswith("output 1:")
+
+
+def test_inputs_are_moved_where_there_are_no_parameters() -> None:
+    """Another order of the sum in a mean that cancels is as good as eager's."""
+    images = noise(2, 3, 6, 6)
+    images -= images.double().mean((0, 2, 3), keepdim=True).float()
+    norm = nn.BatchNorm2d(3, affine=False)
+    subject = Subject(norm, ((images,), {})).training()
+    eager = judge.evaluate(subject, copy.deepcopy(norm), subject.call)
+    means = 0.1 * images.permute(1, 0, 2, 3).reshape(3, 72).cumsum(1)[:, -1] / 72
+    assert means.shape == eager[1].shape
+    assert not judge.complaints_of(subject, eager, [eager[0], means, *eager[2:]])
+    assert judge.complaints_of(subject, eager, [eager[0], means + 1e-6, *eager[2:]])
+
+
+def test_whole_numbers_among_the_inputs_are_not_moved() -> None:
+    places = torch.tensor([0.0, 1.0, 2.0, 2.5])
+    for other in (moved_inputs(places, "apart"), shaken_inputs(places, 0)):
+        assert torch.equal(other[:3], places[:3])
+    assert moved_inputs(places, "up")[3] > places[3]
+
+
+def test_samples_of_modules_are_the_same_in_every_process() -> None:
+    first, second = (FAMILIES["modules"].make("BatchNorm2d", "train").call for _ in range(2))
+    assert torch.equal(first[0][0][0][0], second[0][0][0][0])
 
 
 def test_channels_last_is_asked_for_where_it_means_something() -> None:

@@ -15,7 +15,7 @@ from tests.sweep.judge import judged
 from tests.sweep.packages import use_packages
 from tests.sweep.subject import NotMade
 
-MAX_ROWS = 16  # compiled code and modules grow: a process is for a few
+MAX_ROWS = 32  # compiled code and modules grow: a process is for a few
 num_done = itertools.count(1)
 
 
