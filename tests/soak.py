@@ -161,6 +161,9 @@ class Soak:
 
     def run(self, jobs: list[tuple[Callable[[random.Random], None], float]], number: int) -> None:
         rng = random.Random(self.seed * 1000 + number)
+        # Dynamo has a configuration for each thread; beyond the limit it would run eagerly.
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.accumulated_recompile_limit = 1_000_000
         actions, weights = [job for job, _ in jobs], [weight for _, weight in jobs]
         while not self.stop.is_set():
             (action,) = rng.choices(actions, weights)
@@ -185,8 +188,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     perfuse.config.cache.max_bytes = 8 << 20
-    torch._dynamo.config.recompile_limit = 64
-    torch._dynamo.config.accumulated_recompile_limit = 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(Path(folder), given.seed)
         calls = [(soak.call, 8.0), (soak.train, 2.0)]
