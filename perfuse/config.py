@@ -155,6 +155,24 @@ class ThresholdSettings:
     gpu_release_bytes: int = key(
         16 * MIB, "Dead memory of a GPU program from which it is given back before the next kernel."
     )
+    many_inputs: int = key(
+        64, "Programs with at least this many inputs fill the table of their addresses at once."
+    )
+    tuned_matmul_work: int = key(
+        1 << 22, "Matmuls of at least this many multiplications are raced between CPU libraries."
+    )
+    tuned_tile_bytes: int = key(
+        4 * MIB, "With max_autotune, GPU kernels that move at least this much have tiles raced."
+    )
+    gpu_loop_matmul_work: int = key(
+        1 << 15, "Matmuls of at most this many multiplications are loops in a GPU program."
+    )
+    padded_matmul_work: int = key(
+        1 << 30, "Matmuls of at least this many multiplications may be padded on a GPU."
+    )
+    filled_matmul_elements: int = key(
+        1 << 23, "Results of which an eighth is at least this large are filled by aligned matmuls."
+    )
 
 
 @dataclass(frozen=True, slots=True)

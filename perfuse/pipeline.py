@@ -80,7 +80,8 @@ class Compiled:
 def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> Compiled:
     """From an ATen graph to something that runs; not loaded, it can only be looked at."""
     run, own = Stages(), dataclasses.replace(context, counters=Counters())
-    module = run("passes", run_passes, module)  # algebra, common subexpressions, dead code
+    limits = context.settings.thresholds
+    module = run("passes", run_passes, module, limits)  # algebra, common subexpressions, dead code
     program = run("lower", lower_graph, module, own)  # formulas, loops and calls
     on_gpu = context.target.gpu is not None
     if not on_gpu:

@@ -28,6 +28,7 @@ MFD_EXEC = 0x10  # Linux 6.3: ask for memory that may hold code, where the defau
 F_ADD_SEALS = 1033
 SEALS = 0x1 | 0x2 | 0x4 | 0x8  # no more seals, no shrinking, no growing, no writing
 CHUNK = 1 << 22
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,16 @@ class System:
     ) -> None:
         """Give a file or folder another name, in one step."""
         os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
+    def exchange(self, one: str | Path, other: str | Path) -> None:
+        """Exchange two names in one step, where the system can: at no moment is one missing."""
+        call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if call is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        names = os.fsencode(one), os.fsencode(other)
+        if call(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(one), None, str(other))
 
     def unlink(self, path: str | Path, dir_fd: int | None = None) -> None:
         """Remove one file."""

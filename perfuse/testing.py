@@ -6,16 +6,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from perfuse import config
+from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.observe import observing
+from perfuse.capture.request import Request
 from perfuse.pipeline import Compiled
 from perfuse.runtime.pool import POOL
-from perfuse.torch_compat import cpu_allocations, reset_dynamo
+from perfuse.torch_compat import cpu_allocations
+from perfuse.torch_dynamo import compiled_as
 
 
 @contextmanager
@@ -29,11 +33,20 @@ def fresh_cache() -> Iterator[Path]:
 
 
 def run_and_get_code(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
-    """What `fn` returns when compiled anew, and every generated source: C++, then host program."""
+    """What `fn` returns when compiled anew, and every generated source: C++, then host program.
+
+    A function that Perfuse has compiled is compiled again for this call, with its own mode and
+    options, and stays compiled as it was. Of any other, the sources are what it compiles itself.
+    """
     seen: list[Compiled] = []
-    reset_dynamo()
+    is_ours = compiled_as(fn).backend is perfuse_backend
+    request = Request.of(fn)
     with observing(seen.append):
-        result = fn(*args, **kwargs)
+        if is_ours:
+            backend = partial(perfuse_backend, options=request.overrides)
+            result = request.call(args, kwargs, backend)
+        else:
+            result = fn(*args, **kwargs)
     return result, [text for compiled in seen for text in compiled.texts()]
 
 

@@ -2,15 +2,17 @@
 
     python -m tests.soak --minutes 30
 
-Threads call compiled functions of changing sizes and scalars, functions are compiled anew, children
-are forked in between and compute too, artefacts are rewritten and loaded again at one path, the
-cache is so small that entries are evicted all the time, and memory limits change. Every result is
-compared with eager's; at the end, memory and descriptors must be what they were after the warm-up.
+Threads call compiled functions of changing sizes and scalars, functions are compiled anew,
+children are forked between the calls and compute too, artefacts are rewritten and loaded again at
+one path, the cache is so small that entries are evicted all the time, and memory limits change.
+Every result is compared with eager's; at the end, memory and descriptors must be what they were
+after the warm-up.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import os
 import random
@@ -20,7 +22,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Each worker compiles by itself: sharing cores between them is the point.
@@ -48,6 +51,35 @@ def made_of(expression: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return scope["fresh"]
 
 
+class Gate:
+    """Calls run beside each other; a fork waits for those under way and holds others back.
+
+    While Dynamo checks the guards of a compiled function it holds a lock of its own, in C++. In a
+    child that is forked meanwhile it stays locked: with every backend, the child waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_calls = 0
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        with self._changed:
+            self._num_calls += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_calls -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_calls == 0)
+            yield
+
+
 class Soak:
     """The workers, what they did, and what went wrong."""
 
@@ -59,6 +91,7 @@ class Soak:
         self.stop = threading.Event()
         self.compiled = torch.compile(body, backend="perfuse", dynamic=None)
         self.turn = threading.Lock()  # Dynamo compiles one function at a time
+        self.gate = Gate()
 
     def check(self, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
         self.done[what] += 1
@@ -68,7 +101,8 @@ class Soak:
     def call(self, rng: random.Random) -> None:
         n, m = rng.choice([3, 17, 128, 700]), rng.choice([8, 64, 300])
         given = torch.randn(n, m), torch.randn(m, m), rng.choice([0.1, 0.5, 1.0])
-        self.check("call", self.compiled(*given), body(*given))
+        with self.gate.call():
+            self.check("call", self.compiled(*given), body(*given))
 
     def recompile(self, rng: random.Random) -> None:
         k = rng.randrange(1_000_000)
@@ -81,8 +115,9 @@ class Soak:
     def train(self, rng: random.Random) -> None:
         x = torch.randn(rng.choice([4, 256]), 64, requires_grad=True)
         w = torch.randn(64, 64, requires_grad=True)
-        got = torch.autograd.grad(self.compiled(x, w, 0.5).square().mean(), (x, w))
-        want = torch.autograd.grad(body(x, w, 0.5).square().mean(), (x, w))
+        with self.gate.call():
+            got = torch.autograd.grad(self.compiled(x, w, 0.5).square().mean(), (x, w))
+            want = torch.autograd.grad(body(x, w, 0.5).square().mean(), (x, w))
         for one, other in zip(got, want, strict=True):
             self.check("gradient", one, other)
 
@@ -90,8 +125,10 @@ class Soak:
         given = torch.randn(600, 300), torch.randn(300, 300), 0.5
         want = body(*given)
         self.compiled(*given)
-        child = os.fork()
+        with self.gate.alone():
+            child = os.fork()
         if child == 0:
+            faulthandler.dump_traceback_later(60)
             torch.set_num_threads(1)
             right = all(torch.allclose(self.compiled(*given), want, atol=1e-3) for _ in range(3))
             os._exit(0 if right else 3)
@@ -124,6 +161,9 @@ class Soak:
 
     def run(self, jobs: list[tuple[Callable[[random.Random], None], float]], number: int) -> None:
         rng = random.Random(self.seed * 1000 + number)
+        # Dynamo has a configuration for each thread; beyond the limit it would run eagerly.
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.accumulated_recompile_limit = 1_000_000
         actions, weights = [job for job, _ in jobs], [weight for _, weight in jobs]
         while not self.stop.is_set():
             (action,) = rng.choices(actions, weights)
@@ -148,8 +188,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     perfuse.config.cache.max_bytes = 8 << 20
-    torch._dynamo.config.recompile_limit = 64
-    torch._dynamo.config.accumulated_recompile_limit = 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(Path(folder), given.seed)
         calls = [(soak.call, 8.0), (soak.train, 2.0)]

@@ -25,8 +25,6 @@ from perfuse.ir.program import Extern, Program, View
 from perfuse.logs import channel
 from perfuse.torch_compat import disable_dispatch_modes, disabled_autocast
 
-# Below this many multiplications the call itself costs more than any choice saves.
-_SMALLEST = 1 << 22
 # A challenger has to be this much faster than the default.
 _MARGIN = 0.96
 # And by this much, for what the race does not see: its result is new memory, not a place of ours.
@@ -69,8 +67,10 @@ def choose_products(program: Program, context: Context) -> Program:
     if not context.settings.cpu.tune_products or not _has_linear():
         return program
     nodes, buffers = [], dict(program.buffers)
+    # Below this the call itself costs more than any choice saves.
+    least = max(1, context.settings.thresholds.tuned_matmul_work)
     for node in program.nodes:
-        product = _product_of(node, program) if isinstance(node, Extern) else None
+        product = _product_of(node, program, least) if isinstance(node, Extern) else None
         if product is not None and decide(product, context).chosen == _LINEAR:
             assert isinstance(node, Extern) and node.outs[0] is not None
             name = node.outs[0]
@@ -85,7 +85,7 @@ def _has_linear() -> bool:
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _product_of(node: Extern, program: Program) -> Product | None:
+def _product_of(node: Extern, program: Program, least_work: int) -> Product | None:
     if node.op not in ("aten.mm.out", "aten.addmm.out") or node.kwargs:
         return None
     bias, (a, b) = (node.args[0], node.args[1:]) if len(node.args) == 3 else (None, node.args)
@@ -96,7 +96,7 @@ def _product_of(node: Extern, program: Program) -> Product | None:
     if not all(isinstance(d, int) for d in dims) or (bias is not None and len(bias.shape) != 1):
         return None
     rows, depth, columns = a.shape[0], a.shape[1], b.shape[1]
-    if rows * depth * columns < _SMALLEST:
+    if rows * depth * columns < least_work:
         return None
     return Product(rows, columns, depth, a.strides, b.strides, bias is not None)
 

@@ -26,8 +26,6 @@ from perfuse.ir.program import Program, View
 from perfuse.logs import channel
 from perfuse.schedule.plan import Kernel, Plan, static_product
 
-# Kernels that move fewer bytes are over before a tile matters.
-SMALLEST_BYTES = 4 << 20
 _MARGIN = 0.97
 _FILE = "tile.json"
 
@@ -49,8 +47,9 @@ class TileDecision:
 def choose_tiles(plan: Plan, context: Context, measure: Measure, build: Build) -> dict[str, Tile]:
     """The fastest tile of each kernel that is worth measuring."""
     chosen: dict[str, Tile] = {}
+    least_bytes = context.settings.thresholds.tuned_tile_bytes  # smaller ones end before it matters
     for kernel in plan.kernels:
-        if kernel.num_bytes >= SMALLEST_BYTES and _is_measurable(kernel, plan.program):
+        if kernel.num_bytes >= least_bytes and _is_measurable(kernel, plan.program):
             decision = decide(kernel, plan.program, context, measure, build)
             chosen[kernel.name] = Tile(**decision.tile)
     return chosen

@@ -29,7 +29,7 @@ def simulate(cut: Cut, context: Context) -> Timeline:
 def _lifetimes(half: GraphModule, context: Context) -> Lifetimes:
     """The stages of the pipeline up to the plan."""
     own = dataclasses.replace(context, counters=Counters())
-    program = lower_graph(run_passes(half), own)
+    program = lower_graph(run_passes(half, own.settings.thresholds), own)
     if context.target.gpu is None:
         program = choose_products(program, own)
     return lifetimes(schedule(program, own), Where.of(context))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,11 @@ from perfuse.capture.backend import Halves
 from perfuse.capture.device import device_of
 from perfuse.capture.native import NATIVE, native_table
 from perfuse.capture.request import Request
-from perfuse.capture.simple import facts_of
+from perfuse.capture.simple import SYMBOLIC, facts_or_reason
 from perfuse.capture.trace import trace
 from perfuse.config import Settings
 from perfuse.context import Context
-from perfuse.errors import ArtefactError, UnsupportedOp
+from perfuse.errors import ArtefactError, PerfuseError, UnsupportedOp
 from perfuse.graph.canonical import is_storable
 from perfuse.lower.symbols import host_formula
 from perfuse.pipeline import Compiled
@@ -161,9 +162,10 @@ class Capture:
             compiler=halves.compile,
             partition=halves.partition,
         )
-        self.facts = facts_of(halves.graphs, len(inputs), context, takes_any_size=True)
-        if self.facts is None:
-            raise ArtefactError("the function returns views of its arguments", hint=NO_VIEWS)
+        found = facts_or_reason(halves.graphs, len(inputs), takes_any_size=True)
+        if isinstance(found, str):
+            raise _refused(found)
+        self.facts = found
         self.traced = [
             node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")
         ]
@@ -182,15 +184,31 @@ class Capture:
         return call
 
 
+def _refused(reason: str) -> ArtefactError:
+    """The error for a graph that needs more of AOTAutograd than an artefact holds."""
+    if reason in (SYMBOLIC, "sizes", "inputs"):
+        return ArtefactError(
+            "an artefact for training has fixed sizes",
+            hint="leave out dynamic=True; variants=[...] compiles for several sizes.",
+        )
+    if reason in ("aliased_output", "intermediate_base", "alias_guards"):
+        told = "the function returns views of its arguments, or several views of one result"
+        return ArtefactError(told, hint="return copies (.clone()).")
+    told = f"the function does what an artefact cannot: {reason.replace('_', ' ')}"
+    return ArtefactError(told, hint="use torch.compile(fn, backend='perfuse') for it.")
+
+
 @contextmanager
 def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Compiling runs the function once: what that writes, and the random numbers, are put back."""
     before = [tensor.detach().clone() for tensor in tensors]
-    with torch.random.fork_rng():
-        yield
-    with torch.no_grad():
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
 
 
 def _capture(
@@ -198,7 +216,13 @@ def _capture(
 ) -> Capture:
     capture = Capture(request.settings())
     with torch.set_grad_enabled(is_training):
-        capture.result = request.call(args, kwargs, capture.backend)
+        try:
+            capture.result = request.call(args, kwargs, capture.backend)
+        except Exception as error:
+            own = getattr(error, "inner_exception", None)  # what Dynamo wraps
+            if isinstance(own, PerfuseError):
+                raise own from None
+            raise
     if not capture.graphs or capture.facts is None:
         raise ArtefactError("the function computes nothing with tensors")
     if is_training and not capture.facts.is_training:
@@ -213,14 +237,18 @@ class _Held:
     """The tensors that a function holds, by name, each once however many variants use it."""
 
     def __init__(self, fn: Any) -> None:
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # by the id of the tensor
         self._tensors: dict[str, torch.Tensor] = {}
         if isinstance(fn, torch.nn.Module):
             named = (*fn.named_parameters(), *fn.named_buffers())
             self._names = {id(tensor): name for name, tensor in named}
 
     def name_of(self, tensor: torch.Tensor) -> str:
-        name = self._names.setdefault(id(tensor), f"p{len(self._tensors)}")
+        if id(tensor) not in self._names:
+            taken = set(self._names.values())  # a module's own parameter may be called p0
+            free = (name for i in itertools.count() if (name := f"p{i}") not in taken)
+            self._names[id(tensor)] = next(free)
+        name = self._names[id(tensor)]
         self._tensors[name] = tensor  # kept, so that its id stays its own
         return name
 

@@ -20,22 +20,33 @@ def facts_of(
     graphs: Mapping[str, GraphModule],
     num_inputs: int,
     context: Context,
-    takes_any_size: bool = False,
 ) -> Facts | None:
-    """The facts of the capture just traced; None, with the reason counted, where it has more.
+    """The facts of the capture just traced; None, with the reason counted, where it has more."""
+    facts = facts_or_reason(graphs, num_inputs)
+    if isinstance(facts, Facts):
+        return facts
+    context.counters.inc(f"capture.not_simple.{facts}")
+    told = facts.replace("_", " ")
+    channel("capture").info("this capture runs under AOTAutograd and is not cached: %s", told)
+    return None
+
+
+def facts_or_reason(
+    graphs: Mapping[str, GraphModule], num_inputs: int, takes_any_size: bool = False
+) -> Facts | str:
+    """The facts of the capture just traced, or why they do not suffice to run it.
 
     A graph for inference runs by the same facts whatever its sizes (`takes_any_size`); whoever
     calls it then has to check what tracing assumed of them.
     """
     found = simple_metadata()
-    reason = found if isinstance(found, str) else _reason_unfit(graphs, num_inputs, found)
-    if reason == SYMBOLIC and takes_any_size and "backward" not in graphs:
-        reason = None
-    if reason is not None or isinstance(found, str):
-        context.counters.inc(f"capture.not_simple.{reason}")
-        told = str(reason).replace("_", " ")
-        channel("capture").info("this capture runs under AOTAutograd and is not cached: %s", told)
-        return None
+    if isinstance(found, str):
+        return found
+    reason = _reason_unfit(graphs, num_inputs, found)
+    if reason is not None and not (
+        reason == SYMBOLIC and takes_any_size and "backward" not in graphs
+    ):
+        return reason
     needs_grad = found.output_needs_grad
     is_training = "backward" in graphs
     return Facts(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from perfuse.config import ThresholdSettings
 from perfuse.graph.aliases import users_through
 from perfuse.graph.facts import is_same_tensor, tensor_of
 from perfuse.graph.product_ops import aligned_product
@@ -26,9 +27,9 @@ from perfuse.graph.rewrite import Builder, replace_calls
 from perfuse.torch_compat import is_view_op
 
 aten = torch.ops.aten
+DEFAULT = ThresholdSettings()
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
 _ALIGNED_BYTES = 16
-_SMALLEST_WORK = 1 << 30  # below it launches count, not bytes
 
 # How much longer a product takes with unaligned rows of an operand, or of its result alone.
 # H200, bfloat16, 8192x50257x768, milliseconds as it is and padded: the result 6.67 and 0.90, the
@@ -37,9 +38,6 @@ _SLOWDOWN_OF_OPERANDS, _SLOWDOWN_OF_RESULT = 4.6, 7.4
 # Operations that the library does while a copy moves a byte: 680 TFLOP/s, 4 TB/s.
 _WORK_A_BYTE = 170
 
-# Elements of each of the eight products that fill a result: two tiles of 128x256 for each processor
-# of an H200. Copies of smaller results take less time than eight launches.
-FEWEST_FILLED = 1 << 23
 _FEWEST_COLUMNS = 512  # the edges are computed twice
 
 
@@ -54,15 +52,20 @@ class _Padding:
 
 
 def pad_products(
-    gm: GraphModule, *, device: str = "cuda", fewest_filled: int = FEWEST_FILLED
+    gm: GraphModule, thresholds: ThresholdSettings = DEFAULT, *, device: str = "cuda"
 ) -> GraphModule:
-    """The pass."""
-    every = {n: _padding_of(n, device, fewest_filled) for n in gm.graph.nodes}
+    """The pass.
+
+    Below `padded_matmul_work` launches count, not bytes. Of the eight products that fill a
+    result each should have `filled_matmul_elements`, two tiles of 128x256 for each processor of an
+    H200: copies of smaller results take less time than eight launches.
+    """
+    every = {n: _padding_of(n, device, thresholds) for n in gm.graph.nodes}
     found = {node: padding for node, padding in every.items() if padding is not None}
     return replace_calls(gm, found, _padded)
 
 
-def _padding_of(node: Node, device: str, fewest_filled: int) -> _Padding | None:
+def _padding_of(node: Node, device: str, thresholds: ThresholdSettings) -> _Padding | None:
     """What should be done to a product; None where it is fine as it is."""
     if node.target not in _PRODUCTS or node.kwargs:
         return None
@@ -75,7 +78,7 @@ def _padding_of(node: Node, device: str, fewest_filled: int) -> _Padding | None:
     if not all(isinstance(n, int) for n in (*sides, *a.stride(), *b.stride())):
         return None
     rows, depth, columns = (int(n) for n in sides)
-    if rows * depth * columns < _SMALLEST_WORK:
+    if rows * depth * columns < max(1, thresholds.padded_matmul_work):
         return None
     unit = _ALIGNED_BYTES // a.element_size()
     padded = _Padding(
@@ -85,7 +88,8 @@ def _padding_of(node: Node, device: str, fewest_filled: int) -> _Padding | None:
     )
     if padded == _Padding(rows, depth, columns):
         return None
-    is_large = columns >= _FEWEST_COLUMNS and rows * columns // unit >= fewest_filled
+    num_each = rows * columns // unit
+    is_large = columns >= _FEWEST_COLUMNS and num_each >= thresholds.filled_matmul_elements
     if columns != padded.columns and is_large and _is_kept(node) and _can_fill(node, padded, unit):
         padded = _Padding(rows, padded.depth, columns, fills_result=True)
     return padded if _gain_bytes(node, a, b, unit) > _copied_bytes(node, padded) else None

@@ -7,9 +7,11 @@ the end, because algebra makes expressions equal.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from torch.fx import GraphModule
 
+from perfuse.config import ThresholdSettings
 from perfuse.graph.attention import fuse_attention
 from perfuse.graph.batch_products import batch_products
 from perfuse.graph.canonicalize import canonicalize
@@ -17,7 +19,7 @@ from perfuse.graph.cse import eliminate_common_subexpressions
 from perfuse.graph.dead_code import eliminate_dead_code
 from perfuse.graph.fold_constants import fold_constants
 from perfuse.graph.join_products import join_products
-from perfuse.graph.pad_products import pad_products
+from perfuse.graph.pad_products import DEFAULT, pad_products
 from perfuse.graph.simplify import simplify
 
 Pass = Callable[[GraphModule], GraphModule]
@@ -39,13 +41,19 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 )
 
 
-def run_passes(gm: GraphModule, *, record: Record | None = None) -> GraphModule:
+def run_passes(
+    gm: GraphModule,
+    thresholds: ThresholdSettings = DEFAULT,
+    *,
+    record: Record | None = None,
+) -> GraphModule:
     """All passes in order; `record` gets each one's name, nodes before and after, and seconds."""
+    pad = partial(pad_products, thresholds=thresholds)
     settled: dict[Pass, GraphModule] = {}  # what each pass made: it would make the same of it again
     for name, run in PASSES:
         num_before, start = len(gm.graph.nodes), time.perf_counter()
         if settled.get(run) is not gm:
-            gm = settled[run] = run(gm)
+            gm = settled[run] = pad(gm) if run is pad_products else run(gm)
         if record is not None:
             record(name, num_before, len(gm.graph.nodes), time.perf_counter() - start)
     return gm

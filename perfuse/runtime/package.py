@@ -10,6 +10,7 @@ file in it is one that the manifest lists. Anything else is somebody's data.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,8 @@ from perfuse.system import CREATE, opened, read_file, sync_folder, system, write
 
 KIND = "perfuse artefact"
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
+# What systems and file systems answer that cannot exchange two names.
+CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 OTHER_PATH = "choose a path that does not exist yet, or remove the folder yourself."
 
 
@@ -127,6 +130,14 @@ def _swap(aside: Path, path: Path) -> None:
     """Put the new folder where the old one is. A failure leaves the old one there."""
     if not path.exists():
         system().rename(aside, path)
+        return
+    try:
+        system().exchange(aside, path)
+    except OSError as error:
+        if error.errno not in CANNOT_EXCHANGE:
+            raise
+    else:
+        _remove(aside, _own_names(aside))
         return
     old = _new_folder(path)
     try:

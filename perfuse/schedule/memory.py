@@ -7,16 +7,12 @@ from types import MappingProxyType
 from zlib import crc32
 
 from perfuse.ir.program import Buffer, Extern, Program, View
-from perfuse.schedule.plan import Kernel, Step, static_product
+from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
 ALIGNMENT = 64
 GUARD_BYTES = 256  # between buffers, where memory is watched
 
 _GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
-
-
-# From this many inputs on, a host program takes their addresses in one line.
-MANY_INPUTS = 64
 
 
 def allocated_bytes(num_bytes: int, device: str = "cpu") -> int:
@@ -48,15 +44,15 @@ def first_and_last(groups: Iterable[Iterable[str]]) -> tuple[dict[str, int], dic
     return first, last
 
 
-def leading_inputs(program: Program, steps: Iterable[Step]) -> list[str]:
+def leading_inputs(plan: Plan) -> list[str]:
     """Inputs whose addresses stand first in the table of pointers, where there are many.
 
     The host fills that part of the table at once, not line by line.
     """
-    used = {name for step in steps if isinstance(step, Kernel) for name in touched(step)}
-    found = [name for name in dict.fromkeys(program.inputs) if name in used]
-    found = [name for name in found if program.buffers[name].role == "input"]
-    return found if len(found) >= MANY_INPUTS else []
+    used = {name for kernel in plan.kernels for name in touched(kernel)}
+    found = [name for name in dict.fromkeys(plan.program.inputs) if name in used]
+    found = [name for name in found if plan.program.buffers[name].role == "input"]
+    return found if len(found) >= plan.thresholds.many_inputs else []
 
 
 def output_buffers(program: Program) -> set[str]:

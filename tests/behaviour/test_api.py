@@ -86,6 +86,22 @@ def test_run_and_get_code() -> None:
     assert sources and all(isinstance(s, str) for s in sources)
 
 
+def test_run_and_get_code_leaves_others_compiled() -> None:
+    """No function is compiled anew, and the one that is looked at keeps its own options."""
+    other = torch.compile(lambda x: x.sin() * 3, backend="perfuse")
+    guarded = torch.compile(function, backend="perfuse", options={"verify": True})
+    x = randn(16, 32)
+    for compiled in (other, guarded):
+        compiled(x)
+    with perfuse.testing.fresh_cache():
+        first, second = (perfuse.testing.run_and_get_code(guarded, x)[1] for _ in range(2))
+        assert first and first == second
+    before = perfuse.counters.snapshot()
+    for compiled in (other, guarded):
+        compiled(x)
+    assert perfuse.counters.snapshot() == before
+
+
 def test_the_same_program_gives_the_same_source() -> None:
     found = []
     for _ in range(2):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,11 @@ import torch
 from torch import Tensor
 
 import perfuse
+from perfuse.runtime.package import read_package, write_package
 from perfuse.runtime.signing import new_key_pair
+from perfuse.system import System, replaced
+
+X3 = torch.linspace(-1, 1, 3)
 
 
 class Model(torch.nn.Module):
@@ -299,5 +305,74 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_views_of_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="views"):
+    with pytest.raises(perfuse.ArtefactError, match="views"):
         perfuse.aot_compile(lambda x: x.t(), (torch.randn(3, 4),), path=tmp_path / "a")
+
+
+def test_training_at_any_size_is_refused_with_advice(tmp_path: Path) -> None:
+    model, x = torch.nn.Linear(8, 4), torch.randn(6, 8)
+    with pytest.raises(perfuse.ArtefactError, match="fixed sizes") as caught:
+        perfuse.aot_compile(model, (x,), path=tmp_path / "a", dynamic=True, training=True)
+    assert "variants" in str(caught.value)
+
+
+def test_arguments_are_put_back_when_the_run_raises(tmp_path: Path) -> None:
+    def fails(x: Tensor, at: Tensor) -> Tensor:
+        x.add_(1)
+        return x[at] * 2
+
+    x = torch.randn(4)
+    kept, state = x.clone(), torch.get_rng_state()
+    with pytest.raises(IndexError):
+        perfuse.aot_compile(fails, (x, torch.tensor([9])), path=tmp_path / "a")
+    assert torch.equal(x, kept) and torch.equal(torch.get_rng_state(), state)
+
+
+OUTSIDE = torch.full((3,), 5.0)
+
+
+class OddNames(torch.nn.Module):
+    """Parameters with the names that tensors without one are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p0 = torch.nn.Parameter(torch.full((3,), 2.0))
+        self.p1 = torch.nn.Parameter(torch.full((3,), 3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + OUTSIDE) * self.p0 + self.p1
+
+
+def test_tensors_without_a_name_take_no_others(tmp_path: Path) -> None:
+    model, x = OddNames(), torch.randn(3)
+    loaded = perfuse.load(perfuse.aot_compile(model, (x,), path=tmp_path / "a"))
+    torch.testing.assert_close(loaded(x), model(x))
+    assert {"p0", "p1"} <= set(loaded.state_dict())
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_there_is_always_an_artefact(tmp_path: Path, can_exchange: bool) -> None:
+    """Looked for after each operation; where names cannot be exchanged, missing once."""
+
+    class Watching(System):
+        missing = 0
+
+        def exchange(self, one: str | Path, other: str | Path) -> None:
+            if not can_exchange:
+                raise OSError(errno.ENOSYS, "cannot")
+            super().exchange(one, other)
+            self.missing += not (path / "manifest.json").exists()
+
+        def rename(self, *args: Any) -> None:
+            super().rename(*args)
+            self.missing += not (path / "manifest.json").exists()
+
+    path = perfuse.aot_compile(lambda x: x + 1, (X3,), path=tmp_path / "a")
+    package = read_package(path)
+    about = {k: v for k, v in package.about.items() if k not in ("kind", "files")}
+    with replaced(Watching()) as watching:
+        write_package(path, package.files, about)
+    assert isinstance(watching, Watching)
+    assert watching.missing == (0 if can_exchange else 1)
+    assert os.listdir(tmp_path) == ["a"]
+    assert torch.equal(perfuse.load(path)(X3), X3 + 1)

@@ -54,7 +54,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
     """Spell the plan; equal kernels share one function."""
     functions: dict[str, str] = {}  # text after the name -> name
     long: set[str] = set()  # names of the functions that are long
-    leading = leading_inputs(plan.program, plan.steps)
+    leading = leading_inputs(plan)
     pointers = {name: place for place, name in enumerate(leading)}
     sizes: dict[str, int] = {}
     steps: list[Segment | Extern] = []

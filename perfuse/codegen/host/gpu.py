@@ -55,7 +55,7 @@ def _renamed(kernel: Kernel, launches: tuple[Launch, ...]) -> dict[str, str]:
 def _leading(plan: Plan, sources: TritonSources) -> list[str]:
     """Inputs that some launch is passed, where there are many; first those promised aligned."""
     every = {b for launches in sources.launches for launch in launches for b in launch.buffers}
-    found = [name for name in leading_inputs(plan.program, plan.steps) if name in every]
+    found = [name for name in leading_inputs(plan) if name in every]
     aligned = _aligned(sources)
     return sorted(found, key=lambda name: name not in aligned)
 
@@ -190,7 +190,7 @@ class _GpuWriter(HostWriter):
             self.w.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         passed = [n for n in names if n in self.places and n in self.program.buffers]
         if self.leading:
-            self.w.line(f"pointers = addresses(({', '.join(self.leading)}))")
+            self.w.line(f"pointers = addresses([{', '.join(self.leading)}])")
             count = len(self.aligned & set(self.leading))
             if count:
                 self.w.line(f"if are_misaligned(pointers, {count}): return realigned(args)")

@@ -318,9 +318,9 @@ class _CpuWriter(HostWriter):
         w.line("P, S, T = frame.pointers, frame.sizes, frame.windows")
         w.line("S[0] = get_num_threads()")
         self._fill_sizes()
-        leading = leading_inputs(self.program, self.plan.steps)
+        leading = leading_inputs(self.plan)
         if leading:
-            w.line(f"P[1:{len(leading) + 1}] = addresses(({', '.join(leading)}))")
+            w.line(f"P[1:{len(leading) + 1}] = addresses([{', '.join(leading)}])")
         for name in self.sources.pointers[len(leading) :]:
             if self.program.buffers[name].role in ("input", "constant"):
                 self._set_pointer(name)

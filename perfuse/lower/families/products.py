@@ -53,14 +53,13 @@ def _window(builder: Builder, tensor: Tensor, traced: Any) -> View:
     return view
 
 
-# On a GPU, a product of at most so many multiplications is a loop of ours: a call of the library
-# takes the host longer than the GPU, and ends a run of launches.
-SMALL_PRODUCT = 1 << 15
-
-
 def _is_small(builder: Builder, a: Tensor, b: Tensor) -> bool:
-    count = ix.product((*a.shape, b.shape[1]))
-    is_small = isinstance(count, int) and 0 < count <= SMALL_PRODUCT
+    """Whether a matmul on a GPU is a loop of ours.
+
+    A library call takes the host longer than it takes the GPU, and ends a run of launches.
+    """
+    count, most = ix.product((*a.shape, b.shape[1])), builder.settings.thresholds
+    is_small = isinstance(count, int) and 0 < count <= most.gpu_loop_matmul_work
     return is_small and builder.is_gpu and a.dtype.is_float
 
 

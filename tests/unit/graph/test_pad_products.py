@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from perfuse.config import ThresholdSettings
 from perfuse.graph.pad_products import pad_products
 from perfuse.torch_compat import tree_leaves
 from tests.unit.graph.tracing import calls, traced
@@ -103,7 +104,7 @@ LARGE_CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, Tensor], str]] = 
 def test_a_large_result_that_is_kept_is_filled(name: str) -> None:
     fn, inputs, wanted = LARGE_CASES[name]
     before = traced(fn, *inputs)
-    after = pad_products(before, device="cpu", fewest_filled=1 << 10)
+    after = pad_products(before, ThresholdSettings(filled_matmul_elements=1 << 10), device="cpu")
     found = calls(after)
     is_filled = any(call.startswith("aligned_product(") for call in found)
     is_padded = any(call.startswith("constant_pad_nd(") for call in found)
@@ -112,6 +113,15 @@ def test_a_large_result_that_is_kept_is_filled(name: str) -> None:
     for ours, theirs in zip(tree_leaves(after(*inputs)), tree_leaves(before(*inputs)), strict=True):
         assert ours.stride() == theirs.stride()
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-1)
+
+
+def test_small_ones_too_where_nothing_is_too_small() -> None:
+    fn, inputs = plain, (values(512, 512), values(512, 65))
+    limits = ThresholdSettings(padded_matmul_work=0, filled_matmul_elements=0)
+    before = traced(fn, *inputs)
+    after = pad_products(before, limits, device="cpu")
+    assert any(call.startswith("constant_pad_nd(") for call in calls(after))
+    torch.testing.assert_close(after(*inputs), before(*inputs), rtol=2e-2, atol=2e-1)
 
 
 def test_small_results_are_padded_and_cut_off() -> None:

@@ -127,6 +127,18 @@ def test_graph_breaks_and_recompiles_are_told() -> None:
 
     assert_fits(perfuse.explain(again, torch.randn(8)))
 
+    def in_two(x: Tensor) -> Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.softmax(0)
+
+    def at_two_sizes(x: Tensor) -> Tensor:
+        return in_two(x)[:4] + in_two(x[:4])
+
+    text = assert_fits(perfuse.explain(at_two_sizes, torch.randn(8)))
+    found = re.findall(r"^  1 recompile: .*tensor '(\w)' size mismatch", text, re.MULTILINE)
+    assert sorted(found) == ["x", "y"], text  # before the break and after it
+
 
 def test_dynamic_sizes_are_reckoned_with_the_likely_ones() -> None:
     x = torch.randn(6, 8)

@@ -22,15 +22,16 @@ from perfuse.torch_compat import reset_dynamo
 from tests.harness import plain_triton
 from tests.harness.compare import assert_as_good_as_eager
 
+# Matmuls as library calls, however small.
+SETTINGS = {"gpu.interpret": True, "verify": True, "thresholds.gpu_loop_matmul_work": 0}
 GENERATOR = "perfuse.pipeline.generate_triton"
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(GENERATOR, plain_triton.generate_triton)
-    monkeypatch.setattr("perfuse.lower.families.products.SMALL_PRODUCT", 0)  # calls, please
     reset_dynamo()
-    with fresh_cache(), perfuse.config.patch({"gpu.interpret": True, "verify": True}):
+    with fresh_cache(), perfuse.config.patch(SETTINGS):
         yield
 
 
