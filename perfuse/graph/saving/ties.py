@@ -28,30 +28,35 @@ _CHOOSING = frozenset(
 
 def compared_with_themselves(graph: Graph) -> frozenset[Node]:
     """The values that both sides of some comparison choose from, and what such calls read."""
-    found: set[Node] = set()
+    sources, of_node = _sources(graph)
+    compared = 0
     for node in graph.nodes:
         if packet_name(node) in _COMPARING_CALLS:
-            found.update(*map(_chosen_from, node.all_input_nodes[1:]))
+            for side in node.all_input_nodes[1:]:
+                compared |= of_node[side]
         sides = node.all_input_nodes if packet_name(node) in _COMPARISONS else []
         if len(sides) == 2 and all(map(_is_float, sides)):
-            found |= _chosen_from(sides[0]) & _chosen_from(sides[1])
-    return frozenset(found)
+            compared |= of_node[sides[0]] & of_node[sides[1]]
+    return frozenset(n for place, n in enumerate(sources) if compared >> place & 1)
 
 
-def _chosen_from(node: Node) -> set[Node]:
-    """The computed values of whose elements `node` consists."""
-    found: set[Node] = set()
-    seen = {node}
-    stack = [node]
-    while stack:
-        value = stack.pop()
-        if value.op == "call_function" and _is_choosing(value):
-            sources = [n for n in value.all_input_nodes if _is_float(n) and n not in seen]
-            seen.update(sources)
-            stack += sources
+def _sources(graph: Graph) -> tuple[list[Node], dict[Node, int]]:
+    """The values that are computed, and by node a set of them (a bit each): whose elements it has.
+
+    Bits, because a long chain of choices would make each of its sets as long as the chain.
+    """
+    sources: list[Node] = []
+    of_node: dict[Node, int] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and _is_choosing(node):
+            chosen = 0
+            for source in node.all_input_nodes:
+                chosen |= of_node[source] if _is_float(source) else 0
+            of_node[node] = chosen
         else:
-            found.add(value)
-    return found
+            of_node[node] = 1 << len(sources)
+            sources.append(node)
+    return sources, of_node
 
 
 def _is_choosing(node: Node) -> bool:
