@@ -144,11 +144,22 @@ def is_plain(value: Any) -> bool:
 def accepted(subject: Subject) -> Subject:
     """The subject, once eager has run it and given numbers."""
     results = subject.run(subject.model, subject.call, lambda f: f)
+    forget_graphs(subject.model)
     if not results:
         raise NotMade("no floats among the results")
     if not all(bool(r.isfinite().any()) for r in results if r.numel()):
         raise NotMade("eager gives no finite number")
     return subject
+
+
+def forget_graphs(model: nn.Module) -> None:
+    """Detach what modules keep of a run, or of a weight norm: `deepcopy` takes leaves only."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            leaves, tree = pytree.tree_flatten(value)
+            if any(isinstance(x, Tensor) and not x.is_leaf for x in leaves):
+                kept = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
+                vars(module)[name] = pytree.tree_unflatten(kept, tree)
 
 
 def why(error: Exception) -> str:

@@ -140,6 +140,22 @@ def test_samples_of_modules_are_the_same_in_every_process() -> None:
     assert torch.equal(first[0][0][0][0], second[0][0][0][0])
 
 
+def test_a_module_that_keeps_what_it_computed_is_judged() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.utils.weight_norm(nn.Linear(4, 4))
+            self.kept: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.kept = [self.inner(x)]
+            return {"y": self.kept[0].relu()}
+
+    torch.manual_seed(0)
+    subject = variant_of(Subject(Keeps(), ((noise(3, 4),), {})), "train")
+    assert judge.judged(subject, "eager")["status"] == "pass"
+
+
 def test_channels_last_is_asked_for_where_it_means_something() -> None:
     subject = variant_of(net(), "eval_channels_last")
     assert subject.call[0][0].is_contiguous(memory_format=torch.channels_last)
