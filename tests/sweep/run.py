@@ -96,6 +96,8 @@ def run_rows(
         bar = progress.add_task(arguments.backend, total=len(rows))
 
         def record(task: Task, result: Result) -> None:
+            if is_cut_off(result, arguments.timeout):
+                return
             results[task["row"]] = result
             progress.advance(bar)
             if is_failure(result):
@@ -112,6 +114,11 @@ def run_rows(
             env=worker_environment(PEER) | worker_environment(arguments.backend),
             time_limit_s=arguments.limit_s,
         )
+
+
+def is_cut_off(result: Result, timeout_s: float) -> bool:
+    """Whether the time of the whole run ended during the row: the next run does it."""
+    return bool(result["status"] == "timeout" and result["seconds"] < timeout_s)
 
 
 def save(path: Path, backend: str, results: Results) -> None:

@@ -14,7 +14,7 @@ from tests.harness.draws import moved_inputs, shaken_inputs, shaken_model
 from tests.sweep import judge
 from tests.sweep.families import FAMILIES
 from tests.sweep.packages import use_packages
-from tests.sweep.run import is_ours, rows_of, skips, table_of
+from tests.sweep.run import is_cut_off, is_ours, rows_of, skips, table_of
 from tests.sweep.sample import SAMPLE
 from tests.sweep.subject import NotMade, Subject, noise, variant_of
 from tests.sweep.worker import swept
@@ -161,6 +161,12 @@ def test_channels_last_is_asked_for_where_it_means_something() -> None:
     assert subject.call[0][0].is_contiguous(memory_format=torch.channels_last)
     with pytest.raises(NotMade):
         variant_of(Subject(nn.Linear(3, 3), ((noise(2, 3),), {})), "eval_channels_last")
+
+
+def test_a_row_cut_off_by_the_end_of_the_run_is_not_a_result() -> None:
+    assert is_cut_off({"status": "timeout", "seconds": 7.3}, timeout_s=200)
+    assert not is_cut_off({"status": "timeout", "seconds": 200.3}, timeout_s=200)
+    assert not is_cut_off({"status": "pass", "seconds": 7.3}, timeout_s=200)
 
 
 def test_skips_are_counted_by_reason() -> None:
