@@ -62,10 +62,12 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_calls = 0
+        self._is_closed = False
 
     @contextmanager
     def call(self) -> Iterator[None]:
         with self._changed:
+            self._changed.wait_for(lambda: not self._is_closed)
             self._num_calls += 1
         try:
             yield
@@ -77,8 +79,13 @@ class Gate:
     @contextmanager
     def alone(self) -> Iterator[None]:
         with self._changed:
+            self._is_closed = True
             self._changed.wait_for(lambda: self._num_calls == 0)
-            yield
+            try:
+                yield
+            finally:
+                self._is_closed = False
+                self._changed.notify_all()
 
 
 class Soak:
