@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 # Each worker compiles by itself: sharing cores between them is the point.
@@ -54,17 +54,20 @@ def made_of(expression: str) -> Callable[[torch.Tensor], torch.Tensor]:
 class Gate:
     """Calls run beside each other; a fork waits for those under way and holds others back.
 
-    While Dynamo checks the guards of a compiled function it holds a lock of its own, in C++. In a
-    child that is forked meanwhile it stays locked: with every backend, the child waits for ever.
+    Dynamo holds a lock, in C++, while it checks the guards of a compiled function, and PyTorch's
+    generator one while it draws numbers. In a child that is forked meanwhile they stay locked:
+    with every backend, and without any, the child waits for ever.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_calls = 0
+        self._is_closed = False
 
     @contextmanager
     def call(self) -> Iterator[None]:
         with self._changed:
+            self._changed.wait_for(lambda: not self._is_closed)
             self._num_calls += 1
         try:
             yield
@@ -76,8 +79,13 @@ class Gate:
     @contextmanager
     def alone(self) -> Iterator[None]:
         with self._changed:
+            self._is_closed = True
             self._changed.wait_for(lambda: self._num_calls == 0)
-            yield
+            try:
+                yield
+            finally:
+                self._is_closed = False
+                self._changed.notify_all()
 
 
 class Soak:
@@ -101,8 +109,7 @@ class Soak:
     def call(self, rng: random.Random) -> None:
         n, m = rng.choice([3, 17, 128, 700]), rng.choice([8, 64, 300])
         given = torch.randn(n, m), torch.randn(m, m), rng.choice([0.1, 0.5, 1.0])
-        with self.gate.call():
-            self.check("call", self.compiled(*given), body(*given))
+        self.check("call", self.compiled(*given), body(*given))
 
     def recompile(self, rng: random.Random) -> None:
         k = rng.randrange(1_000_000)
@@ -115,9 +122,8 @@ class Soak:
     def train(self, rng: random.Random) -> None:
         x = torch.randn(rng.choice([4, 256]), 64, requires_grad=True)
         w = torch.randn(64, 64, requires_grad=True)
-        with self.gate.call():
-            got = torch.autograd.grad(self.compiled(x, w, 0.5).square().mean(), (x, w))
-            want = torch.autograd.grad(body(x, w, 0.5).square().mean(), (x, w))
+        got = torch.autograd.grad(self.compiled(x, w, 0.5).square().mean(), (x, w))
+        want = torch.autograd.grad(body(x, w, 0.5).square().mean(), (x, w))
         for one, other in zip(got, want, strict=True):
             self.check("gradient", one, other)
 
@@ -167,8 +173,10 @@ class Soak:
         actions, weights = [job for job, _ in jobs], [weight for _, weight in jobs]
         while not self.stop.is_set():
             (action,) = rng.choices(actions, weights)
+            is_forking = action == self.fork  # it waits for the others itself
             try:
-                action(rng)
+                with nullcontext() if is_forking else self.gate.call():
+                    action(rng)
             except Exception:
                 self.faults.append(f"{action.__name__}: {traceback.format_exc(limit=-3)}")
 
