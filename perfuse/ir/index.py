@@ -332,6 +332,8 @@ def floordiv(numerator: Dim, divisor: Dim) -> Dim:
     quotient, rest = _split_by(numerator, divisor)
     if is_within(rest, divisor):
         return quotient
+    if is_within(add(rest, divisor), divisor):
+        return add(quotient, -1)  # n*k - 1, the last of n*k, is in block n - 1
     inner = as_atom(rest)
     if inner is not None and inner.kind == "div":
         return add(quotient, floordiv(inner.parts[0], mul(inner.parts[1], divisor)))
@@ -356,6 +358,8 @@ def mod(numerator: Dim, divisor: Dim) -> Dim:
     _, rest = _split_by(numerator, divisor)
     if is_within(rest, divisor):
         return rest
+    if is_within(add(rest, divisor), divisor):
+        return add(rest, divisor)
     if isinstance(divisor, int) and isinstance(rest, Index):
         common = math.gcd(divisor, rest.const, *(c for _, c in rest.terms))
         if common > 1:

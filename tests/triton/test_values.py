@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import perfuse
+from perfuse.codegen.triton.spelling import quotient
+from perfuse.ir import index as ix
 from perfuse.testing import fresh_cache
 from tests.behaviour.row import Behaviour
 from tests.gpu.programs import SMALL
@@ -51,3 +53,34 @@ def test_memory_is_taken_over_in_the_shape_it_was_made() -> None:
     got = torch.compile(function, backend=BACKEND, dynamic=False)(x, *masks)
     assert [t.shape for t in got] == [torch.Size()] * 3
     assert_as_good_as_eager(got, function(x, *masks), function(x.double(), *masks))
+
+
+def test_a_size_with_a_negative_numerator_is_rounded_down() -> None:
+    """The number of bags is that of arange(0, 4*n, n), in which PyTorch leaves (-1) // n."""
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        bags = torch.nn.functional.embedding_bag(x % 5, weight, mode="sum")
+        return torch.nn.functional.layer_norm(bags, (4,)) * 2
+
+    torch._dynamo.reset()
+    with perfuse.config.patch({"verify": "memory"}):
+        compiled = torch.compile(function, backend=BACKEND, dynamic=True)
+        for rows, columns in ((4, 6), (2, 9)):
+            x = torch.arange(rows * columns).view(rows, columns)
+            weight = torch.randn(5, 4, requires_grad=True)
+            wide = weight.detach().double().requires_grad_()
+            got = [r := compiled(x, weight), *torch.autograd.grad(r.sin().sum(), weight)]
+            eager = [r := function(x, weight), *torch.autograd.grad(r.sin().sum(), weight)]
+            exact = [r := function(x, wide), *torch.autograd.grad(r.sin().sum(), wide)]
+            assert_as_good_as_eager(got, eager, exact)
+
+
+def test_quotients_of_what_may_be_negative_round_down() -> None:
+    n, k = ix.symbol("n", 2), ix.symbol("k", 2)
+    for index, spelled in (
+        (ix.floordiv(n, 3), "((n) // (3))"),
+        (ix.floordiv(ix.add(n, ix.mul(k, -1)), 3), "pf_floordiv(n, 3)"),
+        (ix.mod(ix.add(n, ix.mul(k, -1)), 3), "pf_mod(n, 3)"),
+    ):
+        atom = ix.as_atom(index)
+        assert atom is not None and quotient(atom, "n", "3") == spelled

@@ -16,6 +16,7 @@ from perfuse.codegen.triton.spelling import (
     NARROW_TYPE,
     POINTER_TYPE,
     literal,
+    quotient,
     spelling,
     typed,
 )
@@ -261,11 +262,7 @@ class Emitter:
             return self.names.symbol(atom.parts[0])
         if atom.kind == "value":
             return self._checked(atom)
-        numerator, divisor = atom.parts
-        a, b = self.index(numerator), self.index(divisor)
-        if ix.is_nonnegative(ix.bounds(numerator)[0]):
-            return f"(({a}) {'//' if atom.kind == 'div' else '%'} ({b}))"
-        return f"{'pf_floordiv' if atom.kind == 'div' else 'pf_mod'}({a}, {b})"
+        return quotient(atom, self.index(atom.parts[0]), self.index(atom.parts[1]))
 
     def _checked(self, atom: Atom) -> str:
         """An index read from data, asserted to lie inside."""

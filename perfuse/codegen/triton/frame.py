@@ -19,7 +19,7 @@ from perfuse.codegen.triton.emit import (
     Value,
 )
 from perfuse.codegen.triton.sources import Scratch
-from perfuse.codegen.triton.spelling import POINTER_TYPE, start
+from perfuse.codegen.triton.spelling import POINTER_TYPE, quotient, start
 from perfuse.codegen.triton.streaming import streamed_places
 from perfuse.codegen.triton.tiling import Tile, columns_of, moves_float32, rows_of
 from perfuse.codegen.writer import Writer
@@ -153,8 +153,7 @@ class Frame:
             return str(atom.parts[0])
         if atom.kind == "sym":
             return self.names.symbol(atom.parts[0])
-        a, b = self.dim(atom.parts[0]), self.dim(atom.parts[1])
-        return f"(({a}) {'//' if atom.kind == 'div' else '%'} ({b}))"
+        return quotient(atom, self.dim(atom.parts[0]), self.dim(atom.parts[1]))
 
     def size(self, axes: Sequence[Axis]) -> Dim:
         return ix.product([a.size for a in axes])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
+from perfuse.ir.index import Atom
 
 COMPUTE_TYPE = {
     DType.BOOL: "tl.int1", DType.U8: "tl.uint8", DType.I8: "tl.int8", DType.U16: "tl.uint16",
@@ -156,3 +158,11 @@ def start(kind: str, dtype: DType) -> bool | int | float:
     if dtype is DType.BOOL:
         return not is_max
     return _INT_RANGE[dtype][0 if is_max else 1]
+
+
+def quotient(atom: Atom, numerator: str, divisor: str) -> str:
+    """A quotient or remainder of an index. Triton's own round towards zero, an index's down."""
+    is_div = atom.kind == "div"
+    if ix.is_nonnegative(ix.bounds(atom.parts[0])[0]):
+        return f"(({numerator}) {'//' if is_div else '%'} ({divisor}))"
+    return f"{'pf_floordiv' if is_div else 'pf_mod'}({numerator}, {divisor})"

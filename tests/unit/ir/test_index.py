@@ -128,8 +128,10 @@ def test_substitution_is_evaluation_elsewhere(sample: Sample, other: Sample) -> 
 
 
 def test_bounds_of_a_product_with_a_negative_factor() -> None:
-    low, high = ix.bounds(ix.mul(ix.floordiv(-1, N), A))
-    assert isinstance(low, int) and low <= -2 and high is None
+    unknown = ix.floordiv(ix.add(N, ix.mul(K, -1)), 3)
+    low, high = ix.bounds(ix.mul(unknown, A))
+    assert isinstance(low, int) and low <= -(2**60) and high is None
+    assert ix.bounds(ix.mul(ix.floordiv(-1, N), A)) == (-2, 0)
 
 
 @EXAMPLES
@@ -151,6 +153,8 @@ SIMPLIFIED: list[tuple[Dim, Dim]] = [
     (ix.floordiv(ix.add(ix.mul(A, N), M), N), A),
     (ix.mod(ix.add(ix.mul(A, N), M), N), M),
     (ix.mod(ix.mod(ix.var("x", 60), 12), 4), ix.mod(ix.var("x", 60), 4)),
+    (ix.floordiv(ix.add(ix.mul(N, 5), -1), N), 4),
+    (ix.mod(ix.add(ix.mul(N, 5), -1), N), ix.add(N, -1)),
     # Rows of a size that is itself a sum: 2*n + k - 2 of them, in planes of n + k rows.
     (ix.floordiv(ix.add(ix.mul(A, WIDTH), W), WIDTH), A),
     (ix.mod(ix.add(ix.mul(A, WIDTH), W), WIDTH), W),
