@@ -36,6 +36,16 @@ def test_what_a_capture_makes_is_old_when_collecting_goes_on() -> None:
     assert gc.get_freeze_count() == 0
 
 
+def test_what_the_interpreter_freezes_when_it_starts_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    garbage._pause(None)
+    made: list[object] = [[]]
+    garbage._resume(None)
+    assert generation_of(made) == 2
+
+
 def test_old_garbage_is_still_collected() -> None:
     class Ring:
         itself: Ring
