@@ -137,41 +137,21 @@ class GpuSettings:
 class ThresholdSettings:
     """Sizes from which something is done differently; 0 always does it. Tests set all to 0."""
 
-    pool_bytes: int = key(
-        1 << 18, "CPU tensors of at least this size come from memory that keeps its pages."
-    )
+    pool_bytes: int = key(1 << 18, "CPU tensors from this size on come from the pool.")
     huge_page_bytes: int = plain(
         2 * MIB, "Pooled memory of at least this size asks for huge pages."
     )
-    forget_bytes: int = key(
-        1 << 16, "Saved tensors of at least this size are let go of after their last use."
-    )
-    gpu_arena_tensor_bytes: int = key(
-        1 << 16, "Temporaries of a GPU program below this size share memory kept between calls."
-    )
-    gpu_scratch_bytes: int = key(
-        1 << 18, "Scratch memory of a GPU kernel up to this size is kept between calls."
-    )
-    gpu_release_bytes: int = key(
-        16 * MIB, "Dead memory of a GPU program from which it is given back before the next kernel."
-    )
-    many_inputs: int = key(
-        64, "Programs with at least this many inputs fill the table of their addresses at once."
-    )
-    tuned_matmul_work: int = key(
-        1 << 22, "Matmuls of at least this many multiplications are raced between CPU libraries."
-    )
-    tuned_tile_bytes: int = key(
-        4 * MIB, "With max_autotune, GPU kernels that move at least this much have tiles raced."
-    )
-    gpu_loop_matmul_work: int = key(
-        1 << 15, "Matmuls of at most this many multiplications are loops in a GPU program."
-    )
-    padded_matmul_work: int = key(
-        1 << 30, "Matmuls of at least this many multiplications may be padded on a GPU."
-    )
+    forget_bytes: int = key(1 << 16, "Saved tensors from this size on go after their last use.")
+    gpu_arena_tensor_bytes: int = key(1 << 16, "GPU temporaries below this size share an arena.")
+    gpu_scratch_bytes: int = key(1 << 18, "GPU scratch up to this size is kept between calls.")
+    gpu_release_bytes: int = key(16 * MIB, "Dead GPU memory from this size on is freed at once.")
+    many_inputs: int = key(64, "Inputs from which addresses are listed at once.")
+    tuned_matmul_work: int = key(1 << 22, "Multiplications from which CPU matmuls are raced.")
+    tuned_tile_bytes: int = key(4 * MIB, "Bytes from which max_autotune races GPU tiles.")
+    gpu_loop_matmul_work: int = key(1 << 15, "Multiplications up to which GPU matmuls are loops.")
+    padded_matmul_work: int = key(1 << 30, "Multiplications from which GPU matmuls are padded.")
     filled_matmul_elements: int = key(
-        1 << 23, "Results of which an eighth is at least this large are filled by aligned matmuls."
+        1 << 23, "Results eight times this large are filled by aligned matmuls."
     )
 
 
