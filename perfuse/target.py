@@ -59,7 +59,8 @@ BASE_FLAGS = (
 GCC_FLAGS = ("-fno-delete-null-pointer-checks",)
 
 # Unlike other compilers, zig takes every instruction of the machine it runs on unless told not to.
-ZIG_FLAGS = ("-mcpu=baseline",)
+# Kernels use no C++ library, and zig would first build its own, for minutes.
+ZIG_FLAGS = ("-mcpu=baseline", "-nostdlib++")
 
 # Sizes of a common server core, for machines that do not tell theirs.
 DEFAULT_CACHE_BYTES = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
