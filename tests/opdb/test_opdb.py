@@ -18,9 +18,9 @@ from tests.opdb.operands import OPERANDS
 from tests.opdb.rows import DTYPES, Row, rows
 
 # One row in SLICE of the dtypes other than float32, the same ones every time.
-SLICE = 8
+SLICE = 12
 # One forward row in SEEN_SLICE of those whose operator is seen in a training step.
-SEEN_SLICE = 4
+SEEN_SLICE = 8
 # One row in PLACED_SLICE is called on operands that do not start their storage.
 PLACED_SLICE = 24
 QUICK_SAMPLES = {"forward": 2, "backward": 1}
