@@ -25,11 +25,12 @@ def native_table(
     steps = generate_native(compiled.plan, compiled.sources)
     kernels = f"0-{LIBRARY}"
     used = [name for name in (kernels, f"0-{CONSTANTS}", PARAMETERS) if name in files]
-    lines = ["perfuse-native 1", f"isa {isa}"]
+    lines = ["perfuse-native 2", f"isa {isa}"]
     lines += [f"file {name} {hashlib.sha256(files[name]).hexdigest()}" for name in used]
     lines += [f"library {kernels}"] if kernels in files else []
     lines += [*_arguments(compiled, document), *_held(compiled, document, files), *steps]
-    return ("\n".join(lines) + "\n").encode()
+    table = ("\n".join(lines) + "\n").encode()
+    return table + f"end {hashlib.sha256(table).hexdigest()}\n".encode()
 
 
 def _arguments(compiled: Compiled, document: Mapping[str, Any]) -> Iterator[str]:

@@ -230,16 +230,25 @@ struct Artefact::Program {
   }
 
   void load(const std::string& folder) {
-    std::istringstream table(text_of(read_file(folder + "/native.txt")));
+    std::istringstream table(verified(text_of(read_file(folder + "/native.txt"))));
     std::string line, word;
     std::getline(table, line);
-    if (line != "perfuse-native 1") throw Error(folder + " has no program for C++: " + line);
+    if (line != "perfuse-native 2") throw Error(folder + " has no program for C++: " + line);
     while (std::getline(table, line)) {
       std::istringstream rest(line);
       rest >> word;
       read_line(folder, word, rest);
       if (rest.fail()) throw Error("damaged line in native.txt: " + line);
     }
+  }
+
+  // The last line holds the checksum of all before it; no line is read before it is verified.
+  static std::string verified(const std::string& text) {
+    size_t end = text.rfind("end ");
+    if (end == std::string::npos || (end > 0 && text[end - 1] != '\n')) throw Error("native.txt is cut off");
+    if (text.substr(end) != "end " + sha256(Bytes(text.begin(), text.begin() + end)) + "\n")
+      throw Error("native.txt is damaged: it does not have its checksum");
+    return text.substr(0, end);
   }
 
   static std::string text_of(const Bytes& data) { return {data.begin(), data.end()}; }
@@ -300,7 +309,7 @@ struct Artefact::Program {
 #if defined(__x86_64__)
     bool has = isa == "avx512" ? __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
                : isa == "avx2" ? __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-                               : true;
+                               : isa == "scalar";
     if (!has) throw Error("compiled for " + isa + ", which this CPU does not have");
 #else
     (void)isa;
@@ -404,7 +413,11 @@ Artefact::Artefact(Artefact&&) noexcept = default;
 Artefact& Artefact::operator=(Artefact&&) noexcept = default;
 
 std::vector<Tensor> Artefact::operator()(const std::vector<Tensor>& arguments, int num_threads) const {
-  return program_->run(arguments, num_threads);
+  try {
+    return program_->run(arguments, num_threads);
+  } catch (const std::out_of_range&) {
+    throw Error("native.txt names a file or table that is not there");
+  }
 }
 
 size_t Artefact::num_arguments() const { return program_->arguments.size(); }

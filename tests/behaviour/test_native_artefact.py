@@ -93,6 +93,25 @@ def test_wrong_sizes_damage_and_other_artefacts_are_errors(program: Path, tmp_pa
     assert done.returncode == 1 and "native.txt" in done.stderr
 
 
+def test_any_damage_of_the_table_is_an_error(program: Path, tmp_path: Path) -> None:
+    """The table is the program: a changed number in it would be another result."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.SiLU(), torch.nn.Linear(6, 3))
+    path = perfuse.aot_compile(model.eval(), (given((5, 4)),), path=tmp_path / "a", native=True)
+    table = path / "native.txt"
+    whole = table.read_bytes()
+    assert run(program, path, (5, 4)).returncode == 0
+    places = range(0, len(whole), 1 + len(whole) // 40)
+    for place in places:
+        flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        for damaged in (flipped, whole[:place]):
+            table.write_bytes(damaged)
+            done = run(program, path, (5, 4))
+            assert done.returncode == 1 and "native.txt" in done.stderr, (place, done)
+    lines = whole.splitlines(keepends=True)
+    table.write_bytes(b"".join(lines[:-2] + lines[-1:]))
+    assert "native.txt is damaged" in run(program, path, (5, 4)).stderr
+
+
 @pytest.mark.parametrize(
     ("fn", "more", "words"),
     [
