@@ -88,7 +88,11 @@ def mistake(error: Exception) -> str:
     for frame in own[-MOST_LINES:]:
         lines.append(f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}")
     advice = "call the function without Perfuse to see where it fails."
-    lines.append(f"  what to do: {advice if own else 'please report it: this looks like a bug.'}")
+    # Dynamo raises from its own frames and names the user's in its message.
+    is_own = own or "from user code" in str(error)
+    lines.append(
+        f"  what to do: {advice if is_own else 'please report it: this looks like a bug.'}"
+    )
     return "\n".join(lines)
 
 

@@ -46,6 +46,8 @@ def key_bytes(key: Key) -> bytes:
         except OSError as error:
             raise ArtefactError(f"cannot read a key: {error}", hint=KEY_HINT) from error
     raw = key.encode() if isinstance(key, str) else key
+    if not isinstance(raw, bytes):
+        raise ArtefactError(f"not an Ed25519 key: a {type(key).__name__}", hint=KEY_HINT)
     if len(raw) != KEY_BYTES:
         try:
             raw = bytes.fromhex(raw.decode().strip())

@@ -288,6 +288,8 @@ def test_signatures(tmp_path: Path) -> None:
         perfuse.load(path, trusted_keys=[other])
     with pytest.raises(perfuse.ArtefactError, match="Ed25519"):
         perfuse.load(path, trusted_keys=[b"short"])
+    with pytest.raises(perfuse.ArtefactError, match="not an Ed25519 key: a object"):
+        perfuse.load(path, trusted_keys=[object()])  # type: ignore[list-item]
     with pytest.raises(perfuse.ArtefactError, match="list of keys"):
         perfuse.load(path, trusted_keys=public)  # type: ignore[arg-type]
     manifest = path / "manifest.json"

@@ -155,6 +155,7 @@ def test_the_users_own_mistake_is_a_few_lines(
     assert ended.value.code == 1
     assert told in shown and "mistaken.py" in shown and "what to do" in shown
     assert "Traceback" not in shown and len(shown.splitlines()) <= 40
+    assert "report it" not in shown
 
 
 def test_cache_info_counts_entries_only() -> None:
