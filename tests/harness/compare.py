@@ -87,20 +87,34 @@ def complaints(
     `eps` is the coarsest rounding on the way, where that is coarser than the output's own dtype.
     A draw is what eager and float64 give for a program that is about the same.
     """
-    got_leaves, eager_leaves = leaves(got), leaves(eager)
-    if len(got_leaves) != len(eager_leaves):
-        return [f"{len(got_leaves)} outputs, eager gives {len(eager_leaves)}"]
+    if len(leaves(got)) != len(leaves(eager)):
+        return [f"{len(leaves(got))} outputs, eager gives {len(leaves(eager))}"]
+    found = outside_limits(got, eager, exact, spreads, fallback, eps, draws)
+    return [f"output {i}: {problem}" for i, problem in found.items()]
+
+
+def outside_limits(
+    got: Any,
+    eager: Any,
+    exact: Any = None,
+    spreads: Sequence[Any] = (),
+    fallback: Tolerance | None = None,
+    eps: float = 0.0,
+    draws: Sequence[tuple[Any, Any]] = (),
+) -> dict[int, str]:
+    """The places of the outputs outside their limits, and what is wrong with each."""
+    eager_leaves = leaves(eager)
     exact_leaves = aligned(exact, eager_leaves)
     spread_leaves = [aligned(s, eager_leaves) for s in spreads]
     drawn_leaves = [[aligned(tree, eager_leaves) for tree in draw] for draw in draws]
-    found = []
-    for i, (g, e) in enumerate(zip(got_leaves, eager_leaves, strict=True)):
+    found = {}
+    for i, (g, e) in enumerate(zip(leaves(got), eager_leaves, strict=True)):
         moved = [s[i] for s in spread_leaves if s[i] is not None]
         errors = [errors_of(mine[i], exact[i]) for mine, exact in drawn_leaves]
         drawn = [error for error in errors if error is not None]
         problem = leaf_complaint(g, e, Reference(exact_leaves[i], moved, fallback, eps, drawn))
         if problem:
-            found.append(f"output {i}: {problem}")
+            found[i] = problem
     return found
 
 

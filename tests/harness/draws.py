@@ -75,6 +75,26 @@ def each_input(tree: T, move: Callable[[Tensor], Tensor]) -> T:
     return result
 
 
+def farther_outputs(
+    suspects: dict[int, str], got: list[Any], exact: list[Any], runs: Sequence[list[Any]]
+) -> list[str]:
+    """Complaints about the suspected outputs that are farther from exact than any run of eager."""
+    scale = max((rms(x) for x in exact if isinstance(x, Tensor) and x.numel()), default=0.0)
+    found = []
+    for i, problem in suspects.items():
+        mine, drawn = got[i], [run[i] for run in runs]
+        is_float = isinstance(mine, Tensor) and mine.is_floating_point()
+        if not is_float or mine.shape != exact[i].shape:
+            found.append(f"output {i}: {problem}")
+        elif farther := farther_than(mine, exact[i], drawn, scale):
+            found.append(f"output {i}: {problem}; {farther}")
+    return found
+
+
+def rms(x: Tensor) -> float:
+    return float(widen(dense(x)).abs().square().mean()) ** 0.5
+
+
 def farther_than(got: Tensor, exact: Tensor, runs: Sequence[Tensor], scale: float) -> str | None:
     """The complaint about a tensor that is farther from the exact one than any run of eager.
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tests.harness.backend import Counting, eager_random
-from tests.harness.compare import DIRECTIONS, Reference, errors_of, leaf_complaint
+from tests.harness.compare import DIRECTIONS, outside_limits
 from tests.harness.draws import (
     NUM_RUNS,
-    farther_than,
+    farther_outputs,
     moved_inputs,
     moved_model,
     shaken_inputs,
@@ -76,35 +76,12 @@ def complaints_of(subject: Subject, eager: list[Tensor], got: list[Tensor]) -> l
     exact, is_wide = reference(subject, eager)
     suspects = outside_limits(got, eager, exact)
     if suspects:
-        suspects = outside_limits(got, eager, exact, *moved_runs(subject, is_wide))
+        spreads, draws = moved_runs(subject, is_wide)
+        suspects = outside_limits(got, eager, exact, spreads, draws=draws)
     if not suspects:
         return []
     runs = [shaken_run(subject, seed) for seed in range(NUM_RUNS)]
-    scale = max(float(x.double().square().mean()) ** 0.5 for x in exact if x.numel())
-    found = []
-    for i, problem in suspects.items():
-        farther = farther_than(got[i], exact[i], [eager[i], *(run[i] for run in runs)], scale)
-        if farther:
-            found.append(f"output {i}: {problem}; {farther}")
-    return found
-
-
-def outside_limits(
-    got: list[Tensor],
-    eager: list[Tensor],
-    exact: list[Tensor],
-    spreads: Runs = (),
-    draws: Runs = (),
-) -> dict[int, str]:
-    """The places of the results outside their limits, and what is wrong with each."""
-    found = {}
-    for i, (mine, theirs) in enumerate(zip(got, eager, strict=True)):
-        errors = [errors_of(a[i], b[i]) for a, b in zip(draws, spreads, strict=bool(draws))]
-        known = [e for e in errors if e is not None]
-        limits = Reference(exact[i], [s[i] for s in spreads], draws=known)
-        if problem := leaf_complaint(mine, theirs, limits):
-            found[i] = problem
-    return found
+    return farther_outputs(suspects, got, exact, [eager, *runs])
 
 
 def reference(subject: Subject, eager: list[Tensor]) -> tuple[list[Tensor], bool]:
@@ -122,14 +99,15 @@ def reference(subject: Subject, eager: list[Tensor]) -> tuple[list[Tensor], bool
         return evaluate(subject, moved_model(model, DIRECTIONS[0]), call), False
 
 
-def moved_runs(subject: Subject, is_wide: bool) -> tuple[Runs, Runs]:
-    """The reference with moved weights and inputs, and eager with the same ones."""
+def moved_runs(subject: Subject, is_wide: bool) -> tuple[Runs, Sequence[tuple[Any, Any]]]:
+    """The reference with moved weights and inputs, and eager beside it with the same ones."""
     model, call = subject.model, subject.call
     calls = {way: moved_inputs(call, way) for way in DIRECTIONS}
     runs = [evaluate(subject, moved_model(model, way), calls[way]) for way in DIRECTIONS]
     if not is_wide:
         return runs[1:], ()
-    return [evaluate(subject, widened(model, way), wide(calls[way])) for way in DIRECTIONS], runs
+    exact = [evaluate(subject, widened(model, way), wide(calls[way])) for way in DIRECTIONS]
+    return exact, list(zip(runs, exact, strict=True))
 
 
 def shaken_run(subject: Subject, seed: int) -> list[Tensor]:
