@@ -17,7 +17,7 @@ from perfuse.build.elf import check_library
 from perfuse.build.folders import is_usable
 from perfuse.build.manifest import Entry
 from perfuse.build.store import Store
-from perfuse.codegen.cpp.unit import LONG_UNIT
+from perfuse.codegen.cpp.unit import LONG_UNIT, WIDE_UNIT
 from perfuse.config import Settings, cache_folders, child_environment
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -201,7 +201,9 @@ class _Run:
             raise CompilerFailed(command, ended + done.output)
 
     def _compile(self, source: str) -> None:
-        is_lowered = source.startswith(LONG_UNIT) and self.ctx.settings.cpu.opt_level > 1
+        is_lowered = (
+            source.startswith((LONG_UNIT, WIDE_UNIT)) and self.ctx.settings.cpu.opt_level > 1
+        )
         level = ("-O1",) if is_lowered else ()
         self.run(*self.flags, *level, "-c", source, "-o", _object(source))
 

@@ -26,6 +26,10 @@ from tests.harness.compare import assert_as_good_as_eager
 
 aten = torch.ops.aten
 NUM_STEPS = 5_000
+FUNCTIONS = [
+    getattr(aten, name).default
+    for name in ("sin", "exp", "tanh", "sigmoid", "cos", "log1p", "erf", "neg", "expm1")
+]
 LIMIT_S = 10.0  # of processor time, Perfuse's and the compiler's: others may use this machine too
 
 
@@ -95,6 +99,13 @@ def library_functions(chain: Chain, num_steps: int) -> Node:
     return h
 
 
+def other_functions(chain: Chain, num_steps: int) -> Node:
+    h = chain.inputs[0]
+    for t in range(num_steps):
+        h = chain(FUNCTIONS[t % len(FUNCTIONS)], h)
+    return h
+
+
 def spent_s() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
@@ -104,6 +115,7 @@ CHAINS = [
     *((build, dynamic) for build in (recurrence, constants_only) for dynamic in (False, True)),
     (other_constants, True),
     (library_functions, True),
+    (other_functions, False),
 ]
 
 

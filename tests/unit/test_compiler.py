@@ -12,7 +12,7 @@ import pytest
 from perfuse.build import LIBRARY, build_shared_library, load_library
 from perfuse.build.compiler import library_key
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
-from perfuse.codegen.cpp.unit import LONG_UNIT
+from perfuse.codegen.cpp.unit import LONG_UNIT, WIDE_UNIT
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -78,7 +78,11 @@ class Listening(System):
 
 @needs_compiler
 def test_units_of_long_kernels_are_compiled_at_a_lower_level(tmp_path: Path) -> None:
-    units = [unit("kernels"), (f"{LONG_UNIT}0", COUNT.format(name="straight"))]
+    units = [
+        unit("kernels"),
+        (f"{LONG_UNIT}0", COUNT.format(name="straight")),
+        (f"{WIDE_UNIT}0", COUNT.format(name="wide")),
+    ]
     with replaced(Listening()) as listening:
         entry = build_shared_library(units, context(tmp_path))
     assert isinstance(listening, Listening)
@@ -88,7 +92,8 @@ def test_units_of_long_kernels_are_compiled_at_a_lower_level(tmp_path: Path) -> 
         for word in command
         if word.endswith(".cpp")
     }
-    assert levels == {"kernels.cpp": "-O3", f"{LONG_UNIT}0.cpp": "-O1"}
+    lowered = {f"{name}0.cpp": "-O1" for name in (LONG_UNIT, WIDE_UNIT)}
+    assert levels == {"kernels.cpp": "-O3", **lowered}
     assert load_library(entry.read_bytes(LIBRARY)).straight() == 2
 
 

@@ -19,7 +19,7 @@ template <class X> PF_FN X divisor(X b, int64_t* status, int n) {
 
 // Towards zero. 32 bits and less go through floating point: the quotient of two such integers, rounded to the
 // nearest double (float for 16 bits), never reaches the next whole number unless it is one.
-template <class X> PF_FN X truncdiv(X a, X b) {
+template <class X> PF_MATH X truncdiv(X a, X b) {
   using T = elem<X>;
   if constexpr (is_float<T>) return trunc(a / b);
   else {
@@ -43,7 +43,7 @@ PF_FN float libm_fmod(float a, float b) { return __builtin_fmodf(a, b); }
 PF_FN double libm_fmod(double a, double b) { return __builtin_fmod(a, b); }
 
 // The remainder with the sign of a.
-template <class X> PF_FN X fmod(X a, X b) {
+template <class X> PF_MATH X fmod(X a, X b) {
   using T = elem<X>;
   if constexpr (!is_float<T>) return sub(a, mul(truncdiv(a, b), b));
   else {
@@ -61,13 +61,13 @@ template <class X> PF_FN X fmod(X a, X b) {
   }
 }
 // The remainder with the sign of b: a % b of Python, torch.remainder.
-template <class X> PF_FN X mod(X a, X b) {
+template <class X> PF_MATH X mod(X a, X b) {
   const X r = fmod(a, b), zero{};
   if constexpr (!is_signed<elem<X>>) return r;
   else return where(land(ne(r, zero), ne(lt(r, zero), lt(b, zero))), add(r, b), r);
 }
 // The quotient that belongs to mod: a // b of Python, torch.floor_divide.
-template <class X> PF_FN X floordiv(X a, X b) {
+template <class X> PF_MATH X floordiv(X a, X b) {
   using T = elem<X>;
   const X zero{};
   if constexpr (!is_float<T>) {
@@ -91,10 +91,10 @@ template <class X> PF_FN X floordiv(X a, X b) {
 PF_FN float libm_nextafter(float a, float b) { return __builtin_nextafterf(a, b); }
 PF_FN double libm_nextafter(double a, double b) { return __builtin_nextafter(a, b); }
 PF_FN double libm_hypot(double a, double b) { return __builtin_hypot(a, b); }
-template <class X> PF_FN X nextafter(X a, X b) {
+template <class X> PF_MATH X nextafter(X a, X b) {
   return each([](elem<X> s, elem<X> t) { return libm_nextafter(s, t); }, a, b);
 }
-template <class X> PF_FN X hypot(X a, X b) {
+template <class X> PF_MATH X hypot(X a, X b) {
   if constexpr (is_same<elem<X>, double>) return each([](double s, double t) { return libm_hypot(s, t); }, a, b);
   else {
     const auto x = convert<double>(a), y = convert<double>(b);

@@ -90,7 +90,7 @@ template <class F> PF_FN exp_scaled<F> exp_split(F x) {
 template <class F> PF_FN exp_scaled<F> exp_split(F x) { return exp_series<1>(x); }
 #endif
 
-template <class X> PF_FN X exp(X x) {
+template <class X> PF_MATH X exp(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(exp);
   else {
     const auto p = exp_split(low(all<X>(89.0f), high(all<X>(-104.0f), x)));  // the constant first: NaN goes through
@@ -98,7 +98,7 @@ template <class X> PF_FN X exp(X x) {
   }
 }
 // exp of what lies within [-87, 88] (elsewhere: anything), without the care for overflow and denormals.
-template <class X> PF_FN X exp_mid(X x) {
+template <class X> PF_MATH X exp_mid(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(exp);
   else {
     using I = like<X, int32_t>;
@@ -108,7 +108,7 @@ template <class X> PF_FN X exp_mid(X x) {
 }
 // Two to a power within [-126, 127] (elsewhere: anything). The part that is whole, or whole sixteenths, is left in the
 // low bits by a number whose ulp is that.
-template <class X> PF_FN X exp2_mid(X x) {
+template <class X> PF_MATH X exp2_mid(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(exp2);
   else {
     using I = like<X, int32_t>;
@@ -124,7 +124,7 @@ template <class X> PF_FN X exp2_mid(X x) {
     return bits_as<X>((I)(bits_as<I>(y) + (whole << 23)));
   }
 }
-template <class X> PF_FN X exp2(X x) {
+template <class X> PF_MATH X exp2(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(exp2);
   else {
     x = low(all<X>(129.0f), high(all<X>(-151.0f), x));
@@ -134,7 +134,7 @@ template <class X> PF_FN X exp2(X x) {
     return scale(exp_small(r), k, (I)(bits_as<I>(t) - bits_as<I>(magic)));
   }
 }
-template <class X> PF_FN X expm1(X x) {
+template <class X> PF_MATH X expm1(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(expm1);
   else {
     const auto p = exp_reduce(low(all<X>(89.0f), high(all<X>(-18.0f), x)));
@@ -144,7 +144,7 @@ template <class X> PF_FN X expm1(X x) {
   }
 }
 // With e = exp(2|x|) - 1: e / (e + 2), and where that nears 1, 1 - 2 / (e + 2): its slope is made of 1 - tanh^2.
-template <class X> PF_FN X tanh(X x) {
+template <class X> PF_MATH X tanh(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(tanh);
   else {
     const X a = abs(x);
@@ -156,7 +156,7 @@ template <class X> PF_FN X tanh(X x) {
   }
 }
 // a sigmoid(x) with one division and no product.
-template <class X> PF_FN X times_sigmoid(X a, X x) {
+template <class X> PF_MATH X times_sigmoid(X a, X x) {
   if constexpr (!in_float<X>) return a / (exp(-x) + 1.0);
   else {
     // Twice e^-x times half of 2^n, which alone would overflow. The series: a table's rounding would show.
@@ -164,7 +164,7 @@ template <class X> PF_FN X times_sigmoid(X a, X x) {
     return a / fma(p.y, power_of_two(p.n - 1), all<X>(1.0f));
   }
 }
-template <class X> PF_FN X sigmoid(X x) { return times_sigmoid(all<X>(1), x); }
+template <class X> PF_MATH X sigmoid(X x) { return times_sigmoid(all<X>(1), x); }
 
 // ---- log and its family ------------------------------------------------------------------------
 
@@ -189,11 +189,11 @@ template <class F> PF_FN F log_limits(F x, F y) {
 template <class F> PF_FN F log_join(log_parts<F> p) {
   return fma(p.n, all<F>(0.693359375f), p.f + fma(p.n, all<F>(-2.12194440e-4f), p.tail));
 }
-template <class X> PF_FN X log(X x) {
+template <class X> PF_MATH X log(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(log);
   else return log_limits(x, log_join(log_reduce(x)));
 }
-template <class X> PF_FN X log1p(X x) {
+template <class X> PF_MATH X log1p(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(log1p);
   else {
     const X u = x + 1.0f;
@@ -202,14 +202,14 @@ template <class X> PF_FN X log1p(X x) {
     return where(eq(x, X{}), x, log_limits(u, log_join(p)));
   }
 }
-template <class X> PF_FN X log2(X x) {
+template <class X> PF_MATH X log2(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(log2);
   else {
     const auto p = log_reduce(x);
     return log_limits(x, fma(p.f + p.tail, all<X>(1.44269504f), p.n));
   }
 }
-template <class X> PF_FN X log10(X x) {
+template <class X> PF_MATH X log10(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(log10);
   else {
     const auto p = log_reduce(x);

@@ -24,7 +24,7 @@ template <class F> PF_FN circle<F> on_circle(F x) {
   if (hall(near)) return Y;                                            \
   return where(near, Y, PF_LANEWISE(NAME));
 
-template <class X> PF_FN X sin(X x) {
+template <class X> PF_MATH X sin(X x) {
   if constexpr (!in_float<X> || !fused) return PF_LANEWISE(sin);
   else {
     using I = like<X, int32_t>;
@@ -33,7 +33,7 @@ template <class X> PF_FN X sin(X x) {
     PF_NEAR_CIRCLE(sin, where(eq(x, X{}), x, where(ne(c.quadrant & 2, I{}), -y, y)))
   }
 }
-template <class X> PF_FN X cos(X x) {
+template <class X> PF_MATH X cos(X x) {
   if constexpr (!in_float<X> || !fused) return PF_LANEWISE(cos);
   else {
     using I = like<X, int32_t>;
@@ -42,7 +42,7 @@ template <class X> PF_FN X cos(X x) {
     PF_NEAR_CIRCLE(cos, where(ne((c.quadrant + 1) & 2, I{}), -y, y))
   }
 }
-template <class X> PF_FN X tan(X x) {
+template <class X> PF_MATH X tan(X x) {
   if constexpr (!in_float<X> || !fused) return PF_LANEWISE(tan);
   else {
     using I = like<X, int32_t>;
@@ -61,7 +61,7 @@ template <class F> PF_FN F asin_small(F x) {
   const F s = x * x;
   return fma(x * s, poly(s, 0.166666597f, 0.0750051215f, 0.0445154719f, 0.0318198204f, 0.0143938055f, 0.0375781581f), x);
 }
-template <class X> PF_FN X asin(X x) {
+template <class X> PF_MATH X asin(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(asin);
   else {
     const X a = abs(x);
@@ -70,7 +70,7 @@ template <class X> PF_FN X asin(X x) {
     return copysign(where(far, fma(y, all<X>(-2.0f), all<X>(-4.37113883e-8f)) + 1.57079637f, y), x);
   }
 }
-template <class X> PF_FN X acos(X x) {
+template <class X> PF_MATH X acos(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(acos);
   else {
     const X a = abs(x);
@@ -89,7 +89,7 @@ template <class F> PF_FN F atan_small(F x) {
                    -0.0446897298f, 0.0225396883f, -0.00731787179f, 0.00111377181f);
   return fma(x * s, p, x);
 }
-template <class X> PF_FN X atan(X x) {
+template <class X> PF_MATH X atan(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(atan);
   else {
     const X a = abs(x);
@@ -99,7 +99,7 @@ template <class X> PF_FN X atan(X x) {
   }
 }
 PF_FN double libm_atan2(double y, double x) { return __builtin_atan2(y, x); }
-template <class X> PF_FN X atan2(X y, X x) {
+template <class X> PF_MATH X atan2(X y, X x) {
   if constexpr (!in_float<X>) return each([](double s, double t) { return libm_atan2(s, t); }, y, x);
   else {
     const X ax = abs(x), ay = abs(y), more = high(ax, ay), less = low(ax, ay);
@@ -115,7 +115,7 @@ template <class X> PF_FN X atan2(X y, X x) {
 
 // ---- hyperbolic --------------------------------------------------------------------------------
 
-template <class X> PF_FN X sinh(X x) {
+template <class X> PF_MATH X sinh(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(sinh);
   else {
     const X a = abs(x), e = expm1(a), half = exp(a * 0.5f);
@@ -123,14 +123,14 @@ template <class X> PF_FN X sinh(X x) {
     return copysign(y, x);
   }
 }
-template <class X> PF_FN X cosh(X x) {
+template <class X> PF_MATH X cosh(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(cosh);
   else {
     const X a = abs(x), e = exp(a), half = exp(a * 0.5f);
     return where(gt(a, all<X>(80.0f)), 0.5f * half * half, fma(e, all<X>(0.5f), 0.5f / e));
   }
 }
-template <class X> PF_FN X asinh(X x) {
+template <class X> PF_MATH X asinh(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(asinh);
   else {
     const X a = abs(x), s = a * a;
@@ -139,7 +139,7 @@ template <class X> PF_FN X asinh(X x) {
     return copysign(where(far, y + 0.693147181f, y), x);
   }
 }
-template <class X> PF_FN X acosh(X x) {
+template <class X> PF_MATH X acosh(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(acosh);
   else {
     const X t = x - 1.0f;
@@ -148,7 +148,7 @@ template <class X> PF_FN X acosh(X x) {
     return where(lt(x, all<X>(1.0f)), all<X>(__builtin_nanf("")), where(far, y + 0.693147181f, y));
   }
 }
-template <class X> PF_FN X atanh(X x) {
+template <class X> PF_MATH X atanh(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(atanh);
   else {
     const X a = abs(x);
@@ -164,7 +164,7 @@ template <class F> PF_FN F erf_near(F x) {
   return fma(x, poly(s, 0.128379166f, -0.376126379f, 0.112837821f, -0.0268654004f, 0.00522094546f, -0.000848282885f,
                      0.000112569476f, -9.64151604e-06f), x);
 }
-template <class X> PF_FN X erf(X x) {
+template <class X> PF_MATH X erf(X x) {
   if constexpr (!in_float<X>) return PF_LANEWISE(erf);
   else {
     const X a = abs(x), near = erf_near(a);
@@ -177,7 +177,7 @@ template <class X> PF_FN X erf(X x) {
   }
 }
 // exp(-x^2) h(q) / (1 + 2x) for x >= 0, with q = (x - 3) / (x + 3); what x * x loses is put back as a factor.
-template <class X> PF_FN X erfc(X x) {
+template <class X> PF_MATH X erfc(X x) {
   if constexpr (!in_float<X> || !fused) return PF_LANEWISE(erfc);
   else {
     const X a = low(all<X>(10.5f), abs(x)), s = a * a, lost = fma(a, a, -s);
@@ -205,7 +205,7 @@ PF_FN double erfinv1(double x) {
   return __builtin_copysign(y, x);
 }
 // In float: x times a function of w = -log(1 - x^2) that is smooth, in w where it is small and in sqrt(w) beyond.
-template <class X> PF_FN X erfinv(X x) {
+template <class X> PF_MATH X erfinv(X x) {
   if constexpr (!in_float<X>) return each([](double t) { return erfinv1(t); }, x);
   else {
     const X a = abs(x), w = -log((1.0f - a) * (1.0f + a)), t = w - 2.5f, u = sqrt(w) - 3.0f;
@@ -220,7 +220,7 @@ template <class X> PF_FN X erfinv(X x) {
 
 // ---- gamma -------------------------------------------------------------------------------------
 
-template <class X> PF_FN X lgamma(X x) { return PF_LANEWISE(lgamma); }
+template <class X> PF_MATH X lgamma(X x) { return PF_LANEWISE(lgamma); }
 
 // Recurrence up to 10, then the asymptotic series; the reflection for negative arguments.
 PF_FN double digamma1(double x) {
@@ -237,7 +237,7 @@ PF_FN double digamma1(double x) {
   const double tail = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
   return y + __builtin_log(x) - 0.5 / x - tail;
 }
-template <class X> PF_FN X digamma(X x) {
+template <class X> PF_MATH X digamma(X x) {
   return each([](elem<X> t) { return (elem<X>)digamma1(t); }, x);
 }
 
@@ -266,7 +266,7 @@ template <class F> PF_FN F pow_positive(F x, F y) {
   const L shift = (bits_as<L>(t) - bits_as<L>(magic)) << 52;
   return convert<float>(bits_as<D>((L)(bits_as<L>(p) + shift)));
 }
-template <class X> PF_FN X pow(X x, X y) {
+template <class X> PF_MATH X pow(X x, X y) {
   using T = elem<X>;
   if constexpr (!is_float<T>) {
     // Integers: by squaring. A negative exponent gives 0 but for 1 and -1, as in eager.

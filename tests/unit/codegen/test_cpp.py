@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perfuse.build.compiler import HEADERS
 from perfuse.codegen.cpp import spelling
-from perfuse.codegen.cpp.unit import LONG_UNIT, generate_sources
+from perfuse.codegen.cpp.unit import CALLS_MATH, LONG_UNIT, WIDE_UNIT, generate_sources
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -35,7 +35,7 @@ SCANS = ("cumsum", "cumprod")
 
 @pytest.mark.parametrize("name", SCALAR_OPS)
 def test_every_scalar_op_is_a_function(name: str) -> None:
-    defined = rf"PF_FN[^;{{]*?\b{name}\("
+    defined = rf"PF_(?:FN|MATH)[^;{{]*?\b{name}\("
     by_macro = rf"^(?:.*\s)?PF_[A-Z0-9_]+\({name}[,)]"
     is_special = name in ("cast", "round_to")  # spelled with the type they make
     assert is_special or spelling.SPELLING[name] == f"pf::{name}"
@@ -121,6 +121,35 @@ def test_long_kernels_are_units_of_their_own() -> None:
     assert long.count("pf::loadv") == long.count("pf::storev")  # each body once, not twice
     assert "void kernel" in long and "static void kernel" not in long
     assert 1399 <= long.count("pf::mul(") + long.count("pf::add(") <= 1400
+    assert all(text.startswith(CALLS_MATH) for _, text in rest) and CALLS_MATH not in first[1]
+
+
+def test_long_maps_of_little_arithmetic_are_units_of_their_own() -> None:
+    def chain(x: Tensor, y: Tensor) -> list[Tensor]:
+        rows = [x]
+        for i in range(60):
+            rows.append(rows[-1] * 0.5 + y[:, i])
+        return [*rows[1:], y.softmax(-1)]
+
+    (plan,) = plans_of(chain, f32(52), f32(52, 61))
+    first, *rest = generate_sources(plan, CONTEXT).units
+    assert rest and all(name.startswith(WIDE_UNIT) for name, _ in rest)
+    assert "pf::exp" in first[1] and not any("pf::exp" in text for _, text in rest)
+    assert not any(CALLS_MATH in text for _, text in rest)
+
+
+def test_many_kernels_are_shared_out_to_several_units() -> None:
+    def many(x: Tensor, *others: Tensor) -> list[Tensor]:
+        return [(x.sin() * (k + 2) + y).var(-1) for k, y in enumerate(others)]
+
+    (plan,) = plans_of(many, f32(8, 33), *(f32(8 + k, 1, 33 + k)[:, :, :33] for k in range(40)))
+    sources = generate_sources(plan, CONTEXT)
+    _, *rest = sources.units
+    assert len(rest) >= 2 and all(name.startswith("more_kernels") for name, _ in rest)
+    defined = sum(text.count("void kernel") for _, text in sources.units)
+    declared = sum(text.count("void kernel") for _, text in rest)
+    assert defined == sources.num_distinct + declared
+    assert not any("pf::scratch(" in text for _, text in rest)
 
 
 def test_nothing_to_compute_is_no_source() -> None:
