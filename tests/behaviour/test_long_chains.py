@@ -106,6 +106,15 @@ def other_functions(chain: Chain, num_steps: int) -> Node:
     return h
 
 
+def choices(chain: Chain, num_steps: int) -> Node:
+    """Every value is read twice, so each is a loop of its own."""
+    h, _, low = chain.inputs
+    for t in range(num_steps // 3):
+        h = chain(aten.where.self, chain(aten.gt.Tensor, h, low), h, low)
+        h = chain(aten.clamp.default, h, -1.0 - t, 0.5 + 1 / (t + 1))
+    return h
+
+
 def spent_s() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
@@ -116,6 +125,7 @@ CHAINS = [
     (other_constants, True),
     (library_functions, True),
     (other_functions, False),
+    (choices, True),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from perfuse.codegen.cpp.emit import Emitter, Scope, Value
@@ -25,6 +25,8 @@ _TYPICAL_CACHE_BYTES = 32 << 20
 _LEAST_SHARE = 8
 # Beyond this cost a kernel is a straight line of vector code, on which compilers spend seconds.
 _LONG_COST, _LONG_COST_PER_LOAD = 600, 16
+# So is a chain of this many loops that pass each other values in registers.
+_LONG_CHAIN = 24
 
 
 def is_long(members: Sequence[Member]) -> bool:
@@ -33,6 +35,16 @@ def is_long(members: Sequence[Member]) -> bool:
     return cost > max(
         _LONG_COST, _LONG_COST_PER_LOAD * sum(m.loop.value.num_loads for m in members)
     )
+
+
+def is_long_chain(members: Sequence[Member], stored: Set[str]) -> bool:
+    """Whether these are long, or many and pass each other nearly everything in registers."""
+    if len(members) < _LONG_CHAIN or is_long(members):
+        return is_long(members)
+    made = {m.loop.out for m in members}
+    read = {e for m in members for e in m.loop.reads() if e.attr[0] not in made}
+    cost = sum(m.loop.value.cost for m in members)
+    return cost > _LONG_COST_PER_LOAD * (len(read) + len(made & stored))
 
 
 @dataclass(slots=True)
@@ -278,7 +290,8 @@ class Sweeps:
             w.line(f"int64_t at_{name} = {start};")
             has_rest = not (isinstance(size, int) and size % lanes == 0)
             # A long body is written once, for whole and partial vectors alike.
-            is_once = has_rest and is_long(members) and all(m.role == "full" for m in members)
+            is_map = all(m.role == "full" for m in members)
+            is_once = has_rest and is_map and is_long_chain(members, self.kernel.stored)
             for count in () if is_once else (unroll, 1) if unroll > 1 else (1,):
                 if self._fits(size, count, unroll):
                     step = count * lanes
