@@ -30,13 +30,12 @@ HEADER = """#define PF_LANES {lanes}
 LONG_UNIT, WIDE_UNIT = "long_kernels", "wide_kernels"
 CALLS_MATH = "#define PF_CALLS_MATH 1\n"
 HIDDEN = '\n__attribute__((visibility("hidden"))) void '
-# Wide kernels, maps of this many lines that load and store, are compiled at -O1 too. Of the backward
-# of a recurrence of 256 steps, with g++ 12 on one core: 26 strided loads and 28 stores take 0.53 ms
-# at -O1, 0.65 at -O3; stores alone 0.101 and 0.100. Arithmetic of that length is slower by 7 %.
+# Wide kernels, maps of this many lines that load and store, are compiled at -O1 too. From the
+# backward of a recurrence of 256 steps (g++ 12, one core): 26 strided loads and 28 stores take
+# 0.53 ms at -O1, 0.65 at -O3; stores alone 0.101 and 0.100. Long arithmetic loses 7 %.
 _WIDE_LINES = 128
 # Several compilers share the work on many kernels: a unit is full with this many lines.
 _LINES_PER_UNIT = 800
-
 
 Function = tuple[str, str]  # the name of a kernel, and its text from the parameters on
 
