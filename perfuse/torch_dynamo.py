@@ -110,6 +110,20 @@ def call_isolated(
             _forget(own, codes)
 
 
+@contextmanager
+def untied_sizes() -> Iterator[None]:
+    """A block in which sizes that are equal by chance do not share a symbol.
+
+    Otherwise Dynamo gives equal sizes of example arguments one symbol ("duck shaping"), as if the
+    program itself required them to be equal.
+    """
+    from torch.fx.experimental import _config
+
+    settings: Any = _config
+    with settings.patch(use_duck_shape=False):
+        yield
+
+
 def _isolation() -> dict[str, Any]:
     """Since PyTorch 2.13, entries of one `torch.compile` need not count against another's limit."""
     name = "isolate_recompiles"

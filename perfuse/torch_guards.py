@@ -7,12 +7,15 @@ it. A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
+from torch import Tensor
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.utils._sympy import functions as torch_functions
 
@@ -190,19 +193,76 @@ def graph_assumptions(values: Iterable[Any]) -> list[str]:
     return [f"guard {text}" for text in sorted(guards)] + [f"check {t}" for t in sorted(deferred)]
 
 
-def size_guards(values: Iterable[Any], free: set[str]) -> list[Any]:
-    """What tracing assumed of the sizes in these values: guards, and the range of each symbol.
+@dataclass(frozen=True, slots=True)
+class SizeNames:
+    """Sizes of arguments, named `s0`, `s1`, ... in order, and what tracing assumed of them.
 
-    Symbols that are not `free` stand for the number that they had while tracing.
+    Dimensions that the program requires to be equal have one name; those that it requires to be
+    some number are that number.
     """
-    env = next((value.node.shape_env for value in sym_leaves(values)), None)
-    if env is None:
-        return []
-    fixed = {s: n for s, n in env.backed_var_to_val.items() if str(s) not in free}
-    found = [guard.expr.subs(fixed) for guard in env.guards]
-    for symbol in env.backed_var_to_val:
+
+    values: dict[sympy.Symbol, Any]  # a symbol of PyTorch's -> a name, or a number
+    guards: tuple[Any, ...]  # formulas over the names that must be true
+
+    @staticmethod
+    def of(arguments: Iterable[Any], others: Iterable[Any]) -> SizeNames:
+        """Names for the traced arguments. The graph's `others` have the sizes they have now."""
+        given = [value for value in arguments if isinstance(value, Tensor)]
+        sizes = [size for value in given for size in value.shape]
+        steps = [step for value in given for step in value.stride()]
+        env = next((leaf.node.shape_env for leaf in sym_leaves([*given, *others])), None)
+        if env is None:
+            return SizeNames({}, ())
+        own = dict.fromkeys(s for leaf in sym_leaves([*sizes, *steps]) for s in _symbols(leaf))
+        hints = env.backed_var_to_val
+        values: dict[sympy.Symbol, Any] = {s: n for s, n in hints.items() if s not in own}
+        fixed = {env.replace(s): n for s, n in values.items() if env.replace(s).is_Symbol}
+        names: dict[Any, Any] = {}
+        for symbol in own:
+            found = env.replace(symbol).xreplace(fixed)
+            if not found.is_Integer:
+                found = names.setdefault(found, _name(len(names)))
+            values[symbol] = found
+        return SizeNames(values, tuple(_assumed(env, list(own), values)))
+
+    def named(self, value: Any) -> Any:
+        """A size as a formula over the names, or a number."""
+        return value.node._expr.xreplace(self.values)
+
+    def fresh(self) -> Iterator[sympy.Symbol]:
+        """Further names, for sizes that tracing did not look at."""
+        num_taken = len({name for name in self.values.values() if name.is_Symbol})
+        return map(_name, itertools.count(num_taken))
+
+
+def _name(number: int) -> sympy.Symbol:
+    return sympy.Symbol(f"s{number}", integer=True, nonnegative=True)
+
+
+def _symbols(leaf: Any) -> list[sympy.Symbol]:
+    """The symbols of a size as they were before tracing found some to be equal."""
+    return sorted(leaf.node._expr.free_symbols, key=str)
+
+
+def _assumed(
+    env: Any, symbols: Sequence[sympy.Symbol], values: dict[sympy.Symbol, Any]
+) -> list[Any]:
+    """Guards, the range of each symbol, and the formula by which one follows from others."""
+    found = [guard.expr for guard in env.guards]
+    for symbol in symbols:
+        found.append(sympy.Eq(symbol, env.replace(symbol)))
         known = env.var_to_range.get(symbol)
-        if str(symbol) in free and known is not None:
+        if known is not None:
             found += [symbol >= known.lower] if known.lower.is_Integer else []
             found += [symbol <= known.upper] if known.upper.is_Integer else []
-    return [guard for guard in dict.fromkeys(found) if guard.free_symbols]
+    spelled = (guard.xreplace(values) for guard in found)
+    return [guard for guard in dict.fromkeys(spelled) if guard.free_symbols]
+
+
+def traced_forms(module: GraphModule, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """The fake tensors that stood for these while Dynamo traced; None for those not looked at."""
+    values = [node.meta.get("example_value") for node in module.graph.nodes]
+    mode: Any = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    if mode is None:
+        return [None] * len(tensors)
+    return [mode.fake_tensor_converter._get_memo(tensor) for tensor in tensors]

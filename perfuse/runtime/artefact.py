@@ -141,14 +141,15 @@ def described(files: Mapping[str, bytes]) -> list[str]:
     """What the variants take and what is held, from the files alone: no code of them runs."""
     try:
         document = json.loads(files[ARTEFACT])
-        rows = [_described(row) for row in document["variants"]]
+        rows = [line for row in document["variants"] for line in _described(row)]
         return [f"function: {document['name']}, holds {len(document['held'])} tensors", *rows]
     except DAMAGE as error:
         raise ArtefactError(f"not an artefact of Perfuse: {error}") from error
 
 
-def _described(document: Mapping[str, Any]) -> str:
-    return str(Variant(_never, document, {}))
+def _described(document: Mapping[str, Any]) -> list[str]:
+    variant = Variant(_never, document, {})
+    return [str(variant), *(f"  where {guard}" for guard in variant.assumptions())]
 
 
 def _never(*_: Any) -> Any:

@@ -6,7 +6,9 @@ symbol is bound by the argument whose size it is; each call checks what tracing 
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -20,6 +22,13 @@ from perfuse.runtime.tree import collect, rebuild
 
 Size = int | str  # a number, or a formula over size symbols
 OTHER_ARGUMENTS = "give it such a tensor, or compile a variant for this one."
+SMALL_SIZES = (
+    "sizes 0 and 1 need a variant of their own: add such example arguments to variants=[...]."
+)
+OTHER_SIZES = (
+    "add example arguments of such sizes to variants=[...]; if the function itself does not need "
+    "this, compile it with example sizes that differ from one another."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +53,11 @@ class TensorRow:
             bool(document["has_gradient"]),
         )
 
-    def check(self, tensor: torch.Tensor, sizes: Sizes, where: str) -> None:
-        """ArtefactError where this is another kind of tensor, or one of another size."""
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether this is such a tensor, whatever its sizes."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         given = (dtype, tensor.dim(), str(tensor.device))
-        fits = given == (self.dtype, len(self.shape), self.device)
-        if not fits or tuple(map(sizes.value, self.shape)) != tensor.shape:
-            raise ArtefactError(
-                f"{where} is {dtype}{list(tensor.shape)} on {tensor.device}, but the artefact "
-                f"was compiled for {self}",
-                hint=OTHER_ARGUMENTS,
-            )
+        return given == (self.dtype, len(self.shape), self.device)
 
     def laid_out(self, tensor: torch.Tensor, sizes: Sizes, where: str) -> torch.Tensor:
         """The tensor with the strides that the program expects."""
@@ -140,23 +143,65 @@ class Variant:
         sizes, rows = Sizes(self._formulas), list(enumerate(self.rows))
         for number, row in rows:
             sizes.bind(row.shape, found[number].shape)
-        for number, row in rows:
-            row.check(found[number], sizes, f"tensor argument {number}")
-            if self.is_training and found[number].requires_grad and not row.has_gradient:
-                raise ArtefactError(
-                    f"tensor argument {number} requires a gradient, and was compiled without one",
-                    hint="detach it, or compile with an example argument that requires_grad.",
-                )
+        for number, row in rows:  # after all sizes: a stride may be a number of its own
+            sizes.bind(row.strides, found[number].stride())
+        for number, _ in rows:
+            self._check(number, found[number], sizes)
         for guard in self._guards:
             if not sizes.holds(guard):
-                raise ArtefactError(
-                    f"sizes {sizes.known} break what the variant was compiled for: {guard}",
-                    hint="compile a variant for arguments of these sizes.",
-                )
+                raise self._broken(guard, sizes)
         if self._num_written:
             self._check_apart(found)
         tensors = [row.laid_out(found[n], sizes, f"tensor argument {n}") for n, row in rows]
         return [self._input(kind, where, tensors, sizes) for kind, where in self._places] + tensors
+
+    def _check(self, number: int, tensor: torch.Tensor, sizes: Sizes) -> None:
+        """ArtefactError where this is another kind of tensor, or one of another size."""
+        row = self.rows[number]
+        if not row.takes(tensor) or tuple(map(sizes.value, row.shape)) != tensor.shape:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ArtefactError(
+                f"tensor argument {number} is {dtype}{list(tensor.shape)} on {tensor.device}, but "
+                f"the artefact was compiled for {row}{self._wrong_dimension(row, tensor, sizes)}",
+                hint=OTHER_ARGUMENTS,
+            )
+        if self.is_training and tensor.requires_grad and not row.has_gradient:
+            raise ArtefactError(
+                f"tensor argument {number} requires a gradient, and was compiled without one",
+                hint="detach it, or compile with an example argument that requires_grad.",
+            )
+
+    def _wrong_dimension(self, row: TensorRow, tensor: torch.Tensor, sizes: Sizes) -> str:
+        """Which dimension must be what, where that is not plain from the sizes."""
+        if not self._formulas or not row.takes(tensor):
+            return ""
+        for dim, (wanted, size) in enumerate(zip(row.shape, tensor.shape, strict=True)):
+            if (must := sizes.value(wanted)) != size:
+                other = f"equal {self._place_of(wanted)}, which is " if must != wanted else "be "
+                return f": dimension {dim} must {other}{must}"
+        return ""
+
+    def _broken(self, guard: str, sizes: Sizes) -> ArtefactError:
+        """The refusal of sizes for which a guard does not hold."""
+        names = [name for name in sizes.known if re.search(rf"\b{name}\b", guard)]
+        told = "; ".join(f"{n}, {self._place_of(n)}, is {sizes.known[n]}" for n in names)
+        is_small = any(sizes.known[name] < 2 for name in names)
+        return ArtefactError(
+            f"the artefact takes sizes with {_bare(guard)}: {told}",
+            hint=SMALL_SIZES if is_small else OTHER_SIZES,
+        )
+
+    def _place_of(self, name: Size) -> str:
+        """The dimension, or else the stride, that has this name."""
+        for what, field in (("dimension", "shape"), ("stride", "strides")):
+            for number, row in enumerate(self.rows):
+                if name in (named := getattr(row, field)):
+                    return f"{what} {named.index(name)} of tensor argument {number}"
+        return "a size that follows from others"
+
+    def assumptions(self) -> list[str]:
+        """What sizes must fulfil, as formulas over their names."""
+        return [_bare(guard) for guard in self._guards]
 
     def _input(self, kind: str, where: Any, tensors: Sequence[Any], sizes: Sizes) -> Any:
         if kind == "held":
@@ -186,6 +231,13 @@ class Variant:
     def __str__(self) -> str:
         kind = "training" if self.is_training else "inference"
         return f"{kind}: {', '.join(map(str, self.rows)) or 'no tensors'}"
+
+
+def _bare(formula: str) -> str:
+    """The formula without the parentheses around the whole of it."""
+    depths = itertools.accumulate((c == "(") - (c == ")") for c in formula)
+    is_wrapped = formula.startswith("(") and all(list(depths)[:-1])
+    return formula[1:-1] if is_wrapped else formula
 
 
 def _compiled(formula: str) -> CodeType:

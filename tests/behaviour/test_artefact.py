@@ -189,6 +189,80 @@ def test_any_size(tmp_path: Path) -> None:
         loaded(torch.randn(1, 8))
 
 
+SQUARE = torch.nn.Linear(8, 8).eval()
+FOUR = torch.linspace(0, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "taken", "refused", "words"),
+    [
+        (SQUARE, [(8, 8)], [(3, 8)], [(3, 9)], "dimension 1 must be 8"),
+        (
+            lambda x, y: x.sum(0) * y.sum(0),
+            *([(5, 4), (5, 4)], [(5, 3), (6, 3)], [(5, 3), (6, 4)]),
+            "dimension 1 must equal dimension 1 of tensor argument 0, which is 3",
+        ),
+        (lambda x: x @ x, [(5, 5)], [(3, 3)], [(3, 4)], "must equal dimension 0"),
+        (lambda x: FOUR + x, [(4, 4)], [(7, 4)], [(4, 7)], "dimension 1 must be 4"),
+        (
+            lambda x, y: torch.cat([x, x]) * y,
+            *([(6,), (12,)], [(5,), (10,)], [(5,), (9,)], "2 \\* s0"),
+        ),
+        (lambda x, y: x * 2, [(4,), (4,)], [(3,), (0,)], [(1,), (4,)], "s0 >= 2.*dimension 0"),
+        (lambda x, y: x * y.shape[0], [(4,), (4, 4)], [(3,), (5, 2)], [(3,), (0, 2)], "s1 >= 2"),
+    ],
+    ids=["module", "untied", "square", "held", "formula", "unused", "size_only"],
+)
+def test_sizes_are_as_free_as_the_function_leaves_them(
+    tmp_path: Path, function: Any, example: Any, taken: Any, refused: Any, words: str
+) -> None:
+    """Example sizes that are equal by chance do not tie anything."""
+    args = tuple(map(torch.randn, example))
+    loaded = perfuse.load(perfuse.aot_compile(function, args, tmp_path / "a", dynamic=True))
+    for sizes in (example, taken):
+        given = tuple(map(torch.randn, sizes))
+        torch.testing.assert_close(loaded(*given), function(*given).detach())
+    with pytest.raises(perfuse.ArtefactError, match=words):
+        loaded(*map(torch.randn, refused))
+
+
+def test_a_small_size_names_the_way_out(tmp_path: Path) -> None:
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    args = (torch.randn(5),)
+    small = [(torch.randn(1),), (torch.randn(0),)]
+    path = perfuse.aot_compile(double, args, tmp_path / "a", dynamic=True)
+    with pytest.raises(perfuse.ArtefactError, match=r"variants=\[") as caught:
+        perfuse.load(path)(torch.randn(1))
+    assert "sizes 0 and 1" in str(caught.value)
+    path = perfuse.aot_compile(double, args, tmp_path / "a", dynamic=True, variants=small)
+    for n in (0, 1, 9):
+        x = torch.randn(n)
+        assert torch.equal(perfuse.load(path)(x), x * 2)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_equal_example_tensors_are_different_arguments(tmp_path: Path, is_dynamic: bool) -> None:
+    def mix(a: Tensor, b: Tensor) -> Tensor:
+        return SQUARE(a) * 2 + b
+
+    both = (SQUARE.weight, SQUARE.weight)  # one tensor, and a parameter besides
+    loaded = perfuse.load(perfuse.aot_compile(mix, both, tmp_path / "a", dynamic=is_dynamic))
+    given = (torch.randn(8, 8), torch.randn(8, 8))
+    torch.testing.assert_close(loaded(*given), mix(*given).detach())
+
+
+def test_a_slice_as_an_example_fixes_no_strides(tmp_path: Path) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sin() + 1
+
+    example = (torch.randn(5, 9)[:, :4],)
+    loaded = perfuse.load(perfuse.aot_compile(function, example, tmp_path / "a", dynamic=True))
+    for x in (torch.randn(3, 7), torch.randn(7, 3).t(), torch.randn(6, 20)[::2, 2:5]):
+        torch.testing.assert_close(loaded(x), function(x))
+
+
 def halves(x: Tensor, y: Tensor, steps: int) -> Tensor:
     assert x.shape[0] % 2 == 0
     return x.view(2, -1, x.shape[1]).sum(0)[:, : y.shape[0]] * steps + y

@@ -1,0 +1,152 @@
+"""The one graph of a call that `aot_compile` captures, compiles and runs once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from perfuse.capture.backend import Halves
+from perfuse.capture.device import device_of
+from perfuse.capture.request import Request
+from perfuse.capture.simple import SYMBOLIC, facts_or_reason
+from perfuse.capture.trace import trace
+from perfuse.config import Settings
+from perfuse.context import Context
+from perfuse.errors import ArtefactError, PerfuseError
+from perfuse.pipeline import Compiled
+from perfuse.runtime.wrapper import Facts, wrap
+from perfuse.torch_compat import tree_leaves, tree_map
+from perfuse.torch_dynamo import untied_sizes
+from perfuse.torch_guards import traced_forms
+
+ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
+
+
+def own_tensors(arguments: Any, is_dynamic: bool) -> Any:
+    """Nested arguments with new tensors on the same memory.
+
+    A tensor that is given twice, or is also a parameter, would be one input of the graph. Where
+    calls may choose the sizes, strides must follow from them: a slice is copied.
+    """
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        made = leaf.detach()
+        if is_dynamic and torch.empty_like(made).stride() != made.stride():
+            made = made.contiguous()
+        return made.requires_grad_(leaf.requires_grad)
+
+    return tree_map(own, arguments)
+
+
+@dataclass(slots=True)
+class Capture:
+    """The one graph of a call: what went in, what it compiled to, what came out."""
+
+    settings: Settings
+    arguments: Sequence[torch.Tensor]  # the tensors among the function's arguments
+    is_dynamic: bool
+    context: Context | None = None  # known once the graph's device is
+    graphs: list[Compiled] = field(default_factory=list)  # one, or forward and backward
+    traced: list[Any] = field(default_factory=list)  # the inputs as traced: sizes may be symbols
+    # The arguments as traced, by id; an argument that tracing did not look at is missing.
+    traced_arguments: dict[int, torch.Tensor] = field(default_factory=dict)
+    inputs: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    result: Any = None  # what the function returned, with these results in it
+    facts: Facts | None = None
+
+    def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Dynamo's backend: compiles as always, and keeps what passes by."""
+        if self.graphs:
+            raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
+        context = self.context = Context.on(device_of(module, inputs), self.settings)
+        halves = Halves(context, [self.graphs.append])
+        trace(
+            module,
+            inputs,
+            self.settings,
+            compiler=halves.compile,
+            partition=halves.partition,
+        )
+        found = facts_or_reason(halves.graphs, len(inputs), takes_any_size=True)
+        if isinstance(found, str):
+            raise _refused(found)
+        self.facts = found
+        self.traced = [
+            node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")
+        ]
+        for tensor, like in zip(self.arguments, traced_forms(module, self.arguments), strict=True):
+            if like is not None:
+                self.traced_arguments[id(tensor)] = like
+        backward = None
+        if self.facts.is_training:
+            halves.compile("backward", halves.graphs["backward"])
+            backward = partial(getattr, halves.executables["backward"], "call")
+        run = wrap(halves.forward().call, backward, self.facts)
+        written = self.facts.written
+
+        def call(*args: Any) -> Any:
+            with _left_as_they_were([args[i] for i in written]):
+                self.inputs, self.results = list(args), list(run(*args))
+            return self.results
+
+        return call
+
+
+def _refused(reason: str) -> ArtefactError:
+    """The error for a graph that needs more of AOTAutograd than an artefact holds."""
+    if reason in (SYMBOLIC, "sizes", "inputs"):
+        return ArtefactError(
+            "an artefact for training has fixed sizes",
+            hint="leave out dynamic=True; variants=[...] compiles for several sizes.",
+        )
+    if reason in ("aliased_output", "intermediate_base", "alias_guards"):
+        told = "the function returns views of its arguments, or several views of one result"
+        return ArtefactError(told, hint="return copies (.clone()).")
+    told = f"the function does what an artefact cannot: {reason.replace('_', ' ')}"
+    return ArtefactError(told, hint="use torch.compile(fn, backend='perfuse') for it.")
+
+
+@contextmanager
+def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Compiling runs the function once: what that writes, and the random numbers, are put back."""
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+
+
+def capture_call(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], is_training: bool
+) -> Capture:
+    leaves = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
+    capture = Capture(request.settings(), leaves, bool(request.is_dynamic))
+    sizes = untied_sizes() if request.is_dynamic else nullcontext()
+    with torch.set_grad_enabled(is_training), sizes:
+        try:
+            capture.result = request.call(args, kwargs, capture.backend)
+        except Exception as error:
+            own = getattr(error, "inner_exception", None)  # what Dynamo wraps
+            if isinstance(own, PerfuseError):
+                raise own from None
+            raise
+    if not capture.graphs or capture.facts is None:
+        raise ArtefactError("the function computes nothing with tensors")
+    if is_training and not capture.facts.is_training:
+        raise ArtefactError(
+            "nothing here can be trained: no result depends on a tensor that requires a gradient",
+            hint="leave out training=True, or let arguments or parameters require gradients.",
+        )
+    return capture

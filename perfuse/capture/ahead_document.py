@@ -1,0 +1,149 @@
+"""What `perfuse.load` must know to call a captured graph: arguments, sizes, results, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from perfuse.capture.ahead_capture import Capture
+from perfuse.errors import ArtefactError, UnsupportedOp
+from perfuse.lower.symbols import host_formula
+from perfuse.runtime.saved import pack_tensors
+from perfuse.runtime.tree import describe
+from perfuse.torch_compat import tree_leaves
+from perfuse.torch_guards import SizeNames
+
+NO_VIEWS = "return copies (.clone()), and tensors of known sizes."
+
+
+class Held:
+    """The tensors that a function holds, by name, each once however many variants use it."""
+
+    def __init__(self, fn: Any) -> None:
+        self._names: dict[int, str] = {}  # by the id of the tensor
+        self._tensors: dict[str, torch.Tensor] = {}
+        if isinstance(fn, torch.nn.Module):
+            named = (*fn.named_parameters(), *fn.named_buffers())
+            self._names = {id(tensor): name for name, tensor in named}
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        if id(tensor) not in self._names:
+            taken = set(self._names.values())  # a module's own parameter may be called p0
+            free = (name for i in itertools.count() if (name := f"p{i}") not in taken)
+            self._names[id(tensor)] = next(free)
+        name = self._names[id(tensor)]
+        self._tensors[name] = tensor  # kept, so that its id stays its own
+        return name
+
+    def packed(self) -> tuple[list[dict[str, Any]], bytes]:
+        plain = {name: tensor.detach() for name, tensor in self._tensors.items()}
+        rows, data = pack_tensors(plain)
+        for row in rows:
+            row["requires_grad"] = self._tensors[row["name"]].requires_grad
+        return rows, data
+
+
+def document_of(
+    capture: Capture, args: Sequence[Any], kwargs: dict[str, Any], held: Held
+) -> dict[str, Any]:
+    """What a loaded artefact must know to call one variant."""
+    facts = capture.facts
+    assert facts is not None
+    arguments = [list(args), kwargs]
+    given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    numbers = {id(tensor): number for number, tensor in enumerate(given)}
+    written = {id(capture.inputs[i]) for i in facts.written}
+    known = capture.traced_arguments
+    names = SizeNames.of(known.values(), capture.traced)
+    is_looked_up = all(id(v) in known for v in capture.inputs if id(v) in numbers)
+    fresh = names.fresh() if capture.is_dynamic and is_looked_up else None
+    rows = [
+        _row(tensor, id(tensor) in written) | _layout(tensor, known.get(id(tensor)), names, fresh)
+        for tensor in given
+    ]
+    pairs = zip(capture.inputs, capture.traced, strict=True)
+    return {
+        "arguments": describe(arguments, lambda tensor: numbers[id(tensor)]),
+        "tensors": rows,
+        "inputs": [_place(value, like, numbers, held, names) for value, like in pairs],
+        "guards": [_formula(guard) for guard in names.guards],
+        "results": describe(capture.result, _Places([*capture.results, *given])),
+        "facts": dataclasses.asdict(facts),
+        "is_training": facts.is_training,
+    }
+
+
+def _place(
+    value: Any, traced: Any, numbers: dict[int, int], held: Held, names: SizeNames
+) -> list[Any]:
+    """Where an input of the graph comes from: an argument, a size of one, or the function."""
+    if isinstance(value, torch.Tensor):
+        known = numbers.get(id(value))
+        return ["held", held.name_of(value)] if known is None else ["argument", known]
+    if isinstance(value, bool | int | float):
+        size = _size(traced, names) if isinstance(traced, torch.SymInt) else value
+        return ["size", size] if isinstance(size, str) else ["number", value]
+    raise ArtefactError(f"the graph depends on a {type(value).__name__}", hint=NO_VIEWS)
+
+
+def _row(tensor: torch.Tensor, is_written: bool) -> dict[str, Any]:
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+        "is_written": is_written,
+        "has_gradient": tensor.requires_grad,
+    }
+
+
+def _layout(
+    tensor: torch.Tensor,
+    traced: torch.Tensor | None,
+    names: SizeNames,
+    fresh: Iterator[sympy.Symbol] | None,
+) -> dict[str, Any]:
+    """Shape and strides of an argument; one that tracing did not look at takes `fresh` names."""
+    if traced is None and fresh is not None:
+        shape = [str(next(fresh)) for _ in tensor.shape]
+        steps = [" * ".join(shape[dim + 1 :]) or 1 for dim in range(len(shape))]
+        return {"shape": shape, "strides": steps}
+    like = tensor if traced is None else traced
+    return {
+        "shape": [_size(size, names) for size in like.shape],
+        "strides": [_size(stride, names) for stride in like.stride()],
+    }
+
+
+def _size(size: int | torch.SymInt, names: SizeNames) -> int | str:
+    """A number, or the formula of a size that calls may choose."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    expression = names.named(size)
+    return int(expression) if expression.is_Integer else _formula(expression)
+
+
+def _formula(expression: sympy.Basic) -> str:
+    try:
+        return host_formula(expression)
+    except UnsupportedOp as error:
+        raise ArtefactError(
+            f"an artefact cannot hold what the function assumes of sizes: {error.message}",
+            hint="compile it for fixed sizes.",
+        ) from error
+
+
+class _Places:
+    """The number of a result: of those the graph gave, and after these the arguments."""
+
+    def __init__(self, known: list[Any]) -> None:
+        self.known = known
+
+    def __call__(self, tensor: torch.Tensor) -> int:
+        for number, value in enumerate(self.known):
+            if value is tensor:
+                return number
+        raise ArtefactError("a result does not come out of the graph", hint=NO_VIEWS)
