@@ -110,6 +110,32 @@ def call_isolated(
             _forget(own, codes)
 
 
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Why Dynamo could not capture a function as one graph, and at which line of it."""
+
+    reason: str
+    line: str | None
+
+    @staticmethod
+    def of(error: BaseException) -> GraphBreak | None:
+        """What this error reports; None where it is not about a graph break."""
+        from torch._dynamo import exc
+
+        kinds = (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError)
+        if not isinstance(error, kinds):
+            return None
+        lines = [line.strip() for line in str(error).splitlines()]
+        reason = [lines[0] if lines else type(error).__name__]
+        reason += [line for line in lines if line.startswith("Explanation:")][:1]
+        frames = list(getattr(error, "real_stack", None) or ())
+        if not frames:
+            return GraphBreak("\n  ".join(reason), None)
+        last = frames[-1]
+        line = f"{last.filename}:{last.lineno}, in {last.name}: {last.line or ''}"
+        return GraphBreak("\n  ".join(reason), line)
+
+
 @contextmanager
 def untied_sizes() -> Iterator[None]:
     """A block in which sizes that are equal by chance do not share a symbol.

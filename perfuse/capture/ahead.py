@@ -22,7 +22,7 @@ from perfuse.runtime.artefact import ARTEFACT, LAUNCHER, LIBRARY, PARAMETERS, ab
 from perfuse.runtime.launch import native_launcher
 from perfuse.runtime.package import check_replaceable, write_package
 from perfuse.runtime.saved import SavedProgram, files_of
-from perfuse.runtime.signing import Key
+from perfuse.runtime.signing import Key, check_private_key
 
 TRY_AGAIN = "try again; perfuse doctor says whether the cache can be used."
 KERNELS = {BUILT: LIBRARY}
@@ -59,6 +59,8 @@ def aot_compile(
     name = getattr(request.function, "__name__", type(request.function).__name__)
     made = Path(path) if path is not None else Path(f"{name}.perfuse")
     check_replaceable(made)  # before minutes of compiling, not after
+    if sign_with is not None:
+        check_private_key(sign_with)
     captures = [
         (given, capture_call(request, given, dict(kwargs or {}), training)) for given in calls
     ]

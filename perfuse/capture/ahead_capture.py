@@ -22,10 +22,13 @@ from perfuse.errors import ArtefactError, PerfuseError
 from perfuse.pipeline import Compiled
 from perfuse.runtime.wrapper import Facts, wrap
 from perfuse.torch_compat import tree_leaves, tree_map
-from perfuse.torch_dynamo import untied_sizes
+from perfuse.torch_dynamo import GraphBreak, untied_sizes
 from perfuse.torch_guards import traced_forms
 
-ONE_GRAPH = "fullgraph: torch._dynamo.explain shows what breaks the graph."
+ONE_GRAPH = (
+    "move this out of the function, or compile the parts by themselves; "
+    "torch._dynamo.explain(fn)(*args) lists every graph break."
+)
 
 
 def own_tensors(arguments: Any, is_dynamic: bool) -> Any:
@@ -141,7 +144,11 @@ def capture_call(
             own = getattr(error, "inner_exception", None)  # what Dynamo wraps
             if isinstance(own, PerfuseError):
                 raise own from None
-            raise
+            found = GraphBreak.of(error)
+            if found is None:
+                raise
+            told = f"the function cannot be captured as one graph: {found.reason}"
+            raise ArtefactError(told, at=found.line, hint=ONE_GRAPH) from error
     if not capture.graphs or capture.facts is None:
         raise ArtefactError("the function computes nothing with tensors")
     if is_training and not capture.facts.is_training:

@@ -79,6 +79,7 @@ def manifest_bytes(files: Mapping[str, bytes], about: Mapping[str, Any]) -> byte
 def check_replaceable(path: Path) -> None:
     """ArtefactError where something is at `path` that is not an artefact, and only that."""
     if not os.path.lexists(path):
+        _check_parent(path)
         return
     if path.is_symlink() or not path.is_dir():
         raise ArtefactError(
@@ -92,6 +93,17 @@ def check_replaceable(path: Path) -> None:
         told = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise ArtefactError(
             f"the folder holds what Perfuse did not write: {told}", at=str(path), hint=OTHER_PATH
+        )
+
+
+def _check_parent(path: Path) -> None:
+    """ArtefactError where a folder cannot be made at `path`."""
+    parent = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ArtefactError(
+            f"{parent} is not a folder that can be written to",
+            at=str(path),
+            hint="choose another path for the artefact.",
         )
 
 

@@ -27,6 +27,11 @@ def new_key_pair() -> tuple[bytes, bytes]:
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()
 
 
+def check_private_key(key: Key) -> None:
+    """ArtefactError where this key cannot sign anything."""
+    _ed25519().Ed25519PrivateKey.from_private_bytes(key_bytes(key))
+
+
 def sign(data: bytes, private_key: Key) -> tuple[bytes, bytes]:
     """The public key and the signature of `data`."""
     private = _ed25519().Ed25519PrivateKey.from_private_bytes(key_bytes(private_key))
@@ -59,7 +64,8 @@ def key_bytes(key: Key) -> bytes:
 
 
 KEY_HINT = (
-    "give 32 raw bytes, 64 hexadecimal digits, or a file of either; `perfuse keygen` makes a pair."
+    "give 32 raw bytes, 64 hexadecimal digits, or a file of either; "
+    "`perfuse artefact keygen` makes a pair."
 )
 
 

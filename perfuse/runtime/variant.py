@@ -165,10 +165,15 @@ class Variant:
                 f"the artefact was compiled for {row}{self._wrong_dimension(row, tensor, sizes)}",
                 hint=OTHER_ARGUMENTS,
             )
-        if self.is_training and tensor.requires_grad and not row.has_gradient:
+        if tensor.requires_grad and not row.has_gradient and self.is_training:
             raise ArtefactError(
                 f"tensor argument {number} requires a gradient, and was compiled without one",
                 hint="detach it, or compile with an example argument that requires_grad.",
+            )
+        if tensor.requires_grad and not self.is_training and torch.is_grad_enabled():
+            raise ArtefactError(
+                f"tensor argument {number} requires a gradient, and this is for inference only",
+                hint="call it under torch.no_grad(), or compile it with training=True.",
             )
 
     def _wrong_dimension(self, row: TensorRow, tensor: torch.Tensor, sizes: Sizes) -> str:

@@ -329,6 +329,63 @@ def test_a_gradient_that_was_not_compiled_is_refused(tmp_path: Path) -> None:
         loaded(x.requires_grad_())
 
 
+def test_gradients_are_not_lost_silently(tmp_path: Path) -> None:
+    """Parameters require gradients and that is no reason to refuse; an argument is."""
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    loaded = perfuse.load(perfuse.aot_compile(model, (x,), tmp_path / "a"))
+    want = model(x).detach()
+    torch.testing.assert_close(loaded(x), want)
+    x.requires_grad_()
+    with pytest.raises(perfuse.ArtefactError, match="argument 0 requires a gradient") as caught:
+        loaded(x)
+    assert "training=True" in str(caught.value) and "no_grad" in str(caught.value)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), want)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(x), want)
+    torch.testing.assert_close(loaded(x.detach()), want)
+
+
+def breaks(x: Tensor) -> Tensor:
+    y = x * 2
+    print("here")
+    return y + 1
+
+
+def asks_data(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(("function", "line"), [(breaks, "print("), (asks_data, "x.sum() > 0")])
+def test_a_graph_break_names_the_line(tmp_path: Path, function: Any, line: str) -> None:
+    with pytest.raises(perfuse.ArtefactError, match="one graph") as caught:
+        perfuse.aot_compile(function, (torch.randn(3),), tmp_path / "a")
+    told = str(caught.value)
+    assert "test_artefact.py:" in told and line in told and "what to do:" in told
+    assert len(told.splitlines()) <= 5
+
+
+def never(x: Tensor) -> Tensor:
+    raise AssertionError("nothing is captured before keys and paths are checked")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"sign_with": object()}, "not an Ed25519 key"),
+        ({"sign_with": b"short"}, "Ed25519"),
+        ({"sign_with": Path("/nowhere/key")}, "cannot read a key"),
+        ({"path": Path(__file__) / "a"}, "not a folder"),
+    ],
+    ids=["kind", "length", "missing", "path"],
+)
+def test_keys_and_paths_are_checked_first(
+    tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(perfuse.ArtefactError, match=words):
+        perfuse.aot_compile(never, (torch.randn(3),), **{"path": tmp_path / "a", **changed})
+
+
 def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(perfuse.ArtefactError, match="trained"):
         perfuse.aot_compile(torch.sin, (torch.randn(3),), path=tmp_path / "a", training=True)
@@ -392,16 +449,33 @@ def test_training_at_any_size_is_refused_with_advice(tmp_path: Path) -> None:
     assert "variants" in str(caught.value)
 
 
-def test_arguments_are_put_back_when_the_run_raises(tmp_path: Path) -> None:
-    def fails(x: Tensor, at: Tensor) -> Tensor:
-        x.add_(1)
-        return x[at] * 2
+class Writes(torch.nn.Module):
+    """Writes to its argument, its buffer and its parameter, then indexes."""
 
-    x = torch.randn(4)
-    kept, state = x.clone(), torch.get_rng_state()
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("buffer", torch.zeros(4))
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        x.add_(1)
+        self.get_buffer("buffer").mul_(2).add_(torch.rand(4))
+        with torch.no_grad():
+            self.weight.sub_(1)
+        return (x * self.weight + self.get_buffer("buffer"))[at]
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_tensors_are_put_back_when_the_run_raises(tmp_path: Path, is_training: bool) -> None:
+    model, x = Writes(), torch.randn(4)
+    kept = [tensor.clone() for tensor in (x, *model.state_dict().values())]
+    state = torch.get_rng_state()
     with pytest.raises(IndexError):
-        perfuse.aot_compile(fails, (x, torch.tensor([9])), path=tmp_path / "a")
-    assert torch.equal(x, kept) and torch.equal(torch.get_rng_state(), state)
+        given = (x, torch.tensor([9]))
+        perfuse.aot_compile(model, given, path=tmp_path / "a", training=is_training)
+    for now, before in zip((x, *model.state_dict().values()), kept, strict=True):
+        assert torch.equal(now, before)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 OUTSIDE = torch.full((3,), 5.0)

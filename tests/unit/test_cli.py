@@ -185,7 +185,8 @@ def test_artefacts_from_the_command_line(tmp_path: Path) -> None:
     place = f"{script}:function"
     run("artefact", "compile", place, "--out", str(out), "--sign-with", str(key), "--dynamic")
     told = run("artefact", "info", str(out), "--trusted-key", f"{key}.pub")
-    assert "function" in told and "float32[s" in told and "by a trusted key" in told
+    assert "function" in told and "float32[s0, s1]" in told and "by a trusted key" in told
+    assert "where s0 >= 2" in told
     loaded = perfuse.load(out, trusted_keys=[f"{key}.pub"])
     x = torch.randn(5, 7)
     assert torch.allclose(loaded(x), torch.relu(x).sum(-1), atol=1e-5)
