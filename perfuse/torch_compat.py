@@ -215,10 +215,14 @@ class SimpleMetadata:
     written: tuple[int, ...]  # inputs that the graph overwrites, as autograd sees it
     output_needs_grad: tuple[bool, ...]
     tangent_outputs: tuple[int, ...]  # the outputs whose gradients the backward takes, in order
+    num_saved_sizes: int  # numbers that the forward saves, after the tensors
 
 
-def simple_metadata() -> SimpleMetadata | str:
-    """The metadata of the graph that AOTAutograd has just traced, or why it is not simple."""
+def simple_metadata(takes_any_size: bool = False) -> SimpleMetadata | str:
+    """The metadata of the graph that AOTAutograd has just traced, or why it is not simple.
+
+    Sizes that are saved for the backward are simple only where `takes_any_size`.
+    """
     tracing = TracingContext.try_get()
     found = None if tracing is None else tracing.fw_metadata
     if tracing is None or found is None:
@@ -228,11 +232,14 @@ def simple_metadata() -> SimpleMetadata | str:
     reason = _reason_not_simple(found)
     if reason is not None:
         return reason
+    if found.num_symints_saved_for_bw and not takes_any_size:
+        return "sizes"
     tangents = [_output_index(desc) for desc in found.traced_tangents_descs]
     return SimpleMetadata(
         tuple(found.mutated_graph_handled_indices_seen_by_autograd),
         tuple(bool(info.requires_grad) for info in found.output_info),
         tuple(index for index in tangents if index is not None),
+        int(found.num_symints_saved_for_bw or 0),
     )
 
 
@@ -257,7 +264,6 @@ def _reason_not_simple(found: Any) -> str | None:
         "mutation_in_backward": bool(
             found.indices_of_inputs_that_requires_grad_with_mutations_in_bw
         ),
-        "sizes": bool(found.num_symints_saved_for_bw),
         "opaque": bool(found.num_opaque_objects_saved_for_bw),
         "unchecked_saved": bool(found.num_tensors_saved_with_no_vc_check),
     }
@@ -493,9 +499,9 @@ def call_backward_directly(function: Any) -> None:
     function._backward_cls.apply = function.backward
 
 
-def tree_leaves(value: Any) -> list[Any]:
+def tree_leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """What nested lists, tuples and dictionaries hold, in order."""
-    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
+    leaves: list[Any] = torch.utils._pytree.tree_leaves(value, is_leaf)
     return leaves
 
 

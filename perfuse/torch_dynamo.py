@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -128,7 +129,8 @@ class GraphBreak:
         lines = [line.strip() for line in str(error).splitlines()]
         reason = [lines[0] if lines else type(error).__name__]
         reason += [line for line in lines if line.startswith("Explanation:")][:1]
-        frames = list(getattr(error, "real_stack", None) or ())
+        own = str(Path(torch.__file__).parent)
+        frames = [f for f in getattr(error, "real_stack", None) or () if own not in f.filename]
         if not frames:
             return GraphBreak("\n  ".join(reason), None)
         last = frames[-1]

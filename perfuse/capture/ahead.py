@@ -21,7 +21,7 @@ from perfuse.pipeline import Compiled
 from perfuse.runtime.artefact import ARTEFACT, LAUNCHER, LIBRARY, PARAMETERS, about_here
 from perfuse.runtime.launch import native_launcher
 from perfuse.runtime.package import check_replaceable, write_package
-from perfuse.runtime.saved import SavedProgram, files_of
+from perfuse.runtime.saved import SavedProgram, files_of, number_functions
 from perfuse.runtime.signing import Key, check_private_key
 
 TRY_AGAIN = "try again; perfuse doctor says whether the cache can be used."
@@ -130,9 +130,15 @@ def _gpu_arch(context: Context) -> str:
 
 def _add_program(files: dict[str, bytes], capture: Capture, compiled: Compiled) -> int:
     """Add the files of one graph, and say under which number."""
-    constants = compiled.program.constants
-    if not all(is_storable(value) for value in constants.values()):
-        raise ArtefactError("the graph holds something that cannot be kept as data")
+    known = number_functions(compiled.host.ops)
+    held = compiled.program.constants
+    constants = {name: value for name, value in held.items() if known.get(name) is not value}
+    unfit = [name for name, value in constants.items() if not is_storable(value)]
+    if unfit:
+        raise ArtefactError(
+            f"the graph holds what cannot be kept as data: {', '.join(unfit)}",
+            hint="use torch.compile(fn, backend='perfuse') for it.",
+        )
     saved = SavedProgram(compiled.host, None, constants, compiled.counts, str(compiled.plan))
     found = files_of(saved)
     if compiled.library is not None:

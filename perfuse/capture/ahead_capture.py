@@ -14,12 +14,13 @@ from torch.fx import GraphModule
 from perfuse.capture.backend import Halves
 from perfuse.capture.device import device_of
 from perfuse.capture.request import Request
-from perfuse.capture.simple import SYMBOLIC, facts_or_reason
+from perfuse.capture.simple import facts_or_reason
 from perfuse.capture.trace import trace
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.errors import ArtefactError, PerfuseError
 from perfuse.pipeline import Compiled
+from perfuse.runtime.tree import NumberResult
 from perfuse.runtime.wrapper import Facts, wrap
 from perfuse.torch_compat import tree_leaves, tree_map
 from perfuse.torch_dynamo import GraphBreak, untied_sizes
@@ -29,6 +30,8 @@ ONE_GRAPH = (
     "move this out of the function, or compile the parts by themselves; "
     "torch._dynamo.explain(fn)(*args) lists every graph break."
 )
+NOT_FIXED = "a Python number that depends on sizes or data"
+AS_TENSOR = "return it as a tensor, or return the sizes that it is computed from."
 
 
 def own_tensors(arguments: Any, is_dynamic: bool) -> Any:
@@ -99,18 +102,20 @@ class Capture:
         def call(*args: Any) -> Any:
             with _left_as_they_were([args[i] for i in written]):
                 self.inputs, self.results = list(args), list(run(*args))
+            self.results = [_noted(value, k) for k, value in enumerate(self.results)]
             return self.results
 
         return call
 
 
+def _noted(result: Any, place: int) -> Any:
+    if isinstance(result, bool | float):
+        raise ArtefactError(f"a result is {NOT_FIXED}", hint=AS_TENSOR)
+    return NumberResult.of(result, place) if type(result) is int else result
+
+
 def _refused(reason: str) -> ArtefactError:
     """The error for a graph that needs more of AOTAutograd than an artefact holds."""
-    if reason in (SYMBOLIC, "sizes", "inputs"):
-        return ArtefactError(
-            "an artefact for training has fixed sizes",
-            hint="leave out dynamic=True; variants=[...] compiles for several sizes.",
-        )
     if reason in ("aliased_output", "intermediate_base", "alias_guards"):
         told = "the function returns views of its arguments, or several views of one result"
         return ArtefactError(told, hint="return copies (.clone()).")
@@ -129,6 +134,27 @@ def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
+
+
+def _check_numbers(capture: Capture) -> None:
+    """Refuse numbers as results that would be constants in the artefact, and are not."""
+    is_shape = partial(_is_instance, torch.Size)
+    leaves = tree_leaves(capture.result, is_shape)
+    for leaf in leaves:
+        if capture.is_dynamic and is_shape(leaf) and any(type(size) is int for size in leaf):
+            raise ArtefactError(
+                "a result is the shape of a tensor, whose sizes are not fixed",
+                hint="return tuple(x.size()), or the tensor itself.",
+            )
+    # Dynamo makes a Python float of a tensor that the graph gives and nothing else reads.
+    given = {id(leaf) for leaf in leaves}
+    scalars = [v for v in capture.results if _is_instance(torch.Tensor, v) and v.dim() == 0]
+    if any(id(v) not in given for v in scalars) and any(type(leaf) is float for leaf in leaves):
+        raise ArtefactError(f"a result is {NOT_FIXED}", hint=AS_TENSOR)
+
+
+def _is_instance(kind: type, value: Any) -> bool:
+    return isinstance(value, kind)
 
 
 def capture_call(
@@ -151,6 +177,7 @@ def capture_call(
             raise ArtefactError(told, at=found.line, hint=ONE_GRAPH) from error
     if not capture.graphs or capture.facts is None:
         raise ArtefactError("the function computes nothing with tensors")
+    _check_numbers(capture)
     if is_training and not capture.facts.is_training:
         raise ArtefactError(
             "nothing here can be trained: no result depends on a tensor that requires a gradient",

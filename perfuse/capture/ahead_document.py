@@ -71,7 +71,7 @@ def document_of(
         "arguments": describe(arguments, lambda tensor: numbers[id(tensor)]),
         "tensors": rows,
         "inputs": [_place(value, like, numbers, held, names) for value, like in pairs],
-        "guards": [_formula(guard) for guard in names.guards],
+        "guards": sorted((_formula(guard) for guard in names.guards), key=len),  # plain ones first
         "results": describe(capture.result, _Places([*capture.results, *given])),
         "facts": dataclasses.asdict(facts),
         "is_training": facts.is_training,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.fx import GraphModule
@@ -10,8 +10,15 @@ from torch.fx import GraphModule
 from perfuse.context import Context
 from perfuse.graph.facts import output_leaves
 from perfuse.logs import channel
+from perfuse.lower.symbols import host_formula
+from perfuse.runtime.size_formula import names_in
 from perfuse.runtime.wrapper import Facts, Tangent
-from perfuse.torch_compat import SimpleMetadata, is_autocast_enabled, simple_metadata
+from perfuse.torch_compat import (
+    SimpleMetadata,
+    is_autocast_enabled,
+    simple_metadata,
+    sym_expression,
+)
 
 SYMBOLIC = "symbolic_shape"
 
@@ -36,32 +43,39 @@ def facts_or_reason(
 ) -> Facts | str:
     """The facts of the capture just traced, or why they do not suffice to run it.
 
-    A graph for inference runs by the same facts whatever its sizes (`takes_any_size`); whoever
-    calls it then has to check what tracing assumed of them.
+    With `takes_any_size` sizes may be symbols; whoever calls it then has to check what tracing
+    assumed of them.
     """
-    found = simple_metadata()
+    found = simple_metadata(takes_any_size)
     if isinstance(found, str):
         return found
-    reason = _reason_unfit(graphs, num_inputs, found)
-    if reason is not None and not (
-        reason == SYMBOLIC and takes_any_size and "backward" not in graphs
-    ):
+    reason = _reason_unfit(graphs, num_inputs, found, takes_any_size)
+    if reason is not None:
         return reason
     needs_grad = found.output_needs_grad
     is_training = "backward" in graphs
+    tangents = _tangents(graphs["backward"], found) if is_training else ()
+    sizes = _bound_sizes(graphs["forward"], tangents) if is_training else ()
+    if sizes is None:
+        return "sizes_from_data"
     return Facts(
         num_inputs,
         len(needs_grad),
         found.written,
         tuple(i for i, needed in enumerate(needs_grad) if not needed),
-        _tangents(graphs["backward"], found) if is_training else (),
+        tangents,
         is_training,
         is_autocast_enabled(),
+        sizes,
+        found.num_saved_sizes,
     )
 
 
 def _reason_unfit(
-    graphs: Mapping[str, GraphModule], num_inputs: int, found: SimpleMetadata
+    graphs: Mapping[str, GraphModule],
+    num_inputs: int,
+    found: SimpleMetadata,
+    takes_any_size: bool,
 ) -> str | None:
     """Why what AOTAutograd reports does not fit the graphs as we would call them."""
     first = graphs.get("forward") or graphs.get("inference")
@@ -69,7 +83,8 @@ def _reason_unfit(
         return "missing_half"
     if len(first.graph.find_nodes(op="placeholder")) != num_inputs:
         return "inputs"
-    if any(_is_symbolic(node.meta.get("val")) for node in first.graph.nodes):
+    is_symbolic = any(_is_symbolic(node.meta.get("val")) for node in first.graph.nodes)
+    if is_symbolic and not takes_any_size:
         return SYMBOLIC
     if "backward" not in graphs:
         return None
@@ -98,13 +113,38 @@ def _tangents(backward: GraphModule, found: SimpleMetadata) -> tuple[Tangent, ..
         Tangent(
             output,
             str(v.dtype).removeprefix("torch."),
-            tuple(v.shape),
-            tuple(v.stride()),
+            tuple(map(_number_or_formula, v.shape)),
+            tuple(map(_number_or_formula, v.stride())),
             str(v.device),
         )
         for output, v in zip(found.tangent_outputs, values, strict=False)
     )
 
 
+def _number_or_formula(size: int | torch.SymInt) -> int | str:
+    if not isinstance(size, torch.SymInt):
+        return size
+    expression = sym_expression(size)
+    return int(expression) if expression.is_Integer else host_formula(expression)
+
+
+def _bound_sizes(
+    forward: GraphModule, tangents: Sequence[Tangent]
+) -> tuple[tuple[str, int, int | None], ...] | None:
+    """Where a call finds the sizes that tangents speak of; None where only data tells one."""
+    formulas = [n for tangent in tangents for n in (*tangent.shape, *tangent.strides)]
+    needed = {name for text in formulas if isinstance(text, str) for name in names_in(text)}
+    found: dict[str, tuple[str, int, int | None]] = {}
+    for place, node in enumerate(forward.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        dims = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, size in dims:
+            if isinstance(size, torch.SymInt) and (name := str(sym_expression(size))) in needed:
+                found.setdefault(name, (name, place, dim))
+    return tuple(found.values()) if found.keys() == needed else None
+
+
 def _is_dense(tangent: Tangent) -> bool:
-    return all(n == 1 or step > 0 for n, step in zip(tangent.shape, tangent.strides, strict=True))
+    """No stride of zero. One that is a formula follows from sizes, which are two at least."""
+    pairs = zip(tangent.shape, tangent.strides, strict=True)
+    return all(n == 1 or isinstance(step, str) or step > 0 for n, step in pairs)

@@ -47,7 +47,7 @@ _EFFECTFUL_PACKETS = frozenset(
 )
 
 # Python arithmetic on sizes, and getitem of a tuple of results. The in-place operators stay out.
-_PURE_PYTHON = frozenset(
+PURE_PYTHON = frozenset(
     {
         operator.add,
         operator.sub,
@@ -91,7 +91,7 @@ class OpFacts:
 def op_facts(target: Any) -> OpFacts:
     """The facts of a call's target, looked up once: passes ask for them at every node."""
     if not isinstance(target, OpOverload):
-        is_pure = target in _PURE_PYTHON or is_pointwise_function(target)
+        is_pure = target in PURE_PYTHON or is_pointwise_function(target)
         return OpFacts("", is_pure, False, not is_pure)
     is_random = torch.Tag.nondeterministic_seeded in target.tags
     if target.namespace not in _KNOWN_NAMESPACES:

@@ -30,7 +30,7 @@ from perfuse.runtime.executable import Call, bind
 from perfuse.runtime.gpu import bind_gpu
 from perfuse.runtime.launch import launcher_of
 from perfuse.runtime.package import not_an_artefact, read_package
-from perfuse.runtime.saved import read_program, unpack_tensors
+from perfuse.runtime.saved import number_functions, read_program, unpack_tensors
 from perfuse.runtime.signing import Key
 from perfuse.runtime.variant import Variant
 from perfuse.runtime.wrapper import facts_from, wrap
@@ -39,6 +39,7 @@ from perfuse.version import VERSION
 
 FORMAT = 2
 ARTEFACT, PARAMETERS = "artefact.json", "parameters.bin"
+MOST_GUARDS = 12  # shown for a variant
 LIBRARY, LAUNCHER = "library.so", "launcher.so"
 
 
@@ -149,7 +150,9 @@ def described(files: Mapping[str, bytes]) -> list[str]:
 
 def _described(document: Mapping[str, Any]) -> list[str]:
     variant = Variant(_never, document, {})
-    return [str(variant), *(f"  where {guard}" for guard in variant.assumptions())]
+    guards = variant.assumptions()
+    rest = [f"  ... and {len(guards) - MOST_GUARDS} more"] if len(guards) > MOST_GUARDS else []
+    return [str(variant), *(f"  where {guard}" for guard in guards[:MOST_GUARDS]), *rest]
 
 
 def _never(*_: Any) -> Any:
@@ -189,12 +192,13 @@ def _bound(number: int, files: Mapping[str, bytes]) -> Call:
         return files[f"{number}-{name}"]
 
     saved = read_program(read)
+    constants = {**saved.constants, **number_functions(saved.host.ops)}
     if saved.host.gpu is None:
         library = files.get(f"{number}-{LIBRARY}")
-        return bind(saved.host, library, saved.constants)
+        return bind(saved.host, library, constants)
     context = Context.on(torch.device(saved.host.gpu.device), config.snapshot())
     launcher = launcher_of(read_bundle(read), context, files.get(LAUNCHER))
-    return bind_gpu(saved.host, launcher, saved.constants)
+    return bind_gpu(saved.host, launcher, constants)
 
 
 def _check_fits(about: Mapping[str, Any], folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, Window
 from perfuse.codegen.host.tables import tables_of
 from perfuse.errors import MALFORMED, CacheDamaged
-from perfuse.torch_compat import raw_bytes, tensor_of_bytes
+from perfuse.graph.facts import PURE_PYTHON
+from perfuse.torch_compat import op_name, raw_bytes, tensor_of_bytes
 
 PROGRAM = "program.json"
 CONSTANTS = "constants.bin"
@@ -66,6 +67,12 @@ def read_program(read: Callable[[str], bytes]) -> SavedProgram:
         )
     except MALFORMED as error:
         raise CacheDamaged(f"not a saved program: {type(error).__name__}: {error}") from error
+
+
+def number_functions(ops: Iterable[str]) -> dict[str, Any]:
+    """The functions of Python numbers among the ops of a program: known by name, not kept."""
+    known = {op_name(function): function for function in PURE_PYTHON}
+    return {op: known[op] for op in ops if op in known}
 
 
 def _host_of(document: dict[str, Any]) -> HostSource:

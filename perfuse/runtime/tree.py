@@ -14,10 +14,24 @@ PLAIN = (type(None), bool, int, float, str)
 Place = Callable[[torch.Tensor], int]  # the number under which a tensor is known
 
 
+class NumberResult(int):
+    """A number that a graph gave as a result, such as a size: other calls give others."""
+
+    place: int  # the number of the result
+
+    @staticmethod
+    def of(value: int, place: int) -> NumberResult:
+        made = NumberResult(value)
+        made.place = place
+        return made
+
+
 def describe(value: Any, place: Place) -> list[Any]:
-    """The shape of a nested value; each tensor is replaced by its number."""
+    """The shape of a nested value; each tensor or number of a graph is replaced by its number."""
     if isinstance(value, torch.Tensor):
         return ["tensor", place(value)]
+    if isinstance(value, NumberResult):
+        return ["tensor", value.place]
     if isinstance(value, PLAIN):
         return ["value", value]
     if isinstance(value, Mapping):

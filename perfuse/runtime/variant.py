@@ -7,7 +7,6 @@ symbol is bound by the argument whose size it is; each call checks what tracing 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 
 from perfuse.errors import ArtefactError
 from perfuse.runtime.layout import with_strides
+from perfuse.runtime.size_formula import compiled_formula, evaluate
 from perfuse.runtime.tree import collect, rebuild
 
 Size = int | str  # a number, or a formula over size symbols
@@ -96,19 +96,10 @@ class Sizes:
         return known if known is not None else int(self.holds(size))
 
     def holds(self, formula: str) -> Any:
-        return eval(self._formulas[formula], FUNCTIONS, self.known)
-
-
-FUNCTIONS: dict[str, Any] = {
-    "__builtins__": {},
-    "math": math,
-    "max": max,
-    "min": min,
-    "abs": abs,
-    "int": int,
-    "float": float,
-    "round": round,
-}
+        try:
+            return evaluate(self._formulas[formula], self.known)
+        except ZeroDivisionError:  # a guard that divides by an empty dimension
+            return False
 
 
 class Variant:
@@ -128,7 +119,7 @@ class Variant:
         self._guards: list[str] = document["guards"]
         self.rows = [TensorRow.of(row) for row in document["tensors"]]
         self.is_training = bool(document["is_training"])
-        self._formulas = {text: _compiled(text) for text in self._texts()}
+        self._formulas = {text: compiled_formula(text) for text in self._texts()}
         self._num_written = sum(row.is_written for row in self.rows)
 
     def _texts(self) -> set[str]:
@@ -243,7 +234,3 @@ def _bare(formula: str) -> str:
     depths = itertools.accumulate((c == "(") - (c == ")") for c in formula)
     is_wrapped = formula.startswith("(") and all(list(depths)[:-1])
     return formula[1:-1] if is_wrapped else formula
-
-
-def _compiled(formula: str) -> CodeType:
-    return compile(formula, "<size formula>", "eval")

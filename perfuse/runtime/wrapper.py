@@ -6,7 +6,7 @@ those, this is all there is to do, and it can be rebuilt in a new process from p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from perfuse.forking import ForkLock
 from perfuse.runtime.executable import Call
 from perfuse.runtime.layout import with_strides
+from perfuse.runtime.size_formula import size_value
 from perfuse.torch_compat import (
     call_backward_directly,
     disabled_autocast,
@@ -30,9 +31,17 @@ class Tangent:
 
     output: int
     dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Any, ...]  # numbers, or formulas over the names of sizes
+    strides: tuple[Any, ...]
     device: str
+
+    def sized(self, sizes: Mapping[str, int]) -> Tangent:
+        """This tangent in a call with these sizes."""
+        shape, strides = (
+            tuple(n if isinstance(n, int) else size_value(n, sizes) for n in numbers)
+            for numbers in (self.shape, self.strides)
+        )
+        return Tangent(self.output, self.dtype, shape, strides, self.device)
 
     def made_from(self, gradient: Tensor | None) -> Tensor:
         """The gradient as the backward wants it; zeros where none came."""
@@ -56,6 +65,10 @@ class Facts:
     tangents: tuple[Tangent, ...]  # empty for inference
     is_training: bool
     is_autocast: bool
+    # Where calls choose sizes: those that tangents are made by, each with the input that is it or
+    # has it as a dimension, and how many numbers are saved for the backward after the tensors.
+    sizes: tuple[tuple[str, int, int | None], ...] = ()
+    num_saved_sizes: int = 0
 
 
 def facts_from(document: Mapping[str, Any]) -> Facts:
@@ -65,7 +78,8 @@ def facts_from(document: Mapping[str, Any]) -> Facts:
         for t in document["tangents"]
     )
     lists = {name: tuple(document[name]) for name in ("written", "without_grad")}
-    return Facts(**{**document, **lists, "tangents": tangents})
+    sizes = tuple((name, place, dim) for name, place, dim in document.get("sizes", ()))
+    return Facts(**{**document, **lists, "tangents": tangents, "sizes": sizes})
 
 
 def wrap(forward: Call, backward: Callable[[], Call] | None, facts: Facts) -> Callable[..., Any]:
@@ -142,8 +156,8 @@ def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
 
 
 def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
-    num_outputs, without_grad, tangents = facts.num_outputs, facts.without_grad, facts.tangents
-    is_autocast = facts.is_autocast
+    num_outputs, without_grad, fixed = facts.num_outputs, facts.without_grad, facts.tangents
+    is_autocast, num_sizes, is_dynamic = facts.is_autocast, facts.num_saved_sizes, bool(facts.sizes)
 
     class CompiledGraph(torch.autograd.Function):
         """One graph's forward and backward; both are run with gradients off."""
@@ -157,7 +171,10 @@ def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
                 for value in run([*args])
             ]
             outputs = tuple(results[:num_outputs])
-            ctx.save_for_backward(*results[num_outputs:])
+            end = len(results) - num_sizes
+            ctx.save_for_backward(*results[num_outputs:end])
+            ctx.saved_sizes = results[end:]
+            ctx.sizes = _sizes_of(args, facts) if is_dynamic else None
             ctx.set_materialize_grads(False)
             if without_grad:
                 constant = [outputs[i] for i in without_grad]
@@ -166,8 +183,9 @@ def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            args = [*ctx.saved_tensors]
+            args = [*ctx.saved_sizes, *ctx.saved_tensors]
             release_saved(ctx)  # the program forgets each after its last use
+            tangents = [tangent.sized(ctx.sizes) for tangent in fixed] if is_dynamic else fixed
             for tangent in tangents:
                 gradient = gradients[tangent.output]
                 is_fit = gradient is not None and gradient.stride() == tangent.strides
@@ -179,6 +197,14 @@ def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
 
     call_backward_directly(CompiledGraph)
     return CompiledGraph
+
+
+def _sizes_of(args: Sequence[Any], facts: Facts) -> dict[str, int]:
+    """The sizes of one call, by name."""
+    return {
+        name: int(args[place] if dim is None else args[place].shape[dim])
+        for name, place, dim in facts.sizes
+    }
 
 
 def _marker() -> Tensor:

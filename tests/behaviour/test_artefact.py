@@ -16,6 +16,7 @@ import perfuse
 from perfuse.runtime.package import read_package, write_package
 from perfuse.runtime.signing import new_key_pair
 from perfuse.system import System, replaced
+from tests.behaviour.scripts import finish, start
 
 X3 = torch.linspace(-1, 1, 3)
 
@@ -442,11 +443,83 @@ def test_views_of_arguments_are_refused(tmp_path: Path) -> None:
         perfuse.aot_compile(lambda x: x.t(), (torch.randn(3, 4),), path=tmp_path / "a")
 
 
-def test_training_at_any_size_is_refused_with_advice(tmp_path: Path) -> None:
-    model, x = torch.nn.Linear(8, 4), torch.randn(6, 8)
-    with pytest.raises(perfuse.ArtefactError, match="fixed sizes") as caught:
-        perfuse.aot_compile(model, (x,), path=tmp_path / "a", dynamic=True, training=True)
-    assert "variants" in str(caught.value)
+class Branches(torch.nn.Module):
+    """Saves sizes for the backward, and gives a size as a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, 12, bias=False)  # before a norm its gradient would be zero
+        self.norm = torch.nn.BatchNorm1d(12)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
+        hidden = self.norm(self.up(torch.cat([x, y]))).relu()
+        return hidden.cumsum(0) * x.shape[0], x.t() @ y[: x.shape[0]].softmax(0), len(y) * 2
+
+
+def gradients(function: Any, parameters: Any, given: Any) -> list[Any]:
+    leaves = [tensor.clone().requires_grad_() for tensor in given]
+    first, second, number = function(*leaves)
+    loss = first.square().sum() + second.sin().sum()
+    return [first.detach(), second.detach(), number, *torch.autograd.grad(
+        loss, [*leaves, *(parameters[name] for name in sorted(parameters))]
+    )]  # fmt: skip
+
+
+def test_training_at_any_size_in_a_new_process(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, kind = Branches().double(), torch.float64
+    example = tuple(torch.randn(8, 8, dtype=kind, requires_grad=True) for _ in range(2))
+    path = perfuse.aot_compile(model, example, tmp_path / "a", dynamic=True, training=True)
+    sizes = ((2, 3), (5, 9), (33, 40))
+    cases = [(torch.randn(n, 8, dtype=kind), torch.randn(m, 8, dtype=kind)) for n, m in sizes]
+    wanted = [gradients(model, dict(model.named_parameters()), case) for case in cases]
+    torch.save((cases, wanted), tmp_path / "wanted.pt")
+    finish(start(TRAIN, tmp_path / "cache", str(path), str(tmp_path / "wanted.pt")))
+
+
+TRAIN = """
+import sys, torch, perfuse
+from tests.behaviour.test_artefact import gradients
+
+cases, wanted = torch.load(sys.argv[2])
+loaded = perfuse.load(sys.argv[1])
+for case, want in zip(cases, wanted, strict=True):
+    got = gradients(loaded, dict(loaded.named_parameters()), case)
+    torch.testing.assert_close(got, want)
+assert not perfuse.counters.snapshot().get("capture.traced")
+print("{}")
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2, x.shape[0]),
+        lambda x: {"y": x * 2, "n": [x.shape[0] * 2 + 1, 3]},
+        lambda x: (x * 2, tuple(x.size())),
+        lambda x: (x * 2, list(x.shape), x.numel(), x.stride(0)),
+    ],
+    ids=["size", "formula", "tuple", "list"],
+)
+def test_sizes_as_results_are_those_of_the_call(tmp_path: Path, function: Any) -> None:
+    args = (torch.randn(5, 4),)
+    loaded = perfuse.load(perfuse.aot_compile(function, args, tmp_path / "a", dynamic=True))
+    x = torch.randn(7, 3)
+    torch.testing.assert_close(loaded(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2, x.shape),
+        lambda x: (x * 2, x.shape[0] / 2),
+        lambda x: (x * 2, x.shape[0] > 3),
+    ],
+    ids=["shape", "float", "bool"],
+)
+def test_numbers_that_would_be_constants_are_refused(tmp_path: Path, function: Any) -> None:
+    with pytest.raises(perfuse.ArtefactError, match="a result is"):
+        perfuse.aot_compile(function, (torch.randn(5, 4),), tmp_path / "a", dynamic=True)
 
 
 class Writes(torch.nn.Module):

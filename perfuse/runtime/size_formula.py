@@ -1,0 +1,42 @@
+"""Formulas over the names of sizes, as `host_formula` writes them, compiled and evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+FUNCTIONS: dict[str, Any] = {
+    "__builtins__": {},
+    "math": math,
+    "max": max,
+    "min": min,
+    "abs": abs,
+    "int": int,
+    "float": float,
+    "round": round,
+}
+
+
+def evaluate(formula: CodeType, sizes: Mapping[str, int]) -> Any:
+    """The value, or the truth, of a compiled formula."""
+    return eval(formula, FUNCTIONS, sizes)
+
+
+def size_value(formula: str, sizes: Mapping[str, int]) -> int:
+    """The size that a formula stands for."""
+    known = sizes.get(formula)
+    return known if known is not None else int(evaluate(compiled_formula(formula), sizes))
+
+
+@lru_cache(maxsize=4096)
+def compiled_formula(formula: str) -> CodeType:
+    """A formula ready to be evaluated; SyntaxError where it is none."""
+    return compile(formula, "<size formula>", "eval")
+
+
+def names_in(formula: str) -> set[str]:
+    """The sizes that a formula speaks of."""
+    return set(compiled_formula(formula).co_names) - FUNCTIONS.keys()
