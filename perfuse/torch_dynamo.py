@@ -8,8 +8,10 @@ either. A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
+import threading
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ import torch
 from perfuse.forking import ForkLock
 
 Function = Callable[..., Any]
+FAKE_TENSORS = "torch._subclasses.fake_tensor"  # the logger of PyTorch's fake tensors
 
 _TURN = ForkLock()  # what is put aside meanwhile is the process's
 
@@ -97,7 +100,7 @@ def call_isolated(
     """
     own = partial(backend)  # equal to no other backend, so that it shares no cache entry
     codes: list[types.CodeType] = []
-    with _TURN, _own_frame_state(), _seeing(codes):
+    with _TURN, _own_frame_state(), _seeing(codes), _without_fake_errors():
         try:
             compiled: Function = torch.compile(
                 _with_own_code(fn),
@@ -190,6 +193,29 @@ def _own_frame_state() -> Iterator[None]:
             yield
     finally:
         state._CODE_STATE = before
+
+
+@contextmanager
+def _without_fake_errors() -> Iterator[None]:
+    """A block in which this thread's failing meta functions are not logged as errors.
+
+    They are the user's own mistakes (shapes that do not match), and raised besides. Whoever asks
+    for details by TORCH_LOGS gets them.
+    """
+    logger = logging.getLogger(FAKE_TENSORS)
+    if logger.getEffectiveLevel() < logging.WARNING:
+        yield
+        return
+    thread = threading.get_ident()
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno > logging.ERROR
+
+    logger.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_shown)
 
 
 @contextmanager

@@ -46,10 +46,12 @@ def aot_compile(
     """Compile `fn(*args, **kwargs)` into the folder `path`, and say where it is.
 
     What `fn` holds (parameters, buffers, tensors it closes over) goes into the artefact as it is
-    now; `perfuse.load(path)` runs it in a new process without tracing. Sizes are those of `args`;
-    with `dynamic=True` they may be others, and `variants` are further arguments to compile for,
-    of which a call takes the first that fit. With `training` the results have gradients, which
-    reach the arguments and the parameters of the loaded artefact. `native` demands that a C++
+    now; `perfuse.load(path)` runs it in a new process without tracing. Sizes are those of `args`.
+    With `dynamic=True` every dimension that `fn` does not itself tie may have another size, from 2
+    on. `variants` are further arguments to compile for; a call takes the first that fit. With
+    `training`, at fixed sizes or any, the results have gradients, which reach the arguments and
+    the parameters of the loaded artefact; without, arguments that require gradients are refused
+    unless gradients are off. `native` demands that a C++
     program can run it without PyTorch (perfuse/native/perfuse.h). `mode` and `options` are those
     of `perfuse.compile`, by default those that `fn` was compiled with; `sign_with` is an Ed25519
     private key.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,3 +167,26 @@ def test_artefacts_have_the_options_of_their_function(tmp_path: Path) -> None:
     path = perfuse.aot_compile(owned, (torch.randn(64, 8),), tmp_path / "layer", training=True)
     assert perfuse.counters["budget.simulated"] > 0
     assert path.name == "layer"
+
+
+def test_a_users_mistake_is_not_logged_besides() -> None:
+    """PyTorch logs a failing meta function as an error, with a traceback, before it raises."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = seen.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    filters = list(logger.filters)
+
+    def mistaken(x: Tensor) -> Tensor:
+        return torch.cat([x, x[0]])
+
+    try:
+        with pytest.raises(RuntimeError, match="cat"):
+            perfuse.explain(mistaken, torch.randn(3, 4))
+        assert not seen and logger.filters == filters
+        with pytest.raises(RuntimeError, match="cat"):
+            torch.compile(mistaken, backend="eager", fullgraph=True)(torch.randn(3, 4))
+        assert seen
+    finally:
+        logger.removeHandler(handler)
