@@ -157,7 +157,8 @@ def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
 
 def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
     num_outputs, without_grad, fixed = facts.num_outputs, facts.without_grad, facts.tangents
-    is_autocast, num_sizes, is_dynamic = facts.is_autocast, facts.num_saved_sizes, bool(facts.sizes)
+    is_autocast, num_sizes = facts.is_autocast, facts.num_saved_sizes
+    is_dynamic = bool(facts.sizes or num_sizes)
 
     class CompiledGraph(torch.autograd.Function):
         """One graph's forward and backward; both are run with gradients off."""
@@ -171,10 +172,10 @@ def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
                 for value in run([*args])
             ]
             outputs = tuple(results[:num_outputs])
-            end = len(results) - num_sizes
-            ctx.save_for_backward(*results[num_outputs:end])
-            ctx.saved_sizes = results[end:]
-            ctx.sizes = _sizes_of(args, facts) if is_dynamic else None
+            if is_dynamic:
+                ctx.sizes = _sizes_of(args, facts)
+                ctx.saved_sizes = [results.pop() for _ in range(num_sizes)][::-1]
+            ctx.save_for_backward(*results[num_outputs:])
             ctx.set_materialize_grads(False)
             if without_grad:
                 constant = [outputs[i] for i in without_grad]
@@ -183,10 +184,9 @@ def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            args = [*ctx.saved_sizes, *ctx.saved_tensors]
+            args = [*ctx.saved_sizes, *ctx.saved_tensors] if is_dynamic else [*ctx.saved_tensors]
             release_saved(ctx)  # the program forgets each after its last use
-            tangents = [tangent.sized(ctx.sizes) for tangent in fixed] if is_dynamic else fixed
-            for tangent in tangents:
+            for tangent in [t.sized(ctx.sizes) for t in fixed] if is_dynamic else fixed:
                 gradient = gradients[tangent.output]
                 is_fit = gradient is not None and gradient.stride() == tangent.strides
                 args.append(gradient if is_fit else tangent.made_from(gradient))
