@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import perfuse
 from tests.behaviour.test_dynamic import FUNCTIONS, SIZES, concatenate
 from tests.gpu.programs import norm_amax_quantise
 from tests.harness.backend import Counting, compiled, eager_random
@@ -351,3 +354,19 @@ def test_host_time_of_a_call_does_not_grow(cuda: str) -> None:
     for _ in range(5):
         batch()
     assert min(batch() for _ in range(3)) < 2 * early
+
+
+@pytest.mark.parametrize("is_training", [False, True], ids=["inference", "training"])
+def test_artefacts_take_any_size(device: str, tmp_path: Path, is_training: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16)).to(device)
+    example = torch.randn(8, 8, device=device, requires_grad=is_training)
+    options: dict[str, Any] = {"dynamic": True, "training": is_training}
+    loaded = perfuse.load(perfuse.aot_compile(model, (example,), tmp_path / "a", **options))
+    for n in (2, 5, 300):
+        x = torch.randn(n, 8, device=device, requires_grad=is_training)
+        got, want = loaded(x), model(x)
+        torch.testing.assert_close(got, want.detach(), check_device=True)
+        if is_training:
+            weights = torch.randn_like(want)
+            grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (got, want)]
+            torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
