@@ -296,9 +296,16 @@ class HostWriter(WatchedMemory):
         return tuple((place, offset) for place, offset in every if offset is not None)
 
     def _output(self, value: Any) -> str:
-        if isinstance(value, View):
-            return self._view(value)
-        return self._argument(value)
+        """A result. Windows on the program's own memory are not views in the sense of autograd.
+
+        AOTAutograd would replay them on a base that only the program knows, and writing to a view
+        that was made with gradients off is an error once they are on. `detach` shares the version.
+        """
+        if not isinstance(value, View):
+            return self._argument(value)
+        text = self._view(value)
+        is_ours = self.program.buffers[value.buffer].role not in ("input", "constant")
+        return f"{text}.detach()" if is_ours and text != value.buffer else text
 
 
 class _CpuWriter(HostWriter):

@@ -1,0 +1,89 @@
+"""Results that are views: their strides, what they share, and what may be done to them later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.harness.compare import complaints
+
+Function = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def imaginary_and_flat(x: Tensor) -> tuple[Tensor, ...]:
+    t = torch.fft.fft(x).imag
+    return t, t.flatten()[1:]
+
+
+def windows(x: Tensor) -> tuple[Tensor, ...]:
+    t = (x + 1).contiguous()
+    return t[1:, ::2], t.t()
+
+
+def strides(x: Tensor) -> list[int]:
+    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
+def shared(results: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """Pairs of results in one storage, and how many bytes they are apart."""
+    starts = [r.untyped_storage().data_ptr() for r in results]
+    return [
+        (i, j, results[j].data_ptr() - results[i].data_ptr())
+        for j in range(len(results))
+        for i in range(j)
+        if starts[i] == starts[j]
+    ]
+
+
+def gradient(results: Sequence[Tensor], x: Tensor) -> Tensor:
+    seeds = [torch.arange(1, r.numel() + 1).reshape(r.shape).to(r.dtype) for r in results]
+    return torch.autograd.grad(results, x, seeds)[0]
+
+
+def check(function: Function, x: Tensor, is_dynamic: bool) -> None:
+    """Compare results, their strides and sharing, and gradients with eager."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="perfuse", dynamic=is_dynamic)
+    results, eager = compiled(x), function(x)
+    assert [strides(r) for r in results] == [strides(e) for e in eager]
+    assert shared(results) == shared(eager)
+    assert not complaints(list(results), list(eager))
+    if x.requires_grad:
+        assert not complaints(gradient(results, x), gradient(eager, x))
+
+
+@pytest.mark.parametrize("function", [imaginary_and_flat, windows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+def test_views_of_a_result_that_requires_grad(function: Function, is_dynamic: bool) -> None:
+    check(function, torch.randn(5, 8).t().requires_grad_(), is_dynamic)
+
+
+def test_a_result_can_be_written_to_where_gradients_are_on() -> None:
+    """A view that was made with gradients off could not."""
+    compiled = torch.compile(windows, backend="perfuse")
+    x, weight = torch.randn(4, 6), torch.ones((), requires_grad=True)
+    results, eager = compiled(x), windows(x)
+    for made in (results, eager):
+        made[0].mul_(weight)
+    assert results[0].grad_fn is not None
+    assert not complaints([r.detach() for r in results], [e.detach() for e in eager])
+
+
+def test_writing_to_a_result_counts_for_those_that_share_its_memory() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (*windows(x), x.cos()[1:])
+
+    results = torch.compile(function, backend="perfuse")(torch.randn(4, 6))
+    before = [r._version for r in results]
+    results[0].add_(1)
+    assert [r._version > b for r, b in zip(results, before, strict=True)] == [True, True, False]
+
+
+def test_a_result_can_be_given_another_shape() -> None:
+    results = torch.compile(windows, backend="perfuse")(torch.randn(4, 6))
+    assert results[1].transpose_(0, 1).shape == (4, 6)
+    assert results[0].resize_(2).shape == (2,)
+    assert results[1].set_(torch.ones(3)).tolist() == [1, 1, 1]
