@@ -315,7 +315,20 @@ class _Lowering:
             args[0] = self._in_own_memory(node.args[0], args[0])  # type: ignore[arg-type]
         if is_effect(node.target):
             return fallback.call_effect(self.builder, node, args, kwargs)
-        return fallback.call_aten(self.builder, AtenCall.of(node), args, kwargs, reason)
+        call = AtenCall.of(node, self._can_alias(node, args))
+        return fallback.call_aten(self.builder, call, args, kwargs, reason)
+
+    def _can_alias(self, node: FxNode, args: list[Any]) -> bool:
+        """Whether a view made by ATen may share its argument's memory, as it does in eager.
+
+        It may where the program never reuses that memory: a tensor that PyTorch owns, or an input.
+        """
+        if not is_view_op(node.target) or _is_written(alias_root(node)):
+            return False
+        if isinstance(args[0], Opaque):
+            return True
+        view = self.builder.window_on(args[0]) if isinstance(args[0], Tensor) else None
+        return view is not None and self.builder.buffers[view.buffer].role in ("input", "constant")
 
     def _settle(self, node: FxNode, result: Any, expected: Any) -> Any:
         """Put a value into memory when inlining it into its users would cost more."""

@@ -14,6 +14,7 @@ import torch
 
 from perfuse.codegen.cpp.unit import CppSources, Segment
 from perfuse.codegen.host.guards import GuardRow, WatchedMemory
+from perfuse.codegen.host.storage import views_from_calls
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
@@ -71,6 +72,7 @@ class HostWriter(WatchedMemory):
         self.sizes = sizes
         self.places = {name: k + 1 for k, name in enumerate(pointers)}
         self.windows: dict[Window, int] = {}
+        self.given, self.own_views = views_from_calls(plan)
         _, self.last_use = first_and_last(map(touched, plan.steps))
         self.held = {
             name
@@ -301,11 +303,10 @@ class HostWriter(WatchedMemory):
         AOTAutograd would replay them on a base that only the program knows, and writing to a view
         that was made with gradients off is an error once they are on. `detach` shares the version.
         """
-        if not isinstance(value, View):
-            return self._argument(value)
-        text = self._view(value)
-        is_ours = self.program.buffers[value.buffer].role not in ("input", "constant")
-        return f"{text}.detach()" if is_ours and text != value.buffer else text
+        text = self._argument(value)
+        name = value.buffer if isinstance(value, View) else text
+        is_view = name in self.own_views or (isinstance(value, View) and text != name)
+        return f"{text}.detach()" if is_view and name not in self.given else text
 
 
 class _CpuWriter(HostWriter):

@@ -1,9 +1,9 @@
-"""Inputs whose storage a call looks at: a copy elsewhere would not do for them."""
+"""Memory that calls share: inputs whose storage a call looks at, and views that calls return."""
 
 from __future__ import annotations
 
 from perfuse.graph.storage_ops import Treatment, storage_treatment
-from perfuse.ir.program import Extern
+from perfuse.ir.program import Extern, Opaque, View
 from perfuse.schedule.plan import Plan
 
 _VIEWING = frozenset({Treatment.LOWERED, Treatment.OWNED, Treatment.VIEW})
@@ -19,3 +19,20 @@ def storage_inputs(plan: Plan) -> set[str]:
             seen |= {view.buffer for view in step.views()[:1]}
     buffers = plan.program.buffers
     return {name for name in seen if name in buffers and buffers[name].role == "input"}
+
+
+def views_from_calls(plan: Plan) -> tuple[set[str], set[str]]:
+    """Results of calls that share their argument's memory: an input's, and the program's own.
+
+    The inputs and constants themselves are in the first set.
+    """
+    given = {*plan.program.inputs, *plan.program.constants}
+    own: set[str] = set()
+    for step in plan.steps:
+        if not isinstance(step, Extern) or step.returns_view or not step.args:
+            continue
+        source = step.args[0]
+        if storage_treatment(step.op) in _VIEWING and isinstance(source, View | Opaque):
+            name = source.buffer if isinstance(source, View) else source.name
+            (given if name in given else own).update(step.makes())
+    return given, own
