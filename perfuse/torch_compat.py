@@ -194,7 +194,7 @@ def aot_compile_graph(
         return boxed
 
     # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them.
-    with functorch_config.patch(donated_buffer=False):
+    with functorch_config.patch(donated_buffer=False), _tangents_without_overlap():
         compiled: Callable[..., Any] = aot_module_simplified(
             module,
             example_inputs,
@@ -205,7 +205,46 @@ def aot_compile_graph(
             partition_fn=partition,
             keep_inference_input_mutations=True,
         )
+    tracing = TracingContext.try_get()
+    if tracing is not None and tracing.fw_metadata is not None:
+        # Not asked for, the list is None, which the check for retain_graph takes for a full one.
+        tracing.fw_metadata.bw_donated_idxs = []
     return compiled
+
+
+@contextmanager
+def _tangents_without_overlap() -> Iterator[None]:
+    """Gradients of outputs whose elements overlap are traced as contiguous.
+
+    PyTorch assumes that a gradient has the strides of its output and copies it to such memory. In
+    the memory of `x.unfold(0, 2, 1)`, elements of the gradient would overwrite each other.
+    """
+    from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
+
+    original = MemoryFormatMeta.from_tensor
+
+    def from_tensor(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(tensor, *args, **kwargs)
+        if found is None or found.stride is None or _is_stored_once(tensor):
+            return found
+        return MemoryFormatMeta(memory_format=torch.contiguous_format)
+
+    patched: Any = MemoryFormatMeta
+    patched.from_tensor = staticmethod(from_tensor)
+    try:
+        yield
+    finally:
+        patched.from_tensor = staticmethod(original)
+
+
+def _is_stored_once(tensor: torch.Tensor) -> bool:
+    """Whether each axis steps over all that the axes of smaller strides cover."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < span:
+            return False
+        span += stride * (size - 1)
+    return True
 
 
 @dataclass(frozen=True, slots=True)

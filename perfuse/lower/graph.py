@@ -29,6 +29,7 @@ from perfuse.lower.fallback import AtenCall
 from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.origins import Origins
 from perfuse.lower.registry import LOWERINGS, CannotLower, lowering_of
+from perfuse.lower.result_windows import EagerWindows, may_overlap, own_memory
 from perfuse.lower.tensor import (
     Tensor,
     cast_tensor,
@@ -311,24 +312,29 @@ class _Lowering:
             return self._called_on_storage(node, reason)
         self.context.counters.inc(f"fallback.{node.target}")
         args, kwargs = self._args(node.args), self._kwargs(node)
+        is_alias = False
+        if args:
+            args[0], is_alias = self._shared(node, args[0])
         if seen is Treatment.OWNED:
             args[0] = self._in_own_memory(node.args[0], args[0])  # type: ignore[arg-type]
         if is_effect(node.target):
             return fallback.call_effect(self.builder, node, args, kwargs)
-        call = AtenCall.of(node, self._can_alias(node, args))
+        call = AtenCall.of(node, is_alias)
         return fallback.call_aten(self.builder, call, args, kwargs, reason)
 
-    def _can_alias(self, node: FxNode, args: list[Any]) -> bool:
-        """Whether a view made by ATen may share its argument's memory, as it does in eager.
+    def _shared(self, node: FxNode, value: Any) -> tuple[Any, bool]:
+        """The argument of a view op, and whether the view may share its memory, as in eager.
 
         It may where the program never reuses that memory: a tensor that PyTorch owns, or an input.
         """
-        if not is_view_op(node.target) or _is_written(alias_root(node)):
-            return False
-        if isinstance(args[0], Opaque):
-            return True
-        view = self.builder.window_on(args[0]) if isinstance(args[0], Tensor) else None
-        return view is not None and self.builder.buffers[view.buffer].role in ("input", "constant")
+        source = node.args[0] if is_view_op(node.target) else None
+        if not isinstance(source, FxNode) or _is_written(alias_root(node)):
+            return value, False
+        if isinstance(value, Opaque):
+            return value, True
+        if alias_root(node).op not in ("placeholder", "get_attr"):
+            return value, False
+        return self._storage_of(source), True
 
     def _settle(self, node: FxNode, result: Any, expected: Any) -> Any:
         """Put a value into memory when inlining it into its users would cost more."""
@@ -338,7 +344,7 @@ class _Lowering:
             # An element and the maximum it is compared with must be rounded alike.
             result = Tensor(result.shape, result.dtype, ex.round_to(result.value, result.dtype))
         if not is_view_op(node.target) and _is_shown_often(node):
-            return self._owned(result, expected)
+            return own_memory(self.builder, result, expected)
         value = result.value
         if value.op in ("load", "const") and not value.args:
             return result
@@ -351,15 +357,6 @@ class _Lowering:
 
     def _realized(self, tensor: Tensor, expected: Any) -> Tensor:
         return self.builder.realize(tensor, dense_strides(expected, self.symbols))
-
-    def _owned(self, tensor: Tensor, expected: Any) -> Tensor:
-        """The tensor in memory of the program's own, for everything that looks at it."""
-        made = self._realized(tensor, expected)
-        view = self.builder.window_on(made)
-        assert view is not None
-        if self.builder.buffers[view.buffer].role not in ("input", "constant"):
-            return made
-        return self.builder.realize_copy(tensor, dense_strides(expected, self.symbols))
 
     def _known(self, node: FxNode) -> Any:
         return self.values[node]
@@ -440,13 +437,16 @@ class _Lowering:
             results = [results]
         claimed: dict[str, FxNode] = {}
         made: dict[FxNode, View] = {}
+        windows = EagerWindows(self.builder, self.values, self.owners)
         outputs: list[Any] = []
         for result in results:
             value = self._value(result)
             if isinstance(value, Tensor) and isinstance(result, FxNode):
                 if result not in made:
-                    made[result] = self._replayed(result) or self._output_view(
-                        result, value, claimed
+                    made[result] = (
+                        self._replayed(result)
+                        or windows.of(result, claimed)
+                        or self._output_view(result, value, claimed)
                     )
                 outputs.append(made[result])
             else:
@@ -460,17 +460,11 @@ class _Lowering:
         a gradient out evenly among elements that lie in one place, and no other view does.
         """
         root = alias_root(node)
-        if root.op != "placeholder" or not self._may_overlap(root):
+        if root.op != "placeholder" or not may_overlap(root, self.symbols):
             return None
         chain = views_from(root, node)
         value = self._viewed(self.values[root], chain, "autograd goes back through it")
         return self.builder.window_on(value) if chain and isinstance(value, Tensor) else None
-
-    def _may_overlap(self, node: FxNode) -> bool:
-        shape = self.symbols.dims(node.meta["val"].shape)
-        strides = self.symbols.strides(node.meta["val"].stride())
-        repeated = any(st == 0 and sz != 1 for st, sz in zip(strides, shape, strict=True))
-        return repeated or own_strides(shape, strides) is None
 
     def _output_view(self, node: FxNode, value: Tensor, claimed: dict[str, FxNode]) -> View:
         shape = self.symbols.dims(node.meta["val"].shape)

@@ -87,3 +87,56 @@ def test_a_result_can_be_given_another_shape() -> None:
     assert results[1].transpose_(0, 1).shape == (4, 6)
     assert results[0].resize_(2).shape == (2,)
     assert results[1].set_(torch.ones(3)).tolist() == [1, 1, 1]
+
+
+def complex_and_slice(x: Tensor) -> tuple[Tensor, ...]:
+    t = torch.complex(x, x.sin())
+    return t, t[x.shape[0] // 2 :], t.flatten()[1:]
+
+
+def pairs_of_imaginary(x: Tensor) -> tuple[Tensor, ...]:
+    t = torch.fft.fft(x).imag
+    return t, t.reshape(-1, 2)
+
+
+def overlapping(x: Tensor) -> tuple[Tensor, ...]:
+    return x.repeat_interleave(2, 1).unfold(0, 2, 1), x.sin().unfold(1, 3, 2)
+
+
+def expanded(x: Tensor) -> tuple[Tensor, ...]:
+    t = torch.complex(x, x).sum(0, keepdim=True).expand(3, -1)
+    return t, t.real
+
+
+def polar(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.polar(x.abs() + 1, x), torch.complex(x, x.contiguous()).t()
+
+
+FUNCTIONS = [complex_and_slice, pairs_of_imaginary, overlapping, expanded, windows]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
+def test_views_share_memory_as_in_eager(
+    function: Function, is_dynamic: bool, needs_grad: bool
+) -> None:
+    check(function, torch.randn(6, 8).requires_grad_(needs_grad), is_dynamic)
+
+
+def test_a_view_of_an_input_at_an_offset() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.view_as_complex(x.view(x.shape[0], x.shape[1] // 2, 2)),)
+
+    x = torch.randn(60)[4:52].view(6, 8)
+    check(function, x, is_dynamic=True)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_graph_that_is_retained_gives_its_gradients_again(is_dynamic: bool) -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    function = torch.compile(lambda x: x.sin().exp().sum(), backend="perfuse", dynamic=is_dynamic)
+    result = function(x)
+    (first,) = torch.autograd.grad(result, x, retain_graph=True)
+    (second,) = torch.autograd.grad(result, x)
+    assert torch.equal(first, second)
