@@ -15,7 +15,10 @@ from perfuse.graph.storage_ops import (
     storage_treatment,
     treatment_of,
 )
+from perfuse.lower import families
 from perfuse.lower.registry import LOWERINGS
+
+assert families  # importing the op families fills the registry
 
 # Words in the names of ops that say something of memory, beyond elements.
 FAMILY = re.compile(
