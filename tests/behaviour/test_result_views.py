@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import perfuse
 from tests.harness.compare import complaints
+
+assert perfuse  # importing it registers the backend
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 
