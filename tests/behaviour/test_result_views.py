@@ -111,10 +111,6 @@ def expanded(x: Tensor) -> tuple[Tensor, ...]:
     return t, t.real
 
 
-def polar(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.polar(x.abs() + 1, x), torch.complex(x, x.contiguous()).t()
-
-
 FUNCTIONS = [complex_and_slice, pairs_of_imaginary, overlapping, expanded, windows]
 
 
