@@ -164,7 +164,7 @@ class _Mover:
         return copy.deepcopy(fn, memory)
 
 
-def _moved(module: GraphModule, device: torch.device) -> GraphModule:
+def moved_graph(module: GraphModule, device: torch.device) -> GraphModule:
     """The graph as if it had been traced on the device; as it is where it was."""
     values = [node.meta.get("val") for node in module.graph.nodes]
     tensors = [v for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
@@ -200,7 +200,7 @@ class _Collector:
     ) -> tuple[GraphModule, GraphModule]:
         """Generate both halves as the target would have them cut; any cut will do to run."""
         settings, device = self.context.settings, self.context.device
-        whole = Joint.of(_moved(joint, device), num_fwd_outputs, settings)
+        whole = Joint.of(moved_graph(joint, device), num_fwd_outputs, settings)
         cut, _ = choose_cut(whole, self.context)
         self._add("backward", cut.backward)
         self._add("forward", cut.forward)
@@ -209,7 +209,7 @@ class _Collector:
 
     def _forward(self, kind: str, graph: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
         if kind == "inference":
-            self._add(kind, _moved(graph, self.context.device))
+            self._add(kind, moved_graph(graph, self.context.device))
         return eager_call(graph)
 
     def _add(self, kind: str, graph: GraphModule) -> None:

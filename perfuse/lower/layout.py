@@ -54,10 +54,9 @@ def dense_order(shape: Sequence[Dim], strides: Sequence[Dim]) -> list[int] | Non
 
 def memory_order(shape: Sequence[Dim], strides: Sequence[Dim]) -> list[int] | None:
     """Dimensions from the outermost in memory inwards; None where memory is not covered once."""
-    if dense(shape, tuple(strides)) is None:
-        return None
-    if not all(isinstance(n, int) for n in (*shape, *strides)):
-        return list(range(len(shape)))  # dense and symbolic: row-major
+    order = dense_order(shape, strides)
+    if order is None or not all(isinstance(n, int) for n in (*shape, *strides)):
+        return order
     return sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -int(strides[d])))  # type: ignore[arg-type]
 
 

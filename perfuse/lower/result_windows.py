@@ -87,10 +87,14 @@ class EagerWindows:
     def _memory_of(self, node: FxNode) -> View | None:
         """Where a value is in memory, if it has eager's strides there and may be shared."""
         strides = self.builder.symbols.strides(node.meta["val"].stride())
-        view = self.builder.window_on(self.values[node])
+        value = self.values[node]
+        view = self.builder.window_on(value)
         if view is None or not same_layout(view, strides):
             return None
-        is_given = self.builder.buffers[view.buffer].role in ("input", "constant")
+        buffer = self.builder.buffers[view.buffer]
+        if buffer.dtype is not value.dtype:
+            return None  # converted when it is loaded
+        is_given = buffer.role in ("input", "constant")
         is_copy = is_given and self.owners.get(view.buffer) is not alias_root(node)
         return None if is_copy else view
 

@@ -18,7 +18,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
 from perfuse.ir.program import Axis, Buffer, Extern, Program
 from perfuse.schedule.memory import num_bytes, output_buffers, touched
-from perfuse.schedule.plan import Batch, Kernel, Member, Part, Refusal, Step
+from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Member, Part, Refusal, Step
 
 # Fewer kernels than this are not worth the table.
 LEAST_PARTS = 4
@@ -31,7 +31,7 @@ _LARGEST_TEMPORARY = 1 << 16
 # A reduction of a batch is one item, which one thread or block takes through: not for longer ones.
 LONGEST_REDUCTION = 1 << 16
 
-COUNT = ix.symbol("count")
+COUNT = ix.symbol(PART_SIZE)
 _AXIS = Axis("x0", COUNT)
 _LAST = 1 << 60
 
@@ -90,7 +90,7 @@ def form_of(kernel: Kernel, buffers: dict[str, Buffer]) -> Form | None:
     is_reduction = any(m.role == "all" for m in kernel.members)
     if not isinstance(size, int) or (is_reduction and (not axes or size > LONGEST_REDUCTION)):
         return None
-    if size == 0 or any(_depends_on_data(m) for m in kernel.members):
+    if size == 0 or any(_depends_on_call(m) for m in kernel.members):
         return None
     names = _Renaming({axes[0].atom: ix.var("x0", COUNT)} if axes and axes[0].atom else {})
     axis = replace(_AXIS, reduced=is_reduction)
@@ -111,11 +111,19 @@ def _canonical_buffer(name: str, buffer: Buffer, is_sized: bool) -> Buffer:
     return Buffer(name, buffer.dtype, shape, (1,), role)
 
 
-def _depends_on_data(member: Member) -> bool:
-    reads = member.loop.reads()
-    indices = [member.loop.index, *(r.attr[1] for r in reads)]
-    return any(r.args for r in reads) or any(
-        atom.kind in ("value", "sym") for index in indices for atom in ix.atoms_of(index)
+def _depends_on_call(member: Member) -> bool:
+    """Whether data or a size of the call decides where it reads or what it computes.
+
+    A batch knows of its parts what is in its table: buffers, and how many elements each has.
+    """
+    values = ex.walk(member.loop.value, set())
+    loads = [e for e in values if e.op == "load"]
+    indices = [member.loop.index, *(e.attr[1] for e in loads)]
+    numbers = [e.attr for e in values if e.op == "index"]
+    return any(e.args for e in loads) or any(
+        atom.kind in ("value", "sym")
+        for index in (*indices, *numbers)
+        for atom in ix.atoms_of(index)
     )
 
 

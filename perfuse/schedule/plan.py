@@ -75,6 +75,10 @@ class Part:
     count: int
 
 
+# The one size that the template of a batch knows: how many elements a part has.
+PART_SIZE = "count"
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Independent kernels with one body: the template, run once for each part.

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import perfuse
 from tests.behaviour.row import randn
 from tests.harness.backend import Counting
 from tests.harness.compare import assert_as_good_as_eager
@@ -71,3 +72,39 @@ def test_zero_and_one_still_work_after_a_dynamic_compile() -> None:
     for size in (4, 1, 0, 7):
         x = randn(size, 3)
         assert_as_good_as_eager(candidate(x), concatenate(x), concatenate(x.double()))
+
+
+def two_norms(x: Tensor) -> Tensor:
+    """Four means, each of a single element where there is one row, divided by the row's length."""
+    norms = [F.layer_norm(y, x.shape[-1:]) for y in (x.sin(), x.cos())]
+    return torch.stack(norms) * torch.arange(x.shape[-1])
+
+
+@pytest.mark.parametrize("interpret", (False, True), ids=("cpu", "interpreted"))
+def test_equal_small_kernels_that_use_a_size_as_a_number(interpret: bool) -> None:
+    """A batch knows how many elements its parts have, and no other size."""
+    torch._dynamo.reset()
+    with perfuse.config.patch({"gpu.interpret": interpret}):
+        candidate = torch.compile(two_norms, backend="perfuse", dynamic=True)
+        for size in (7, 12):
+            x = randn(1, size).requires_grad_()
+            wide = x.detach().double().requires_grad_()
+            got, eager, exact = (
+                torch.autograd.grad(f(y).sum(), y)[0]
+                for f, y in ((candidate, x), (two_norms, x), (two_norms, wide))
+            )
+            assert_as_good_as_eager(got, eager, exact)
+
+
+def test_operands_of_calls_are_laid_out_as_in_eager() -> None:
+    """Also where sizes are symbols: the layout of ATen's result follows its operands."""
+
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        return torch.polar(y.abs() + 1, y)
+
+    torch._dynamo.reset()
+    candidate = torch.compile(function, backend="perfuse", dynamic=True)
+    for sizes in ((5, 6, 3), (4, 7, 2)):
+        x = randn(*sizes).transpose(0, -1)
+        assert candidate(x).stride() == function(x).stride()

@@ -139,3 +139,12 @@ def test_a_graph_that_is_retained_gives_its_gradients_again(is_dynamic: bool) ->
     (first,) = torch.autograd.grad(result, x, retain_graph=True)
     (second,) = torch.autograd.grad(result, x)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_converted_result_is_not_the_memory_it_was_converted_from(is_dynamic: bool) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        t = x * 2
+        return t.float(), t.tril().logsumexp((0, 2))
+
+    check(function, torch.randn(3, 5, 4).half().requires_grad_(), is_dynamic)

@@ -84,3 +84,18 @@ def test_quotients_of_what_may_be_negative_round_down() -> None:
     ):
         atom = ix.as_atom(index)
         assert atom is not None and quotient(atom, "n", "3") == spelled
+
+
+def test_a_view_of_an_input_keeps_its_place_where_kernels_read_a_copy() -> None:
+    """The view starts at an odd address: kernels get a copy, the caller the view itself."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        view = x.as_strided((x.shape[0],), (x.stride(0),), 1)
+        return view, view * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=BACKEND, dynamic=True)
+    x = torch.randn(4, 8).bfloat16()
+    got, eager = compiled(x), function(x)
+    assert torch.equal(got[0], eager[0]) and torch.equal(got[1], eager[1])
+    assert got[0].data_ptr() == eager[0].data_ptr()

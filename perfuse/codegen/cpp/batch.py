@@ -15,7 +15,7 @@ from perfuse.codegen.cpp.shape import BLOCK
 from perfuse.codegen.cpp.sweep import Sweeps
 from perfuse.codegen.writer import Writer
 from perfuse.context import Context
-from perfuse.schedule.plan import Batch
+from perfuse.schedule.plan import PART_SIZE, Batch
 
 # What a part costs at least, in elements: its pointers are read, its loops begin and end.
 _LEAST_COST = 64
@@ -67,7 +67,8 @@ def _part(frame: Frame, w: Writer) -> None:
         const = "" if names.is_written(buffer) else "const "
         kind = names.storage(buffer)
         w.line(f"{const}{kind}* __restrict const {name} = ({const}{kind}*)p[at[{place}]];")
-    for name in names.symbols.values():
+    for symbol, name in names.symbols.items():
+        assert symbol == PART_SIZE, f"a batch has no size {symbol}"
         w.line(f"const int64_t {name} = counts[part];")
     is_blocked = frame.shape.block is not None
     w.line("const int64_t low = starts[part];")

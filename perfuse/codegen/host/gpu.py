@@ -400,7 +400,10 @@ class _GpuWriter(HostWriter):
         super()._adopt(name)
         if name in self.aligned:
             place = f"P[{self.places[name]}]"
-            moved = f"{name} = aligned({name}); {place} = {name}.data_ptr()"
+            # What is not written stays itself: a result may be a view of an input, at its offset.
+            is_written = any(name in _written(step) for step in self.plan.steps)
+            copy = name if is_written else f"k{name}"
+            moved = f"{copy} = aligned({name}); {place} = {copy}.data_ptr()"
             self.w.line(f"if {place} & 15: {moved}")
 
 

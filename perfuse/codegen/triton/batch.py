@@ -21,7 +21,7 @@ from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.tiling import Machine, Tile, power_of_two
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
-from perfuse.schedule.plan import Batch, Kernel, Part
+from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Part
 
 # Arguments of one launch: 4 KiB are what every driver takes.
 _MOST_ARGUMENTS = 480
@@ -154,7 +154,8 @@ class _Body:
             w.line(f"row = w0 + {skipped} + part * {1 + len(arguments)}")
         else:
             w.line(f"row = w0 + program * {1 + len(arguments)}")
-        for name in self.frame.names.symbols.values():
+        for symbol, name in self.frame.names.symbols.items():
+            assert symbol == PART_SIZE, f"a batch has no size {symbol}"
             narrow = "" if self.frame.is_wide else ".to(tl.int32)"
             w.line(f"{name} = tl.load(row){narrow}")
         aligned = set(self.varying())
@@ -177,7 +178,7 @@ class _Body:
             begin, end = "begin", "end"
         else:
             begin, end = "0", "n0"
-        self.frame.names.symbol("count")
+        self.frame.names.symbol(PART_SIZE)
         w.line(f"whole = {begin} + ({end} - {begin}) // C * C")
         with w.indented(f"for start in tl.range({begin}, whole, C):"):
             self._step(w, around, is_whole=True)

@@ -53,6 +53,15 @@ def test_single_elements_join_the_others() -> None:
     assert sorted(part.count for part in batch.parts) == [1, 2, 3, 4, 5]
 
 
+def test_a_size_of_the_call_among_the_values_keeps_loops_apart() -> None:
+    def means(x: Tensor) -> list[Tensor]:
+        return [(x[0] * k).sum() / x.shape[0] for k in range(2, 8)]
+
+    (plan,) = plans_of(means, f32(3, 5), dynamic=True)
+    assert not batches(plan)
+    assert batches(plan_of(means, f32(3, 5)))
+
+
 def test_other_bodies_and_dtypes_stay_apart() -> None:
     def fn(*tensors: Tensor) -> list[Tensor]:
         return [torch.exp(t) + 1 if k % 2 else torch.sin(t) - 3 for k, t in enumerate(tensors)]
