@@ -85,6 +85,7 @@ class _Lowering:
         copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         self.has_copies = bool(copies)
         self.readers: dict[str, list[FxNode]] = {}  # whose formulas read a buffer
+        self.outdated: set[FxNode] = set()  # whose formulas read what was overwritten since
         self.compared = compared_with_themselves(module.graph)
 
     def run(self) -> Program:
@@ -427,9 +428,13 @@ class _Lowering:
         for earlier in self.readers.pop(buffer, []):
             value = self.values[earlier]
             is_needed = any(user not in self.values and user is not copy for user in earlier.users)
-            if is_needed and any(read.attr[0] == buffer for read in ex.loads_of(value.value)):
+            if not any(read.attr[0] == buffer for read in ex.loads_of(value.value)):
+                continue
+            if is_needed:
                 self.values[earlier] = self.builder.realize_copy(value)
                 self._note_reads(earlier)
+            else:
+                self.outdated.add(earlier)
 
     def _output(self, node: FxNode) -> None:
         results = node.args[0]
@@ -437,7 +442,7 @@ class _Lowering:
             results = [results]
         claimed: dict[str, FxNode] = {}
         made: dict[FxNode, View] = {}
-        windows = EagerWindows(self.builder, self.values, self.owners)
+        windows = EagerWindows(self.builder, self.values, self.owners, self.outdated)
         outputs: list[Any] = []
         for result in results:
             value = self._value(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class EagerWindows:
     builder: Builder
     values: dict[FxNode, Any]
     owners: Mapping[str, FxNode]  # the node that made a buffer
+    outdated: Set[FxNode]  # their formulas read memory that holds something else by now
 
     def of(self, node: FxNode, claimed: dict[str, FxNode]) -> View | None:
         """The window on what is in memory as it is in eager; None where nothing is.
@@ -80,6 +81,8 @@ class EagerWindows:
             assert isinstance(source, FxNode)
             is_same = source.meta["val"].dtype == node.meta["val"].dtype
             if not is_same or not isinstance(self.values[source], Tensor):
+                break
+            if source in self.outdated:
                 break
             chain.append(source)
         return chain

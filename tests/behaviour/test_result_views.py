@@ -148,3 +148,19 @@ def test_a_converted_result_is_not_the_memory_it_was_converted_from(is_dynamic: 
         return t.float(), t.tril().logsumexp((0, 2))
 
     check(function, torch.randn(3, 5, 4).half().requires_grad_(), is_dynamic)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_repeated_result_of_what_an_input_held_before(is_dynamic: bool) -> None:
+    """The value that is repeated is of the old contents; its formula would read the new ones."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        t = x.double() * 0.5
+        x[::2].add_(1)
+        return t.unsqueeze(0).expand(3, *t.shape), t.cos().unfold(0, 2, 1)
+
+    x = torch.randn(5, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="perfuse", dynamic=is_dynamic)
+    got, eager = compiled(x.clone()), function(x.clone())
+    assert not complaints(list(got), list(eager))
