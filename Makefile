@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler compilers sanitize soak sweep
+.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler compilers replay sanitize soak sweep
 
 venv: $(STAMP)
 
@@ -53,6 +53,10 @@ SWEEP ?= benchmarks/results/$(shell date +%F)-sweep
 sweep: venv compiler $(SWEEP_DEPS)/.installed
 	@mkdir -p $(SWEEP)
 	$(BIN)/python -m tests.sweep.run --jobs 2 --results $(SWEEP)/results.json
+
+# Which generated code changed since hashes were kept; UPDATE=1 keeps those of now.
+replay: venv
+	$(BIN)/python -m tests.replay.run --jobs 2 $(if $(UPDATE),--update)
 
 bench-cpu: venv compiler
 	$(BIN)/python benchmarks/cpu.py

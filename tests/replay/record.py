@@ -1,0 +1,131 @@
+"""What a program becomes for each target: every source and host program, generated and not built.
+
+Targets are spelled out, never those of the machine: the same text comes out everywhere. Graphs are
+traced once, on the CPU, and moved to a GPU that need not be there, as `codegen_for` does it.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from perfuse.budget.choose import choose_cut
+from perfuse.capture.elsewhere import GPU, moved_graph
+from perfuse.capture.failure import eager_call
+from perfuse.capture.trace import trace
+from perfuse.codegen import cpp
+from perfuse.codegen.cpp.unit import generate_sources
+from perfuse.codegen.host.gpu import generate_gpu_host
+from perfuse.codegen.host.program import generate_host
+from perfuse.codegen.triton.unit import generate_triton
+from perfuse.config import Settings
+from perfuse.context import CPU, Context
+from perfuse.counters import Counters
+from perfuse.gpu import gpu_of_name
+from perfuse.graph.partition import Joint, plain_cut
+from perfuse.graph.passes import run_passes
+from perfuse.lower.graph import lower_graph
+from perfuse.schedule.schedule import schedule
+from perfuse.target import LANES, Target
+from tests.replay.corpus import HEADERS, play
+
+
+def cpu_with(isa: str) -> Target:
+    """Two cores of a server CPU."""
+    caches = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20}
+    return Target("cpu", "x86_64", isa, LANES[isa], 2, **caches, compiler="", compiler_version="")
+
+
+def cpu_beside(name: str) -> Target:
+    """The same CPU with a GPU of this name."""
+    gpu, host = gpu_of_name(name), cpu_with("avx2")
+    return Target(gpu.kind, host.arch, host.isa, host.lanes, 2, host.l1_bytes, host.l2_bytes,
+                  host.l3_bytes, "", "", gpu)  # fmt: skip
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "avx2": functools.partial(cpu_with, "avx2"),
+    "avx512": functools.partial(cpu_with, "avx512"),
+    "sm_90": functools.partial(cpu_beside, "sm_90"),
+    "gfx942": functools.partial(cpu_beside, "gfx942"),
+}
+
+
+@dataclass
+class Recorder:
+    """Dynamo's backend: generates each graph for every target, and runs it in eager."""
+
+    settings: Settings
+    texts: dict[str, str] = field(default_factory=dict)  # by "target/number_kind.part"
+    num_graphs: int = 0
+
+    def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return trace(
+            module, inputs, self.settings, compiler=self._compile, partition=self._partition
+        )
+
+    def _contexts(self) -> Iterator[tuple[str, Context]]:
+        for name, make in TARGETS.items():
+            target = make()
+            device = CPU if target.gpu is None else GPU
+            yield name, Context(target, self.settings, Counters(), device)
+
+    def _partition(
+        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        for name, context in self._contexts():
+            moved = moved_graph(joint, context.device)
+            cut, _ = choose_cut(Joint.of(moved, num_fwd_outputs, self.settings), context)
+            self._add(name, "forward", cut.forward, context)
+            self._add(name, "backward", cut.backward, context)
+        self.num_graphs += 1
+        runs = plain_cut(Joint.of(joint, num_fwd_outputs, self.settings), self.settings)
+        return runs.forward, runs.backward
+
+    def _compile(self, kind: str, graph: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+        if kind == "inference":
+            for name, context in self._contexts():
+                self._add(name, kind, moved_graph(graph, context.device), context)
+            self.num_graphs += 1
+        return eager_call(graph)
+
+    def _add(self, target: str, kind: str, graph: GraphModule, context: Context) -> None:
+        name = f"{target}/{self.num_graphs}_{kind}"
+        for part, text in generated(graph, context).items():
+            self.texts[f"{name}.{part}"] = text
+
+
+def generated(graph: GraphModule, context: Context) -> dict[str, str]:
+    """The kernels and the host program of one graph."""
+    module = run_passes(graph, context.settings.thresholds)
+    plan = schedule(lower_graph(module, context), context)
+    if context.target.gpu is not None:
+        triton = generate_triton(plan, context, {})
+        return {"kernels": triton.text, "host": generate_gpu_host(plan, triton, GPU).text}
+    sources = generate_sources(plan, context)
+    units = "\n".join(text for _, text in sources.units)
+    return {"kernels": units, "host": generate_host(plan, sources, keeps_frames=True).text}
+
+
+def texts_of(name: str) -> dict[str, str]:
+    """Everything that is generated for the program of this name; what all C++ kernels include."""
+    if name == HEADERS:
+        folder = Path(cpp.__file__).parent
+        return {f"cpp/{path.name}": path.read_text() for path in sorted(folder.glob("*.h"))}
+    recorder = Recorder(Settings())
+
+    def compiled(function: Any, *, dynamic: bool | None = False) -> Any:
+        return torch.compile(function, backend=recorder.backend, dynamic=dynamic)
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        play(name, compiled)
+    return recorder.texts
