@@ -69,13 +69,17 @@ def keygen(
     ],
 ) -> None:
     """Make a pair of Ed25519 keys to sign artefacts with."""
-    private, public = importlib.import_module("perfuse.runtime.signing").new_key_pair()
-    public_file = out.with_name(out.name + ".pub")
+    signing = importlib.import_module("perfuse.runtime.signing")
+    private, public = signing.new_key_pair()
+    public_file = out.with_name(out.name + signing.PUBLIC)
     for file in (out, public_file):
         if file.exists():
             fail(f"{file} exists already: it is not overwritten")
     for file, key, mode in ((out, private, 0o600), (public_file, public, 0o644)):
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as opened:
-            opened.write(key.hex() + "\n")
+        try:
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as opened:
+                opened.write(key.hex() + "\n")
+        except OSError as error:
+            fail(f"{file} cannot be written: {error.strerror}; choose another path")
     console.print(f"private key: {out} (keep it to yourself)", soft_wrap=True)
     console.print(f"public key:  {public_file}", soft_wrap=True)

@@ -178,6 +178,12 @@ def read_package(path: Path, trusted_keys: Sequence[Key] | None = None) -> Packa
         # By descriptor: an artefact that is replaced meanwhile is read whole, old or new.
         with opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
             return _read(path, folder, trusted_keys)
+    except FileNotFoundError as error:
+        if os.path.lexists(path):
+            raise not_an_artefact(path, error) from error
+        raise ArtefactError(
+            "there is nothing there", at=str(path), hint="give the path that aot_compile returned."
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise not_an_artefact(path, error) from error
 

@@ -17,6 +17,7 @@ from perfuse.errors import ArtefactError
 Key = str | bytes | Path  # 32 raw bytes, their 64 hexadecimal digits, or a file that holds either
 
 SIGN_EXTRA = "pip install 'perfuse[sign]' brings what signatures need."
+PUBLIC = ".pub"  # at the end of the name of a public key's file
 KEY_BYTES = 32
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -29,6 +30,9 @@ def new_key_pair() -> tuple[bytes, bytes]:
 
 def check_private_key(key: Key) -> None:
     """ArtefactError where this key cannot sign anything."""
+    if isinstance(key, str | Path) and str(key).endswith(PUBLIC):
+        told = f"{key} is a public key, which everybody may know"
+        raise ArtefactError(told, hint=f"sign with the private one: {str(key)[: -len(PUBLIC)]}.")
     _ed25519().Ed25519PrivateKey.from_private_bytes(key_bytes(key))
 
 

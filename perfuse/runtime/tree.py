@@ -68,7 +68,7 @@ def collect(tree: list[Any], value: Any, found: dict[int, torch.Tensor], where: 
         _expect(type(value) is type(inner) and value == inner, where, repr(inner), value)
     elif kind == "dict":
         _expect(isinstance(value, Mapping), where, "a dictionary", value)
-        _expect(list(value) == list(inner), where, f"the keys {list(inner)}", value)
+        _expect(list(value) == list(inner), where, f"the keys {list(inner)}", Keys(value))
         for key, item in inner.items():
             collect(item, value[key], found, f"{where}[{key!r}]")
     else:
@@ -78,9 +78,13 @@ def collect(tree: list[Any], value: Any, found: dict[int, torch.Tensor], where: 
             collect(item, part, found, f"{where}[{number}]")
 
 
+class Keys(list[Any]):
+    """Keys of a dictionary that was given; their order counts, as it does for who iterates."""
+
+
 def _expect(holds: bool, where: str, wanted: str, got: Any) -> None:
     if not holds:
-        told = repr(got) if isinstance(got, PLAIN) else f"a {type(got).__name__}"
+        told = repr(got) if isinstance(got, (*PLAIN, Keys)) else f"a {type(got).__name__}"
         raise ArtefactError(
             f"{where}: the artefact was compiled for {wanted}, not for {told}",
             hint="call it with arguments like those it was compiled with, or compile another.",

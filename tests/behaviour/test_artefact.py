@@ -374,11 +374,12 @@ def never(x: Tensor) -> Tensor:
     ("changed", "words"),
     [
         ({"sign_with": object()}, "not an Ed25519 key"),
+        ({"sign_with": "keys/release.pub"}, "is a public key"),
         ({"sign_with": b"short"}, "Ed25519"),
         ({"sign_with": Path("/nowhere/key")}, "cannot read a key"),
         ({"path": Path(__file__) / "a"}, "not a folder"),
     ],
-    ids=["kind", "length", "missing", "path"],
+    ids=["kind", "public", "length", "missing", "path"],
 )
 def test_keys_and_paths_are_checked_first(
     tmp_path: Path, changed: dict[str, Any], words: str
@@ -599,3 +600,25 @@ def test_there_is_always_an_artefact(tmp_path: Path, can_exchange: bool) -> None
     assert watching.missing == (0 if can_exchange else 1)
     assert os.listdir(tmp_path) == ["a"]
     assert torch.equal(perfuse.load(path)(X3), X3 + 1)
+
+
+def test_a_path_without_an_artefact_is_named(tmp_path: Path) -> None:
+    with pytest.raises(perfuse.ArtefactError, match="nothing there"):
+        perfuse.load(tmp_path / "missing.perfuse")
+
+
+def test_keys_in_another_order_are_shown(tmp_path: Path) -> None:
+    """Who iterates over a dictionary depends on the order of its keys."""
+    x, y = torch.randn(3), torch.randn(3)
+    path = perfuse.aot_compile(lambda d: d["a"] - d["b"], ({"a": x, "b": y},), tmp_path / "d")
+    loaded = perfuse.load(path)
+    assert torch.equal(loaded({"a": x, "b": y}), x - y)
+    with pytest.raises(perfuse.ArtefactError, match=r"keys \['a', 'b'\], not for \['b', 'a'\]"):
+        loaded({"b": y, "a": x})
+
+
+def test_autocast_counts_where_it_is_compiled(tmp_path: Path) -> None:
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        path = perfuse.aot_compile(lambda a: a @ a, (x,), tmp_path / "cast")
+    assert perfuse.load(path)(x).dtype is torch.bfloat16

@@ -192,3 +192,5 @@ def test_artefacts_from_the_command_line(tmp_path: Path) -> None:
     assert torch.allclose(loaded(x), torch.relu(x).sum(-1), atol=1e-5)
     again = CliRunner().invoke(app, ["artefact", "keygen", str(key)])
     assert again.exit_code == 1 and "exists already" in again.output
+    nowhere = CliRunner().invoke(app, ["artefact", "keygen", str(tmp_path / "no" / "key")])
+    assert nowhere.exit_code == 1 and "cannot be written" in nowhere.output
