@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import sysconfig
 import traceback
@@ -16,6 +17,12 @@ import typer
 from rich.console import Console
 
 MOST_LINES = 12
+OWN_ADVICE = "call the function without Perfuse to see where it fails."
+# How Dynamo tells of an op that cannot be, and of the lines of the user that led to it.
+RAISED_BY_OP = re.compile(
+    r"got (?P<kind>\w+)\((?P<quote>['\"])(?P<told>.*?)(?P=quote)\)", re.DOTALL
+)
+USER_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
 # What is not the user's: PyTorch, Perfuse, other packages, and Python's own library.
 LIBRARIES = (
     str(Path(__file__).parent),
@@ -73,6 +80,8 @@ def _loaded(place: str) -> Any:
 
 def mistake(error: Exception) -> str:
     """An exception of the user's own code in a few lines: what it says, and where it is there."""
+    if (captured := _captured_mistake(str(error))) is not None:
+        return "\n".join([*captured, f"  what to do: {OWN_ADVICE}"])
     said = str(error).strip().splitlines()
     lines = [f"{type(error).__name__}: {said[0] if said else '(no message)'}", *said[1:MOST_LINES]]
     if len(said) > MOST_LINES:
@@ -87,13 +96,23 @@ def mistake(error: Exception) -> str:
     own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
     for frame in own[-MOST_LINES:]:
         lines.append(f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}")
-    advice = "call the function without Perfuse to see where it fails."
     # Dynamo raises from its own frames and names the user's in its message.
     is_own = own or "from user code" in str(error)
     lines.append(
-        f"  what to do: {advice if is_own else 'please report it: this looks like a bug.'}"
+        f"  what to do: {OWN_ADVICE if is_own else 'please report it: this looks like a bug.'}"
     )
     return "\n".join(lines)
+
+
+def _captured_mistake(text: str) -> list[str] | None:
+    """What an op raised while Dynamo captured it, and the user's line; None for another text."""
+    raised = RAISED_BY_OP.search(text)
+    _, _, below = text.partition("from user code:")
+    places = USER_FRAME.findall(below)
+    if raised is None or not places:
+        return None
+    file, number, function, line = places[-1]
+    return [f"{raised['kind']}: {raised['told']}", f"  {file}:{number}, in {function}: {line}"]
 
 
 def fail(message: str) -> NoReturn:
