@@ -435,7 +435,7 @@ def test_signatures(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(perfuse.ArtefactError, match="not an artefact"):
+    with pytest.raises(perfuse.ArtefactError, match="nothing there"):
         perfuse.load(tmp_path / "nowhere")
 
 

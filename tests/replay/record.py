@@ -1,12 +1,14 @@
 """What a program becomes for each target: every source and host program, generated and not built.
 
-Targets are spelled out, never those of the machine: the same text comes out everywhere. Graphs are
-traced once, on the CPU, and moved to a GPU that need not be there, as `codegen_for` does it.
+Targets are spelled out, never those of the machine, and folders of this checkout are replaced by
+their names: the same text comes out everywhere. Graphs are traced once, on the CPU, and moved to a
+GPU that need not be there, as `codegen_for` does it.
 """
 
 from __future__ import annotations
 
 import functools
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +57,14 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "avx512": functools.partial(cpu_with, "avx512"),
     "sm_90": functools.partial(cpu_beside, "sm_90"),
     "gfx942": functools.partial(cpu_beside, "gfx942"),
+}
+
+
+# A host program names the user's source lines in its messages. The environment may lie inside the
+# checkout, so it is replaced first.
+FOLDERS = {
+    sysconfig.get_path("purelib"): "<site-packages>",
+    str(Path(__file__).resolve().parents[2]): "<checkout>",
 }
 
 
@@ -128,4 +138,10 @@ def texts_of(name: str) -> dict[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         play(name, compiled)
-    return recorder.texts
+    return {part: without_folders(text) for part, text in recorder.texts.items()}
+
+
+def without_folders(text: str) -> str:
+    for folder, name in FOLDERS.items():
+        text = text.replace(folder, name)
+    return text

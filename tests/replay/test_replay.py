@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from perfuse.codegen.cpp import frame as cpp_frame
 from perfuse.codegen.triton import spelling as triton_spelling
+from perfuse.config import Settings
 from tests.replay.corpus import names
 from tests.replay.hashes import Record, changed_parts, comparable, installed, read, write
-from tests.replay.record import TARGETS, texts_of
+from tests.replay.record import TARGETS, Recorder, texts_of, without_folders
 from tests.replay.run import difference
 from tests.replay.worker import digest
 
@@ -41,6 +43,18 @@ def test_generated_code_is_as_kept(name: str) -> None:
 
 def test_every_program_has_kept_hashes() -> None:
     assert sorted(read().programs) == sorted(names()), HINT
+
+
+def test_no_folder_of_this_machine_is_recorded() -> None:
+    def looks_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return table[index] * 2
+
+    recorder = Recorder(Settings())
+    compiled = torch.compile(looks_up, backend=recorder.backend, dynamic=False)
+    compiled(torch.randn(8, 4), torch.tensor([1, 2]))
+    host = recorder.texts["avx2/0_inference.host"]
+    assert __file__ in host
+    assert str(Path(__file__).parents[2]) not in without_folders(host)
 
 
 def test_every_target_is_recorded() -> None:
