@@ -30,18 +30,17 @@ from benchmarks.memory_cases import gelu_bias, swish
 from benchmarks.tiles import wider
 from perfuse import config
 from perfuse.autotune.tiles import plan_of_one
+from perfuse.backends import backend_of
 from perfuse.build.bundle import read_bundle
 from perfuse.build.manifest import Entry
-from perfuse.build.triton import build_bundle
-from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.triton.sources import TritonSources
-from perfuse.codegen.triton.tiling import Tile, candidates, widest_of
+from perfuse.codegen.triton.tiling import candidates, widest_of
 from perfuse.codegen.triton.unit import generate_triton, machine_of
 from perfuse.context import Context
 from perfuse.counters import counters
-from perfuse.runtime.launch import load_gpu
 from perfuse.runtime.measure import made_up_inputs
-from perfuse.schedule.plan import Kernel, Plan
+from perfuse.schedule.plan import Kernel, Plan, with_tile
+from perfuse.schedule.tile import Tile
 from perfuse.target import target_of
 from tests.unit.planning import plans_of
 
@@ -62,7 +61,7 @@ APPROXIMATE, RIVALS = "approximate", ("inductor", "eager")
 Step = Callable[[], Any]
 
 
-Built = tuple[TritonSources, Entry]
+Built = tuple[TritonSources, tuple[Entry, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +166,9 @@ def _entrants(kernel: Kernel, alone: Plan, context: Context, *, runs: bool) -> l
 
 def _built(alone: Plan, tile: Tile, context: Context) -> Built | str:
     try:
-        sources = generate_triton(alone, context, {alone.kernels[0].name: tile})
-        return sources, build_bundle(sources, context)
+        backend = backend_of(context.target)
+        sources = backend.generate(with_tile(alone, tile), context)
+        return sources, backend.build(sources, context)
     except Exception as error:  # a candidate that does not compile is a row, not the end
         return f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
 
@@ -178,16 +178,17 @@ def _entrant(
 ) -> Entrant:
     if isinstance(built, str):
         return Entrant(way.name, None, built)
-    sources, entry = built
+    sources, entries = built
     if not runs:
-        return Entrant(way.name, None, _usage(entry))
-    host = generate_gpu_host(alone, sources, way.context.device)
-    call = load_gpu(host, entry, {}, way.context)
+        return Entrant(way.name, None, _usage(entries[0]))
+    backend = backend_of(way.context.target)
+    host = backend.host(alone, sources, way.context)
+    call = backend.load(host, entries, {}, way.context)
     try:
         call(list(inputs))
     except Exception as error:  # nor is one that does not run
         return Entrant(way.name, None, f"{type(error).__name__}: {error}"[:60])
-    return Entrant(way.name, lambda: call(list(inputs)), _usage(entry))
+    return Entrant(way.name, lambda: call(list(inputs)), _usage(entries[0]))
 
 
 def _usage(entry: Entry) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from perfuse.build.compiler import LIBRARY, open_store
+from perfuse.backends import backend_of
+from perfuse.backends.backend import Call
+from perfuse.build.compiler import open_store
 from perfuse.build.identity import identity
 from perfuse.build.manifest import Entry
 from perfuse.codegen.host.tables import GpuTables
@@ -23,8 +25,6 @@ from perfuse.errors import MALFORMED, CacheDamaged, PerfuseError
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
 from perfuse.logs import channel
 from perfuse.pipeline import Compiled, compile_graph
-from perfuse.runtime.executable import Call, bind
-from perfuse.runtime.launch import load_gpu
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
 from perfuse.torch_guards import graph_assumptions
 
@@ -87,27 +87,19 @@ def load_graph(key: str, context: Context) -> Executable | None:
         LOG.warning("damaged entry %s: %s", key, error.message)
         store.discard(key)
         return None
-    built = store.get(saved.library) if saved.library is not None else None
-    if built is None and saved.library is not None:
+    built = [found for name in saved.built if (found := store.get(name)) is not None]
+    if len(built) < len(saved.built):
         return None
     try:
-        call = _bound(saved, built, context)
+        call = backend_of(context.target).load(saved.host, built, saved.constants, context)
     except (PerfuseError, *MALFORMED) as error:  # whole, and still it does not work
         LOG.warning("entry %s does not load: %s", key, error)
-        store.discard(key)
-        if built is not None:
-            store.discard(built.key)
+        for name in (key, *saved.built):
+            store.discard(name)
         return None
     for name, n in saved.counts.items():
         context.counters.inc(name, n)
     return Executable(call, key, saved.host.gpu)
-
-
-def _bound(saved: SavedProgram, built: Entry | None, context: Context) -> Call:
-    if saved.host.gpu is not None and built is not None:
-        return load_gpu(saved.host, built, saved.constants, context)
-    library = None if built is None else built.read_bytes(LIBRARY)
-    return bind(saved.host, library, saved.constants, context.settings)
 
 
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
@@ -119,9 +111,8 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
     if not all(is_storable(value) for value in constants.values()):
         _skipped(context, "constant")
         return None
-    saved = SavedProgram(
-        compiled.host, compiled.library, constants, compiled.counts, str(compiled.plan)
-    )
+    built = tuple(entry.key for entry in compiled.built)
+    saved = SavedProgram(compiled.host, built, constants, compiled.counts, str(compiled.plan))
     entry: Entry = open_store(context).put(key, files_of(saved))
     return entry.key
 

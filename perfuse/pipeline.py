@@ -1,4 +1,4 @@
-"""The whole story of one graph, a line a stage."""
+"""The whole story of one graph, a line a stage: the same order on every device."""
 
 from __future__ import annotations
 
@@ -8,42 +8,52 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch.fx import GraphModule
 
-from perfuse.autotune.products import choose_products
-from perfuse.autotune.tiles import choose_tiles
-from perfuse.build import LIBRARY, build_shared_library
-from perfuse.build.fitting import build_fitting
+from perfuse.autotune.tune import tune
+from perfuse.backends import Backend, Sources, backend_of
+from perfuse.backends.backend import Call
 from perfuse.build.manifest import Entry
-from perfuse.build.triton import build_bundle
-from perfuse.codegen.cpp.unit import CppSources, generate_sources
-from perfuse.codegen.host.gpu import generate_gpu_host
-from perfuse.codegen.host.program import HostSource, generate_host
-from perfuse.codegen.triton.sources import TritonSources
-from perfuse.codegen.triton.tiling import Tile
-from perfuse.codegen.triton.unit import generate_triton
+from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.triton.retile import retiled
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.errors import PerfuseError
+from perfuse.errors import KernelTooLarge, PerfuseError
 from perfuse.graph.passes import run_passes
 from perfuse.ir.program import Extern, Loop, Program
 from perfuse.ir.verify import verify_program
 from perfuse.logs import channel
 from perfuse.lower.graph import lower_graph
-from perfuse.runtime.executable import Call, bind
-from perfuse.runtime.launch import load_gpu
-from perfuse.runtime.measure import made_up_inputs, seconds
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.schedule import schedule
+from perfuse.schedule.schedule import fuse, place
 from perfuse.schedule.verify import verify_plan
-from perfuse.torch_compat import disable_dispatch_modes
 
+P = ParamSpec("P")
 R = TypeVar("R")
-Finished = tuple[CppSources | TritonSources, HostSource, Callable[[], Call], str | None]
+
+
+class Stages:
+    """Runs stages and keeps how long each took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, stage: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        start = time.perf_counter()
+        result = stage(*args, **kwargs)
+        self.seconds[name] = time.perf_counter() - start
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A graph on its way to code: nothing so far has been generated."""
+
+    module: GraphModule  # after the passes
+    program: Program
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,10 @@ class Compiled:
     module: GraphModule
     program: Program
     plan: Plan
-    sources: CppSources | TritonSources
+    sources: Sources
     host: HostSource
     call: Call
-    library: str | None  # key of the shared library, or of the bundle of kernels, in the store
+    built: tuple[Entry, ...]  # the store's entries of its libraries and bundles
     counts: dict[str, int]  # what was counted on the way to the sources
     seconds: dict[str, float]  # how long each stage took
     context: Context  # what it was compiled for, and under which settings
@@ -70,34 +80,68 @@ class Compiled:
         inputs = self.module.graph.find_nodes(op="placeholder")
         return "backward" if any("tangents" in node.name for node in inputs) else "forward"
 
+    @property
+    def library(self) -> str | None:
+        """The key of its shared library, or of its bundle of kernels, in the store."""
+        return self.built[0].key if self.built else None
+
     def texts(self) -> tuple[str, ...]:
         """The generated sources: C++ or Triton, then the host program."""
-        if isinstance(self.sources, TritonSources):
-            return (self.sources.text, self.host.text)
-        return (*(text for _, text in self.sources.units), self.host.text)
+        return (*self.sources.texts, self.host.text)
 
 
 def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> Compiled:
     """From an ATen graph to something that runs; not loaded, it can only be looked at."""
     run, own = Stages(), dataclasses.replace(context, counters=Counters())
-    limits = context.settings.thresholds
-    module = run("passes", run_passes, module, limits)  # algebra, common subexpressions, dead code
-    program = run("lower", lower_graph, module, own)  # formulas, loops and calls
-    on_gpu = context.target.gpu is not None
-    if not on_gpu:
-        program = run("tune", choose_products, program, own)  # which library multiplies fastest
+    backend = backend_of(context.target)
+    planned = plan_graph(module, own, run)
+    sources = run("codegen", backend.generate, planned.plan, own)  # C++ or Triton text
+    plan, sources, built = run("build", _built, planned.plan, sources, backend, context)
+    host = run("host", backend.host, plan, sources, context)  # the program that launches
+    constants = plan.program.constants
+    call = run("load", backend.load, host, built, constants, context) if loads else _not_loaded
+    compiled = Compiled(
+        planned.module,
+        planned.program,
+        plan,
+        sources,
+        host,
+        call,
+        built,
+        counts=_counted(own.counters, context),
+        seconds=run.seconds,
+        context=context,
+    )
+    _log(compiled)
+    return compiled
+
+
+def plan_graph(module: GraphModule, context: Context, run: Stages | None = None) -> Planned:
+    """From an ATen graph to kernels and library calls in order, with memory for what they make."""
+    run = run or Stages()
+    module = run("passes", run_passes, module, context.settings.thresholds)  # algebra, dead code
+    program = run("lower", lower_graph, module, context)  # formulas, loops and library calls
     if context.settings.verify:
         verify_program(program, "lower")
-    plan = run("schedule", schedule, program, own)  # which loops share a kernel
+    plan = run("fuse", fuse, program, context)  # which loops share a kernel
+    plan = run("tune", tune, plan, context)  # what is fastest here, where it is measured
+    plan = run("place", place, plan, context)  # where temporaries are
     if context.settings.verify:
         verify_plan(plan)
-    finish = _for_gpu if on_gpu else _for_cpu
-    sources, host, load, key = finish(run, plan, own, context)  # text, and what is built of it
-    call = run("load", load) if loads else _not_loaded
-    counts = _counted(own.counters, context)
-    made = Compiled(module, program, plan, sources, host, call, key, counts, run.seconds, context)
-    _log(made)
-    return made
+    return Planned(module, program, plan)
+
+
+def _built(
+    plan: Plan, sources: Any, backend: Backend, context: Context
+) -> tuple[Plan, Any, tuple[Entry, ...]]:
+    """What is built of the sources; kernels that a block has no room for are cut smaller first."""
+    while True:
+        try:
+            return plan, sources, backend.build(sources, context)
+        except KernelTooLarge as error:
+            plan = retiled(plan, sources, error, context)
+            context.counters.inc("build.tiles_made_smaller", len(error.kernels))
+            sources = backend.generate(plan, context)
 
 
 def _log(compiled: Compiled) -> None:
@@ -118,60 +162,8 @@ def _log(compiled: Compiled) -> None:
     channel("compile").info("%d nodes compiled: %s", len(compiled.module.graph.nodes), told)
 
 
-def _for_cpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:
-    sources = run("codegen", generate_sources, plan, own)  # C++ text
-    keeps_frames = context.settings.memory_budget is None
-    host = run("host", generate_host, plan, sources, keeps_frames)  # the program that launches
-    entry = run("build", build_shared_library, sources.units, context) if sources.units else None
-    library = None if entry is None else entry.read_bytes(LIBRARY)
-    load = partial(bind, host, library, plan.program.constants, context.settings)
-    return sources, host, load, None if entry is None else entry.key
-
-
-def _for_gpu(run: Stages, plan: Plan, own: Context, context: Context) -> Finished:
-    tiles = run("tune", _measured_tiles, plan, context)  # how kernels are cut, where measured
-    sources = run("codegen", generate_triton, plan, own, tiles)  # Triton text
-    sources, entry = run("build", build_fitting, plan, sources, tiles, context)  # machine code
-    host = run("host", generate_gpu_host, plan, sources, context.device)
-    load = partial(load_gpu, host, entry, plan.program.constants, context)
-    return sources, host, load, entry.key
-
-
 def _not_loaded(args: list[Any]) -> tuple[Any, ...]:
     raise PerfuseError("this graph was cross-compiled and cannot run here")
-
-
-def _measured_tiles(plan: Plan, context: Context) -> dict[str, Tile]:
-    """Tiles that were raced on this GPU; none in modes that do not tune, or without it."""
-    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if not context.settings.max_autotune or not is_there:
-        return {}
-
-    def build(alone: Plan, tile: Tile) -> tuple[TritonSources, Entry]:
-        sources = generate_triton(alone, context, {alone.kernels[0].name: tile})
-        return sources, build_bundle(sources, context)
-
-    def measure(alone: Plan, tile: Tile) -> float:
-        sources, entry = build(alone, tile)
-        host = generate_gpu_host(alone, sources, context.device)
-        call = load_gpu(host, entry, {}, context)
-        return seconds(call, made_up_inputs(alone.program, context.device), context.device)
-
-    with disable_dispatch_modes():
-        return choose_tiles(plan, context, measure, build)
-
-
-class Stages:
-    """Runs stages and keeps how long each took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def __call__(self, name: str, stage: Callable[..., R], *args: Any) -> R:
-        start = time.perf_counter()
-        result = stage(*args)
-        self.seconds[name] = time.perf_counter() - start
-        return result
 
 
 def _counted(counters: Counters, context: Context) -> dict[str, int]:

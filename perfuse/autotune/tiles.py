@@ -17,7 +17,7 @@ from typing import Any
 from perfuse.build.compiler import open_store
 from perfuse.build.identity import identity
 from perfuse.build.store import Store
-from perfuse.codegen.triton.tiling import Tile, candidates, widest_of
+from perfuse.codegen.triton.tiling import candidates, widest_of
 from perfuse.codegen.triton.unit import machine_of
 from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
@@ -25,6 +25,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.program import Program, View
 from perfuse.logs import channel
 from perfuse.schedule.plan import Kernel, Plan, static_product
+from perfuse.schedule.tile import Tile
 
 _MARGIN = 0.97
 _FILE = "tile.json"

@@ -6,14 +6,11 @@ import dataclasses
 
 from torch.fx import GraphModule
 
-from perfuse.autotune.products import choose_products
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.graph.partition import Cut
-from perfuse.graph.passes import run_passes
-from perfuse.lower.graph import lower_graph
+from perfuse.pipeline import plan_graph
 from perfuse.schedule.lifetimes import Lifetimes, Where, lifetimes
-from perfuse.schedule.schedule import schedule
 from perfuse.schedule.timeline import Link, Timeline, step_timeline
 
 
@@ -27,9 +24,5 @@ def simulate(cut: Cut, context: Context) -> Timeline:
 
 
 def _lifetimes(half: GraphModule, context: Context) -> Lifetimes:
-    """The stages of the pipeline up to the plan."""
     own = dataclasses.replace(context, counters=Counters())
-    program = lower_graph(run_passes(half, own.settings.thresholds), own)
-    if context.target.gpu is None:
-        program = choose_products(program, own)
-    return lifetimes(schedule(program, own), Where.of(context))
+    return lifetimes(plan_graph(half, own).plan, Where.of(context))

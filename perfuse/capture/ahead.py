@@ -10,6 +10,7 @@ from typing import Any
 
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.compiler import open_store
+from perfuse.build.launcher import build_launcher
 from perfuse.capture.ahead_capture import Capture, capture_call, own_tensors
 from perfuse.capture.ahead_document import Held, document_of
 from perfuse.capture.native import NATIVE, native_table
@@ -19,7 +20,6 @@ from perfuse.errors import ArtefactError
 from perfuse.graph.canonical import is_storable
 from perfuse.pipeline import Compiled
 from perfuse.runtime.artefact import ARTEFACT, LAUNCHER, LIBRARY, PARAMETERS, about_here
-from perfuse.runtime.launch import native_launcher
 from perfuse.runtime.package import check_replaceable, write_package
 from perfuse.runtime.saved import SavedProgram, files_of, number_functions
 from perfuse.runtime.signing import Key, check_private_key
@@ -73,8 +73,8 @@ def aot_compile(
     if native:
         document = json.loads(files[ARTEFACT])["variants"][0]
         files[NATIVE] = native_table(first.graphs[0], document, files, context.target.isa)
-    launcher = native_launcher(context) if _gpu_arch(context) else None
-    files |= {} if launcher is None else {LAUNCHER: launcher}
+    launcher = build_launcher(context) if _gpu_arch(context) else None
+    files |= {} if launcher is None else {LAUNCHER: launcher.read_bytes(LIBRARY)}
     write_package(made, files, about_here(context.target.isa, _gpu_arch(context)), sign_with)
     return made
 
@@ -141,7 +141,7 @@ def _add_program(files: dict[str, bytes], capture: Capture, compiled: Compiled) 
             f"the graph holds what cannot be kept as data: {', '.join(unfit)}",
             hint="use torch.compile(fn, backend='perfuse') for it.",
         )
-    saved = SavedProgram(compiled.host, None, constants, compiled.counts, str(compiled.plan))
+    saved = SavedProgram(compiled.host, (), constants, compiled.counts, str(compiled.plan))
     found = files_of(saved)
     if compiled.library is not None:
         assert capture.context is not None

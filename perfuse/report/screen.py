@@ -17,8 +17,9 @@ MAX_FALLBACKS, MAX_GRAPHS, MAX_REASONS, MAX_SAVED = 4, 4, 2, 2
 STAGE_NAMES = {
     "passes": "graph passes",
     "lower": "lowering",
+    "fuse": "fusion",
     "tune": "tuning",
-    "schedule": "fusion",
+    "place": "placing memory",
     "codegen": "code generation",
     "host": "code generation",
     "load": "loading",

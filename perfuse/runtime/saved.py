@@ -33,7 +33,7 @@ class SavedProgram:
     """What has to be known to run a program again: no graph, no plan, no trace."""
 
     host: HostSource
-    library: str | None  # key of the shared library in the store
+    built: tuple[str, ...]  # keys of its libraries and bundles in the store
     constants: Mapping[str, torch.Tensor]
     counts: Mapping[str, int]  # what compiling it counted, to be told again when it is loaded
     plan: str = ""  # the printed plan, for those who ask
@@ -44,7 +44,7 @@ def files_of(saved: SavedProgram) -> dict[str, bytes]:
     rows, data = pack_tensors(saved.constants)
     document = {
         "host": dataclasses.asdict(saved.host),
-        "library": saved.library,
+        "built": list(saved.built),
         "constants": rows,
         "counts": dict(saved.counts),
         "plan": saved.plan,
@@ -56,11 +56,12 @@ def read_program(read: Callable[[str], bytes]) -> SavedProgram:
     """The program that files hold; `read` gives the contents of one by its name."""
     try:
         document = json.loads(read(PROGRAM))
-        if document["library"] is not None and not is_key(document["library"]):
-            raise ValueError(f"{document['library']!r} is not a key")
+        built = tuple(document["built"])
+        if not all(map(is_key, built)):
+            raise ValueError(f"{built!r} are not keys")
         return SavedProgram(
             _host_of(document["host"]),
-            document["library"],
+            built,
             unpack_tensors(document["constants"], read(CONSTANTS)),
             {str(name): int(n) for name, n in document["counts"].items()},
             str(document["plan"]),

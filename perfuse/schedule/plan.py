@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfuse.config import ThresholdSettings
 from perfuse.ir.index import Dim
 from perfuse.ir.program import KEPT, Axis, Buffer, Extern, Loop, Program
+from perfuse.schedule.tile import Tile
 
 # How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
 #   full    one value for each row and column          row     one value for each row
@@ -127,6 +128,7 @@ class Plan:
     over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py
     is_guarded: bool = False  # buffers have bands around them, which the host program watches
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
+    tiles: Mapping[str, Tile] = field(default_factory=dict)  # by kernel, where measured or refitted
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -136,6 +138,11 @@ class Plan:
         lines = [str(step) for step in self.steps]
         lines += [f"# {refusal}" for refusal in self.refusals]
         return "\n".join(lines)
+
+
+def with_tile(alone: Plan, tile: Tile) -> Plan:
+    """A plan of one kernel, cut by this tile."""
+    return replace(alone, tiles={alone.kernels[0].name: tile})
 
 
 def static_product(dims: list[Dim] | tuple[Dim, ...]) -> int | None:

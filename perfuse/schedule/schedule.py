@@ -1,7 +1,8 @@
-"""`schedule`: a Program's loops fused into kernels and put in order."""
+"""`fuse` and `place`: a Program's loops become kernels in order, and temporaries get memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from perfuse.context import Context
@@ -29,17 +30,47 @@ _GPU_ARENA_SHARES = (1, 4, 16)
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
 
-def schedule(program: Program, context: Context) -> Plan:
-    """Fuse, order, and place: what comes out is ready to be spelled."""
+def fuse(program: Program, context: Context) -> Plan:
+    """Kernels and library calls in order, nothing placed yet.
+
+    With a memory budget, of a few fusions and orders the one that holds least at a time: the first
+    of equals, which is the plan without a budget.
+    """
     program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))
-    if context.settings.memory_budget is None:
-        fuser = _fused(program)
-        plan = _placed(_plan(program, fuser, program_order(fuser), context), context)
-    else:
-        plan = _smallest(program, context)
+    plans = [_plan(program, fuser, order, context) for fuser, order in _tries(program, context)]
+    plan = plans[0]
+    if len(plans) > 1:
+        plan = min(plans, key=lambda made: _peak(place(made, context), context))
     context.counters.inc("schedule.loops", sum(isinstance(n, Loop) for n in program.nodes))
     context.counters.inc("schedule.kernels", len(plan.kernels))
     return plan
+
+
+def place(plan: Plan, context: Context) -> Plan:
+    """The plan with memory for its temporaries.
+
+    An arena lasts as long as the call: with a budget, where large temporaries stay out of it they
+    last as long as they are needed.
+    """
+    plain = _placed(plan, context)
+    if context.settings.memory_budget is None:
+        return plain
+    apart = _placed(plan, context, plan.thresholds.pool_bytes)
+    return min(plain, apart, key=lambda p: _peak(p, context))
+
+
+def _peak(plan: Plan, context: Context) -> int:
+    return lifetimes(plan, Where.of(context)).peak()
+
+
+def _tries(program: Program, context: Context) -> Iterator[tuple[Fuser, list[int]]]:
+    wide = _fused(program)
+    yield wide, program_order(wide)
+    # A backward, in which a recomputed forward may run beside the rest.
+    if context.settings.memory_budget is not None and program.given_up:
+        near = _fused(program, NEAR)
+        yield near, program_order(near)
+        yield near, frugal_order(near, program)
 
 
 def _fused(program: Program, reach: int | None = None) -> Fuser:
@@ -92,24 +123,6 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
         if arena_bytes <= GPU_ARENA_BYTES:
             return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
     return replace(plan, arena_limit=0)
-
-
-def _smallest(program: Program, context: Context) -> Plan:
-    """Of a few fusions, orders and placements, the one that holds least at a time.
-
-    An arena lasts as long as the call: where large temporaries stay out of it, they last as long as
-    they are needed. The first of equals is taken, which is the plan without a budget.
-    """
-    choices = []
-    wide = _fused(program)
-    tries = [(wide, program_order(wide))]
-    if program.given_up:  # a backward, in which a second forward may run beside the rest
-        near = _fused(program, NEAR)
-        tries += [(near, program_order(near)), (near, frugal_order(near, program))]
-    for fuser, order in tries:
-        plan = _plan(program, fuser, order, context)
-        choices += [_placed(plan, context), _placed(plan, context, plan.thresholds.pool_bytes)]
-    return min(choices, key=lambda choice: lifetimes(choice, Where.of(context)).peak())
 
 
 def _without_dead_loops(program: Program) -> Program:

@@ -32,7 +32,7 @@ def break_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("no such luck")
 
-    monkeypatch.setattr(pipeline, "schedule", broken)
+    monkeypatch.setattr(pipeline, "fuse", broken)
 
 
 def test_the_error_names_graph_and_line(monkeypatch: pytest.MonkeyPatch) -> None:

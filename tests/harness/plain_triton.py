@@ -30,7 +30,7 @@ START = {"sum": 0, "max": float("-inf"), "min": float("inf")}
 BLOCK = 16
 
 
-def generate_triton(plan: Plan, context: Any, tiles: Any = None) -> TritonSources:
+def generate_triton(plan: Plan, context: Any) -> TritonSources:
     """One kernel function for each loop."""
     texts, kernels, launches = [HEADER], [], []
     for step in plan.kernels:

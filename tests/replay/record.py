@@ -18,23 +18,18 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from perfuse.backends import backend_of
 from perfuse.budget.choose import choose_cut
 from perfuse.capture.elsewhere import GPU, moved_graph
 from perfuse.capture.failure import eager_call
 from perfuse.capture.trace import trace
 from perfuse.codegen import cpp
-from perfuse.codegen.cpp.unit import generate_sources
-from perfuse.codegen.host.gpu import generate_gpu_host
-from perfuse.codegen.host.program import generate_host
-from perfuse.codegen.triton.unit import generate_triton
-from perfuse.config import Settings
+from perfuse.config import CpuSettings, Settings
 from perfuse.context import CPU, Context
 from perfuse.counters import Counters
 from perfuse.gpu import gpu_of_name
 from perfuse.graph.partition import Joint, plain_cut
-from perfuse.graph.passes import run_passes
-from perfuse.lower.graph import lower_graph
-from perfuse.schedule.schedule import schedule
+from perfuse.pipeline import plan_graph
 from perfuse.target import LANES, Target
 from tests.replay.corpus import HEADERS, play
 
@@ -66,6 +61,10 @@ FOLDERS = {
     sysconfig.get_path("purelib"): "<site-packages>",
     str(Path(__file__).resolve().parents[2]): "<checkout>",
 }
+
+
+# What is measured differs from run to run.
+UNTUNED = Settings(cpu=CpuSettings(tune_products=False))
 
 
 @dataclass
@@ -114,14 +113,12 @@ class Recorder:
 
 def generated(graph: GraphModule, context: Context) -> dict[str, str]:
     """The kernels and the host program of one graph."""
-    module = run_passes(graph, context.settings.thresholds)
-    plan = schedule(lower_graph(module, context), context)
-    if context.target.gpu is not None:
-        triton = generate_triton(plan, context, {})
-        return {"kernels": triton.text, "host": generate_gpu_host(plan, triton, GPU).text}
-    sources = generate_sources(plan, context)
-    units = "\n".join(text for _, text in sources.units)
-    return {"kernels": units, "host": generate_host(plan, sources, keeps_frames=True).text}
+    plan, backend = plan_graph(graph, context).plan, backend_of(context.target)
+    sources = backend.generate(plan, context)
+    return {
+        "kernels": "\n".join(sources.texts),
+        "host": backend.host(plan, sources, context).text,
+    }
 
 
 def texts_of(name: str) -> dict[str, str]:
@@ -129,7 +126,7 @@ def texts_of(name: str) -> dict[str, str]:
     if name == HEADERS:
         folder = Path(cpp.__file__).parent
         return {f"cpp/{path.name}": path.read_text() for path in sorted(folder.glob("*.h"))}
-    recorder = Recorder(Settings())
+    recorder = Recorder(UNTUNED)
 
     def compiled(function: Any, *, dynamic: bool | None = False) -> Any:
         return torch.compile(function, backend=recorder.backend, dynamic=dynamic)

@@ -9,10 +9,9 @@ import torch
 
 from perfuse.codegen.cpp import frame as cpp_frame
 from perfuse.codegen.triton import spelling as triton_spelling
-from perfuse.config import Settings
 from tests.replay.corpus import names
 from tests.replay.hashes import Record, changed_parts, comparable, installed, read, write
-from tests.replay.record import TARGETS, Recorder, texts_of, without_folders
+from tests.replay.record import TARGETS, UNTUNED, Recorder, texts_of, without_folders
 from tests.replay.run import difference
 from tests.replay.worker import digest
 
@@ -49,7 +48,7 @@ def test_no_folder_of_this_machine_is_recorded() -> None:
     def looks_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return table[index] * 2
 
-    recorder = Recorder(Settings())
+    recorder = Recorder(UNTUNED)
     compiled = torch.compile(looks_up, backend=recorder.backend, dynamic=False)
     compiled(torch.randn(8, 4), torch.tensor([1, 2]))
     host = recorder.texts["avx2/0_inference.host"]

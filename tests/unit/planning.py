@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +15,8 @@ from torch.utils._pytree import tree_leaves
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import partition_joint
-from perfuse.graph.passes import run_passes
-from perfuse.ir.verify import verify_program
-from perfuse.lower.graph import lower_graph
+from perfuse.pipeline import plan_graph
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.schedule import schedule
-from perfuse.schedule.verify import verify_plan
 
 CONTEXT = Context.default()
 
@@ -54,11 +51,9 @@ def plans_of(
 
 def plan_of(module: GraphModule, context: Context = CONTEXT) -> Plan:
     """The stages up to the plan, each held to its spec."""
-    program = lower_graph(run_passes(module), context)
-    verify_program(program, "lower")
-    plan = schedule(program, context)
-    verify_plan(plan)
-    return plan
+    untuned = replace(context.settings.cpu, tune_products=False)
+    settings = replace(context.settings, verify=True, cpu=untuned)
+    return plan_graph(module, replace(context, settings=settings)).plan
 
 
 def wants_grad(*inputs: Tensor) -> tuple[Tensor, ...]:

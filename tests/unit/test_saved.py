@@ -37,9 +37,9 @@ HOST = HostSource(
 
 
 def test_round_trip() -> None:
-    saved = SavedProgram(HOST, None, {"c0": torch.arange(3.0)}, {"schedule.kernels": 0}, "plan")
+    saved = SavedProgram(HOST, (), {"c0": torch.arange(3.0)}, {"schedule.kernels": 0}, "plan")
     read = read_program(files_of(saved).__getitem__)
-    assert (read.host, read.library, read.counts, read.plan) == (HOST, None, saved.counts, "plan")
+    assert (read.host, read.built, read.counts, read.plan) == (HOST, (), saved.counts, "plan")
     arguments = [torch.ones(3)]
     (result,) = bind(read.host, None, read.constants)(arguments)
     assert torch.equal(result, torch.tensor([1.0, 2.0, 3.0]))
@@ -48,7 +48,7 @@ def test_round_trip() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"host": {}}', b"\xff"])
 def test_what_is_no_program_is_damaged(data: bytes) -> None:
-    files = {**files_of(SavedProgram(HOST, None, {}, {})), PROGRAM: data}
+    files = {**files_of(SavedProgram(HOST, (), {}, {})), PROGRAM: data}
     with pytest.raises(CacheDamaged):
         read_program(files.__getitem__)
 

@@ -14,7 +14,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.program import Axis, Buffer, Loop, Program, View
 from perfuse.ir.verify import verify_program
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.schedule import schedule
+from perfuse.schedule.schedule import fuse, place
 from perfuse.schedule.verify import verify_plan
 
 AXIS = Axis("d0", 8)
@@ -39,7 +39,8 @@ def chain() -> Program:
 
 
 def plan_of(program: Program) -> Plan:
-    return schedule(program, Context.default())
+    context = Context.default()
+    return place(fuse(program, context), context)
 
 
 def test_a_good_program_passes() -> None:

@@ -59,6 +59,10 @@ class CppSources:
     sizes: tuple[str, ...]  # symbol at each place of the size table, after the thread count
     num_distinct: int
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(text for _, text in self.units)
+
 
 def generate_sources(plan: Plan, context: Context) -> CppSources:
     """Spell the plan; equal kernels share one function."""

@@ -21,7 +21,7 @@ from perfuse.codegen.triton.emit import (
 from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.spelling import POINTER_TYPE, quotient, start
 from perfuse.codegen.triton.streaming import streamed_places
-from perfuse.codegen.triton.tiling import Tile, columns_of, moves_float32, rows_of
+from perfuse.codegen.triton.tiling import columns_of, moves_float32, rows_of
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
@@ -30,6 +30,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, Member, static_product
+from perfuse.schedule.tile import Tile
 
 _MOST_NARROW = 2**31 - 1
 

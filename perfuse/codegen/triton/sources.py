@@ -64,3 +64,7 @@ class TritonSources:
     text: str
     kernels: tuple[TritonKernel, ...]
     launches: tuple[tuple[Launch, ...], ...]  # those of each Kernel of the plan, in its order
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text,)

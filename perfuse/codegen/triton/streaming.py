@@ -7,10 +7,11 @@ it still to be written to memory. Marked as first to go, its own lines make room
 from __future__ import annotations
 
 from perfuse.codegen.triton.pairing import is_one_sweep, sweeping_stages
-from perfuse.codegen.triton.tiling import Tile, may_stream
+from perfuse.codegen.triton.tiling import may_stream
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel, static_product
+from perfuse.schedule.tile import Tile
 
 Place = tuple[str, Dim]  # a buffer, and where in it
 

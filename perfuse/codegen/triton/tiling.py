@@ -23,6 +23,7 @@ from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, static_product
 from perfuse.schedule.shape import turned_axis
+from perfuse.schedule.tile import Tile
 
 FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
@@ -49,30 +50,6 @@ class Machine:
     @property
     def most_warps(self) -> int:
         return BLOCK_THREADS // self.warp_size
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """One way to cut a kernel: a point of the space that tuning searches."""
-
-    kind: str
-    rows: int  # rows of a block
-    columns: int  # columns of a block; elements of a flat one
-    num_warps: int
-    num_stages: int = 1
-    is_swept: bool = False  # rows are longer than a block
-    programs: int | None = None  # blocks go round until the work is done; None: a block each
-    splits: int = 1  # blocks that share one row, or one column
-    streams: bool = True  # what is large and read once is the first that caches give up
-
-    def __str__(self) -> str:
-        swept = " swept" if self.is_swept else ""
-        shared = f" / {self.splits}" if self.splits > 1 else ""
-        rounds = f", {self.programs} programs" if self.programs else ""
-        stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
-        cached = "" if self.streams else ", cached"
-        size = f"{self.rows}x{self.columns}{shared}"
-        return f"{self.kind}{swept} {size}, {self.num_warps} warps{stages}{rounds}{cached}"
 
 
 def power_of_two(size: int) -> int:

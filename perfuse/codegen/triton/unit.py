@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.blocks import (
@@ -23,11 +21,12 @@ from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.split import split_texts
-from perfuse.codegen.triton.tiling import Machine, Tile, choose_tile, widest_of
+from perfuse.codegen.triton.tiling import Machine, choose_tile, widest_of
 from perfuse.context import Context
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel, Plan
+from perfuse.schedule.tile import Tile
 from perfuse.target import Target
 from perfuse.torch_compat import fp8_cast_saturates
 
@@ -48,17 +47,15 @@ _ONE_LAUNCH = {
 }
 
 
-def generate_triton(
-    plan: Plan, context: Context, tiles: Mapping[str, Tile] = MappingProxyType({})
-) -> TritonSources:
-    """Spell the plan; equal kernels share one function. `tiles` overrules the model's choice."""
+def generate_triton(plan: Plan, context: Context) -> TritonSources:
+    """Spell the plan; equal kernels share one function. Tiles of the plan overrule the model's."""
     dialect = dialect_of(context)
     known: dict[tuple[object, ...], TritonKernel] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
     for kernel in plan.kernels:
         steps = []
-        tile = tiles.get(kernel.name) or tile_of(kernel, plan, context)
+        tile = tile_of(kernel, plan, context)
         for text in _texts_of(kernel, plan, tile, dialect):
             made = _function(text, known, functions)
             steps.append(
@@ -73,7 +70,9 @@ def generate_triton(
 
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
-    """The model's choice."""
+    """What the plan says, or else the model's choice."""
+    if kernel.name in plan.tiles:
+        return plan.tiles[kernel.name]
     if kernel.batch is not None:
         return batch_tile(kernel.batch, machine_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)

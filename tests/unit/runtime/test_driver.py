@@ -25,7 +25,9 @@ import ctypes, json, sys
 sys.modules["triton"] = None  # launching must do without it
 import torch
 from perfuse import config
+from perfuse.build import LIBRARY
 from perfuse.build.bundle import Bundle, CodeObject
+from perfuse.build.launcher import build_launcher
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow
 from perfuse.context import Context
@@ -36,7 +38,9 @@ from perfuse.torch_compat import element_bytes
 stub = ctypes.CDLL("libcuda.so.1")
 context = Context.default(config.snapshot().with_overrides({"cpu.compiler": sys.argv[1]}))
 code = CodeObject("k", "add", 128, 65536, 0, 32, 0, b"CODE")
-launcher = launcher_of(Bundle("cuda", "sm_90", (code,)), context)
+library = build_launcher(context)
+library = library and library.read_bytes(LIBRARY)
+launcher = launcher_of(Bundle("cuda", "sm_90", (code,)), context, library)
 patterns = [(torch.uint8, 7), (torch.float16, 1.5), (torch.float32, float("-inf")),
             (torch.int64, -1), (torch.float64, float("-inf"))]
 fills = [FillRow(3 + k, element_bytes(v, d).hex(), 5) for k, (d, v) in enumerate(patterns)]
@@ -64,12 +68,12 @@ except RuntimeError as error:
     result["error"] = str(error)
 try:
     other = CodeObject("k", "sub", 128, 0, 0, 1, 0, b"CODE")
-    launcher_of(Bundle("cuda", "sm_90", (other,)), context)
+    launcher_of(Bundle("cuda", "sm_90", (other,)), context, library)
 except Exception as error:
     result["missing"] = str(error)
 try:
     large = CodeObject("k", "add", 1024, 262272, 0, 56, 0, b"CODE")
-    launcher_of(Bundle("cuda", "sm_90", (large,)), context)
+    launcher_of(Bundle("cuda", "sm_90", (large,)), context, library)
 except Exception as error:
     result["large"] = str(error)
 print(json.dumps(result))

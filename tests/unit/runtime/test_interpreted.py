@@ -24,7 +24,7 @@ from tests.harness.compare import assert_as_good_as_eager
 
 # Matmuls as library calls, however small.
 SETTINGS = {"gpu.interpret": True, "verify": True, "thresholds.gpu_loop_matmul_work": 0}
-GENERATOR = "perfuse.pipeline.generate_triton"
+GENERATOR = "perfuse.backends.gpu.generate_triton"
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +217,7 @@ def total(x, out, done, n: tl.constexpr, BLOCK: tl.constexpr):
 """
 
 
-def counting(plan: Plan, context: Any, tiles: Any = None) -> TritonSources:
+def counting(plan: Plan, context: Any) -> TritonSources:
     """Twice the sum, taken by the last block to finish: needs a fill, and a counter that stays."""
     (step,) = plan.kernels
     (out,) = step.stored
@@ -238,7 +238,7 @@ def test_fills_and_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def promising(plan: Plan, context: Any, tiles: Any = None) -> TritonSources:
+    def promising(plan: Plan, context: Any) -> TritonSources:
         made = plain_triton.generate_triton(plan, context)
         (kernel,) = made.kernels
         promised = frozenset(name for name, _ in kernel.signature)

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perfuse.codegen.triton.tiling import Machine, Tile, candidates, choose_tile
+from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile
 from perfuse.codegen.triton.unit import generate_triton
+from perfuse.schedule.plan import with_tile
+from perfuse.schedule.tile import Tile
 from perfuse.testing import fresh_cache
 from tests.unit.codegen.triton.test_tiles import CONTEXT, only_kernel, run
 from tests.unit.lower.samples import f32
@@ -28,7 +30,7 @@ def loads(fn: Callable[..., Any], *inputs: Tensor, **changes: Any) -> list[bool]
     """Whether each load of the kernel is marked, in order."""
     kernel, alone = only_kernel(fn, *inputs)
     tile = replace(choose_tile(kernel, H200), **changes)
-    text = generate_triton(alone, CONTEXT, {kernel.name: tile}).text
+    text = generate_triton(with_tile(alone, tile), CONTEXT).text
     found = re.findall(r"tl\.load\(a\d.*", text)
     return ["eviction_policy='evict_first'" in line for line in found]
 

@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from perfuse.autotune.tiles import plan_of_one, race
-from perfuse.build.triton import build_bundle
-from perfuse.codegen.host.gpu import generate_gpu_host
-from perfuse.codegen.triton.tiling import Machine, Tile, candidates, choose_tile, smaller
-from perfuse.codegen.triton.unit import generate_triton
+from perfuse.backends import backend_of
+from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile, smaller
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.errors import KernelTooLarge
-from perfuse.runtime.launch import load_gpu
-from perfuse.schedule.plan import Kernel, Plan
+from perfuse.schedule.plan import Kernel, Plan, with_tile
+from perfuse.schedule.tile import Tile
 from perfuse.target import target_of
 from perfuse.testing import fresh_cache
 from tests.unit.lower.samples import f32
@@ -34,9 +32,10 @@ SMALL = Machine(num_processors=2)
 
 def run(plan: Plan, tile: Tile, inputs: list[Tensor]) -> list[Tensor]:
     """The results of a plan of one kernel, cut by a tile."""
-    sources = generate_triton(plan, CONTEXT, {plan.kernels[0].name: tile})
-    host = generate_gpu_host(plan, sources, CONTEXT.device)
-    call = load_gpu(host, build_bundle(sources, CONTEXT), {}, CONTEXT)
+    backend = backend_of(CONTEXT.target)
+    sources = backend.generate(with_tile(plan, tile), CONTEXT)
+    built = backend.build(sources, CONTEXT)
+    call = backend.load(backend.host(plan, sources, CONTEXT), built, {}, CONTEXT)
     return [r for r in call([x.clone() for x in inputs]) if isinstance(r, Tensor)]
 
 

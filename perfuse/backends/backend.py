@@ -1,0 +1,35 @@
+"""`Backend`: what one kind of device adds to the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perfuse.build.manifest import Entry
+from perfuse.codegen.host.program import HostSource
+from perfuse.context import Context
+from perfuse.schedule.plan import Plan
+from perfuse.target import Target
+
+Call = Callable[[list[Any]], tuple[Any, ...]]
+
+
+class Sources(Protocol):
+    """What `generate` returns; only the backend's own functions look further into it."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The generated kernels, a text for each unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Four functions, called in this order. `load` runs no compiler and needs no plan."""
+
+    name: str
+    serves: Callable[[Target], bool]
+    generate: Callable[[Plan, Context], Any]  # Sources of its own kind
+    build: Callable[[Any, Context], tuple[Entry, ...]]  # may raise KernelTooLarge
+    host: Callable[[Plan, Any, Context], HostSource]
+    load: Callable[[HostSource, Sequence[Entry], Mapping[str, Any], Context], Call]

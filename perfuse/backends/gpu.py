@@ -1,0 +1,50 @@
+"""NVIDIA and AMD GPUs: Triton kernels in a bundle, launched by a small library in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from perfuse.backends.backend import Backend, Call
+from perfuse.build import LIBRARY
+from perfuse.build.bundle import read_bundle
+from perfuse.build.launcher import build_launcher
+from perfuse.build.manifest import Entry
+from perfuse.build.triton import build_bundle
+from perfuse.codegen.host.gpu import generate_gpu_host
+from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.triton.sources import TritonSources
+from perfuse.codegen.triton.unit import generate_triton
+from perfuse.context import Context
+from perfuse.runtime.gpu import bind_gpu
+from perfuse.runtime.launch import launcher_of
+from perfuse.schedule.plan import Plan
+
+
+def generate(plan: Plan, context: Context) -> TritonSources:
+    return generate_triton(plan, context)
+
+
+def build(sources: TritonSources, context: Context) -> tuple[Entry, ...]:
+    """The bundle of kernels and what launches them: nothing does where there is no such GPU."""
+    bundle = build_bundle(sources, context)
+    is_here = context.device.type != "cpu" and torch.cuda.is_available()
+    launcher = build_launcher(context) if is_here else None
+    return (bundle,) if launcher is None else (bundle, launcher)
+
+
+def host(plan: Plan, sources: TritonSources, context: Context) -> HostSource:
+    return generate_gpu_host(plan, sources, context.device)
+
+
+def load(
+    host: HostSource, built: Sequence[Entry], constants: Mapping[str, Any], context: Context
+) -> Call:
+    bundle, *launchers = built
+    library = launchers[0].read_bytes(LIBRARY) if launchers else None
+    return bind_gpu(host, launcher_of(read_bundle(bundle.read_bytes), context, library), constants)
+
+
+GPU_BACKEND = Backend("gpu", lambda target: target.gpu is not None, generate, build, host, load)

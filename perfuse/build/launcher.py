@@ -1,0 +1,18 @@
+"""The library in C++ that hands kernels to a GPU's driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfuse.build.compiler import build_shared_library
+from perfuse.build.manifest import Entry
+from perfuse.context import Context
+
+LAUNCHER = Path(__file__).with_name("launcher.cpp")
+
+
+def build_launcher(context: Context) -> Entry | None:
+    """Its entry in the store; None where there is no compiler to build it with."""
+    if not context.target.compiler:
+        return None
+    return build_shared_library([("launcher", LAUNCHER.read_text())], context)

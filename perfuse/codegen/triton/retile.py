@@ -1,0 +1,24 @@
+"""`retiled`: a plan whose kernels fit the GPU, after one asked for more than a block has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfuse.codegen.triton.sources import TritonSources
+from perfuse.codegen.triton.tiling import smaller
+from perfuse.codegen.triton.unit import tile_of
+from perfuse.context import Context
+from perfuse.errors import KernelTooLarge
+from perfuse.schedule.plan import Plan
+
+
+def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: Context) -> Plan:
+    """The plan with smaller tiles for the kernels that the error names; the error, at the end."""
+    tiles = dict(plan.tiles)
+    for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
+        if any(launch.kernel in error.kernels for launch in launches):
+            less = smaller(tile_of(kernel, plan, context))
+            if less is None:
+                raise error
+            tiles[kernel.name] = less
+    return replace(plan, tiles=tiles)
