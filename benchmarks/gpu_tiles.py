@@ -32,7 +32,7 @@ from perfuse import config
 from perfuse.autotune.tiles import plan_of_one
 from perfuse.backends import backend_of
 from perfuse.build.bundle import read_bundle
-from perfuse.build.manifest import Entry
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.tiling import candidates, widest_of
 from perfuse.codegen.triton.unit import generate_triton, machine_of

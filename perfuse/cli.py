@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from perfuse import config
-from perfuse.build.compiler import cache_folder, open_store
-from perfuse.build.folders import check_usable
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
+from perfuse.cache.access import cache_folder, open_store
+from perfuse.cache.folders import check_usable
 from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function, mistake
 from perfuse.context import Context

@@ -43,14 +43,17 @@ ENV_PREFIX = "PERFUSE_"
 LOG_VARIABLE = "PERFUSE_LOG"  # read when Perfuse is imported, see logs.py
 
 
-def key(default: Any, sentence: str) -> Any:
-    """A setting that changes the generated code, so it is part of every cache key."""
-    return field(default=default, metadata={"is_key": True, "sentence": sentence})
+def key(default: Any, sentence: str, *, part: Callable[[Any], Any] = lambda value: value) -> Any:
+    """A setting that changes the generated code, so it is part of cache keys.
+
+    `part` takes from a value what changes the code, where not every difference does.
+    """
+    return field(default=default, metadata={"part": part, "sentence": sentence})
 
 
 def plain(default: Any, sentence: str) -> Any:
-    """A setting that leaves the generated code alone."""
-    return field(default=default, metadata={"is_key": False, "sentence": sentence})
+    """A setting that leaves the generated code alone, so cache keys must not contain it."""
+    return field(default=default, metadata={"part": None, "sentence": sentence})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +168,15 @@ class Settings:
     on_error: Literal["raise", "eager"] = plain(
         "raise", "What a failed compile does: raise the error, or warn and run eagerly."
     )
-    verify: bool | Literal["memory"] = plain(
+    verify: bool | Literal["memory"] = key(
         False,
         'Check every stage\'s artefact against its spec; "memory" also poisons memory before it '
         "is written and watches what surrounds every buffer while programs run.",
+        part=lambda value: value == "memory",
     )
     pause_gc: bool = plain(True, "Collect no garbage while PyTorch captures a function.")
     max_autotune: bool = key(False, "Measure more implementations of matrix products.")
-    cudagraphs: bool = key(False, "Replay launches on CUDA devices through CUDA graphs.")
+    cudagraphs: bool = plain(False, "Replay launches on CUDA devices through CUDA graphs.")
     recompute_level: int = key(
         1,
         "What the backward computes again instead of the forward keeping it: 0 views alone, 1 what "
@@ -200,9 +204,8 @@ class Settings:
 
     def cache_key(self) -> str:
         """The settings that change the generated code, as text fit for hashing."""
-        keys = (name for name, option in _options().items() if option.is_key)
-        guards = (",verify='memory'",) if self.guards_memory else ()
-        return ",".join(f"{name}={self.get(name)!r}" for name in keys) + "".join(guards)
+        parts = ((name, option.part) for name, option in _options().items())
+        return ",".join(f"{name}={part(self.get(name))!r}" for name, part in parts if part)
 
     @property
     def guards_memory(self) -> bool:
@@ -226,6 +229,7 @@ class Row(NamedTuple):
     type: str
     default: Any
     sentence: str
+    changes_code: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +239,7 @@ class _Option:
     kind: Any
     default: Any
     sentence: str
-    is_key: bool
+    part: Callable[[Any], Any] | None  # what of a value changes the generated code, if anything
 
 
 def _leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, _Option]]:
@@ -248,7 +252,7 @@ def _leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, _Option]]:
             yield from _leaves(hint, f"{prefix}{leaf.name}.")
         else:
             meta = leaf.metadata
-            option = _Option(hint, leaf.default, meta["sentence"], meta["is_key"])
+            option = _Option(hint, leaf.default, meta["sentence"], meta["part"])
             yield prefix + leaf.name, option
 
 
@@ -490,7 +494,7 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
 def describe() -> tuple[Row, ...]:
     """Every setting with its type, its default and a sentence."""
     return tuple(
-        Row(name, _kind_name(option.kind), option.default, option.sentence)
+        Row(name, _kind_name(option.kind), option.default, option.sentence, option.part is not None)
         for name, option in _options().items()
     )
 

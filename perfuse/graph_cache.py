@@ -7,7 +7,6 @@ data (`runtime/saved.py`); a lost or damaged one makes the next compile slower a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,10 @@ from torch.fx import GraphModule
 
 from perfuse.backends import backend_of
 from perfuse.backends.backend import Call
-from perfuse.build.compiler import open_store
-from perfuse.build.identity import identity
-from perfuse.build.manifest import Entry
+from perfuse.cache import keys
+from perfuse.cache.access import open_store
+from perfuse.cache.keys import identity, key_of
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged, PerfuseError
@@ -68,11 +68,10 @@ def load_or_compile(
 def graph_key(module: GraphModule, context: Context) -> str | None:
     """The hash of all that decides what a graph compiles to; None where text cannot say it."""
     try:
-        text = f"{identity(context)}\n{aten_text(module)}"
+        return key_of(keys.GRAPH, *identity(context), aten_text(module))
     except NotCanonical as reason:
         _skipped(context, str(reason))
         return None
-    return "graph-" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_graph(key: str, context: Context) -> Executable | None:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from perfuse.autotune.tune import tune
 from perfuse.backends import Backend, Sources, backend_of
 from perfuse.backends.backend import Call
-from perfuse.build.manifest import Entry
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.retile import retiled
 from perfuse.context import Context

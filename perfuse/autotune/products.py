@@ -7,7 +7,6 @@ judged against float64, and beat it by a margin, so that noise cannot flip a dec
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -16,8 +15,10 @@ from typing import Any
 
 import torch
 
-from perfuse.build.compiler import open_store
-from perfuse.build.store import Store
+from perfuse.cache import keys
+from perfuse.cache.access import open_store
+from perfuse.cache.keys import key_of
+from perfuse.cache.store import Store
 from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.ir.dtype import DType
@@ -147,11 +148,9 @@ def _stored(store: Store, key: str) -> Decision | None:
 
 
 def _key(product: Product, context: Context) -> str:
-    machine = (repr(context.target), torch.get_num_threads(), torch.__version__)
+    machine = (context.target, torch.get_num_threads(), torch.__version__)
     rules = (_MARGIN, _UNSEEN_S, _MOST_ROUNDS, _MOST_ERROR)
-    return (
-        "product-" + hashlib.sha256(repr(("product", machine, rules, product)).encode()).hexdigest()
-    )
+    return key_of(keys.PRODUCT, machine, rules, product)
 
 
 def race(

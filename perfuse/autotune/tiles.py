@@ -7,16 +7,16 @@ candidates compute the same loops, so there is nothing to prove but their speed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from perfuse.build.compiler import open_store
-from perfuse.build.identity import identity
-from perfuse.build.store import Store
+from perfuse.cache import keys
+from perfuse.cache.access import open_store
+from perfuse.cache.keys import identity, key_of
+from perfuse.cache.store import Store
 from perfuse.codegen.triton.tiling import candidates, widest_of
 from perfuse.codegen.triton.unit import machine_of
 from perfuse.context import Context
@@ -151,5 +151,4 @@ def plan_of_one(kernel: Kernel, program: Program) -> Plan:
 
 def _key(alone: Plan, context: Context) -> str:
     shapes = [str(b) for b in alone.program.buffers.values()]
-    text = f"tile\n{identity(context)}\n{alone}\n{shapes}\n{_MARGIN}"
-    return "tile-" + hashlib.sha256(text.encode()).hexdigest()
+    return key_of(keys.TILE, *identity(context), str(alone), shapes, _MARGIN)

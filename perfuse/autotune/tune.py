@@ -10,7 +10,7 @@ import torch
 from perfuse.autotune.products import choose_products
 from perfuse.autotune.tiles import choose_tiles
 from perfuse.backends import backend_of
-from perfuse.build.manifest import Entry
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import Context
 from perfuse.ir.program import Extern

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from perfuse.build.manifest import Entry
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.context import Context
 from perfuse.schedule.plan import Plan

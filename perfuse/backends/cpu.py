@@ -7,7 +7,7 @@ from typing import Any
 
 from perfuse.backends.backend import Backend, Call
 from perfuse.build import LIBRARY, build_shared_library
-from perfuse.build.manifest import Entry
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.program import HostSource, generate_host
 from perfuse.context import Context

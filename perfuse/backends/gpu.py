@@ -11,8 +11,8 @@ from perfuse.backends.backend import Backend, Call
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import read_bundle
 from perfuse.build.launcher import build_launcher
-from perfuse.build.manifest import Entry
 from perfuse.build.triton import build_bundle
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.sources import TritonSources

@@ -2,7 +2,5 @@
 
 from perfuse.build.compiler import LIBRARY, build_shared_library
 from perfuse.build.loader import load_library
-from perfuse.build.manifest import Entry
-from perfuse.build.store import Store
 
-__all__ = ["LIBRARY", "Entry", "Store", "build_shared_library", "load_library"]
+__all__ = ["LIBRARY", "build_shared_library", "load_library"]

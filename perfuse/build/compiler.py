@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import errno
-import functools
-import hashlib
 import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from perfuse.build.elf import check_library
-from perfuse.build.folders import is_usable
-from perfuse.build.manifest import Entry
-from perfuse.build.store import Store
+from perfuse.cache import keys
+from perfuse.cache.access import open_store
+from perfuse.cache.keys import key_of
+from perfuse.cache.manifest import Entry
 from perfuse.codegen.cpp.unit import LONG_UNIT, WIDE_UNIT
-from perfuse.config import Settings, cache_folders, child_environment
+from perfuse.config import Settings, child_environment
 from perfuse.context import Context
-from perfuse.counters import Counters
 from perfuse.errors import (
     CannotBuild,
     CompilerFailed,
@@ -30,7 +28,6 @@ from perfuse.errors import (
 )
 from perfuse.system import read_file, system, write_file
 from perfuse.target import Target
-from perfuse.version import VERSION
 
 Unit = tuple[str, str]  # the name of a source without its ending, and its C++ text
 
@@ -99,50 +96,10 @@ def is_trouble_of_system(output: str) -> bool:
 
 
 def library_key(units: Sequence[Unit], target: Target, settings: Settings) -> str:
-    """The hash of all that decides what the compiler will make."""
+    """The key of the library that the compiler makes of these sources."""
     flags = target.cxx_flags(settings.cpu.opt_level)
-    tools = (VERSION, target.compiler, target.compiler_version, flags, target.arch)
-    text = repr((tools, header_digest(HEADERS), tuple(tuple(unit) for unit in units)))
-    return "library-" + hashlib.sha256(text.encode()).hexdigest()
-
-
-@functools.cache
-def header_digest(folder: Path) -> str:
-    """The hash of every header that a source could include."""
-    digest = hashlib.sha256()
-    for header in sorted(folder.glob("*.h")):
-        data = header.read_bytes()
-        digest.update(f"{header.name} {len(data)}\n".encode() + data)
-    return digest.hexdigest()
-
-
-def open_store(ctx: Context) -> Store:
-    """The store that the settings name, one per process."""
-    cache = ctx.settings.cache
-    return _store(cache_folder(ctx.settings), cache.max_bytes, ctx.counters)
-
-
-def cache_folder(settings: Settings) -> Path | None:
-    """The folder in which the store has its own; None where there is none to be had."""
-    if not settings.cache.enabled:
-        return None
-    if settings.cache.dir:
-        with suppress(OSError):  # a relative one, and the current folder is gone
-            return Path(os.path.abspath(os.path.expanduser(settings.cache.dir)))
-        return None
-    return _usable(cache_folders())
-
-
-@functools.cache
-def _usable(folders: tuple[Path, ...]) -> Path | None:
-    """The first that can be used; where none can, the first, so that the reason is reported."""
-    usable = (folder for folder in folders if is_usable(folder))
-    return next(usable, folders[0] if folders else None)
-
-
-@functools.cache
-def _store(folder: Path | None, max_bytes: int, counters: Counters) -> Store:
-    return Store(folder, max_bytes, counters)
+    tools = (target.compiler, target.compiler_version, flags, target.arch)
+    return key_of(keys.LIBRARY, tools, tuple(tuple(unit) for unit in units))
 
 
 class _Run:

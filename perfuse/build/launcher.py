@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfuse.build.compiler import build_shared_library
-from perfuse.build.manifest import Entry
+from perfuse.cache.manifest import Entry
 from perfuse.context import Context
 
 LAUNCHER = Path(__file__).with_name("launcher.cpp")

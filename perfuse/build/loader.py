@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from perfuse.build.elf import check_library
-from perfuse.build.folders import new_name, private_folders
+from perfuse.cache.folders import new_name, private_folders
 from perfuse.errors import LibraryDamaged
 from perfuse.system import remove_tree, system, write_all, write_file
 

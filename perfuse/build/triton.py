@@ -7,7 +7,6 @@ left out: its key hashes all of Triton, and ours has what we need.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,17 +14,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from perfuse.build.bundle import INTERPRETED, Bundle, CodeObject, bundle_files, facts_of
-from perfuse.build.compiler import open_store
-from perfuse.build.identity import kernel_compiler_digest
 from perfuse.build.kernel_text import text_of_kernel
-from perfuse.build.manifest import Entry
-from perfuse.build.store import Store
 from perfuse.build.triton_compile import Job, compile_kernel, load_module
+from perfuse.cache import keys
+from perfuse.cache.access import open_store
+from perfuse.cache.keys import key_of
+from perfuse.cache.manifest import Entry
+from perfuse.cache.store import Store
 from perfuse.codegen.triton.sources import TritonKernel, TritonSources
 from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
 from perfuse.gpu import BLOCK_THREADS, Gpu
-from perfuse.version import VERSION
 
 FACTS, CODE, ASSEMBLY = "kernel.json", "code.bin", "assembly.txt"
 
@@ -43,10 +42,7 @@ def build_bundle(sources: TritonSources, ctx: Context) -> Entry:
 
 def _stored(bundle: Bundle, ctx: Context) -> Entry:
     files = bundle_files(bundle)
-    digest = hashlib.sha256(VERSION.encode())
-    for name, data in sorted(files.items()):
-        digest.update(f"{name} {len(data)}\n".encode() + data)
-    key = f"gpu-{digest.hexdigest()}"
+    key = key_of(keys.BUNDLE, *(part for row in sorted(files.items()) for part in row))
     store = open_store(ctx)
     return store.get(key) or store.put(key, files)
 
@@ -112,9 +108,8 @@ def _key(text: str, kernel: TritonKernel, gpu: Gpu) -> str:
     own = text_of_kernel(text, kernel.name)
     promised = (kernel.signature, kernel.constants, sorted(kernel.divisible))
     shape = (kernel.num_warps, kernel.num_stages)
-    compilers = (VERSION, kernel_compiler_digest(), triton_version())
-    said = repr((compilers, gpu.kind, gpu.arch, gpu.warp, promised, shape, own))
-    return "kernel-" + hashlib.sha256(said.encode()).hexdigest()
+    machine = (gpu.kind, gpu.arch, gpu.warp)
+    return key_of(keys.KERNEL, triton_version(), machine, promised, shape, own)
 
 
 def _read(store: Store, key: str) -> CodeObject | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from perfuse.build.compiler import LIBRARY as BUILT
-from perfuse.build.compiler import open_store
 from perfuse.build.launcher import build_launcher
+from perfuse.cache.access import open_store
 from perfuse.capture.ahead_capture import Capture, capture_call, own_tensors
 from perfuse.capture.ahead_document import Held, document_of
 from perfuse.capture.native import NATIVE, native_table

@@ -8,18 +8,19 @@ is kept under depends on whether tracing asked for a value, which shows in the g
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.build.identity import identity
+from perfuse.cache import keys
+from perfuse.cache.keys import identity, key_of
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical, Numbers, spell_layout, spell_node
 from perfuse.torch_compat import OpOverload, ambient_state, has_tracing_hooks, storage_id
@@ -46,19 +47,15 @@ def capture_key(module: GraphModule, inputs: Sequence[Any], context: Context) ->
     if has_tracing_hooks():
         raise NotCanonical("hooks")
     symbols = SymbolTable.of(module)
-    lines = [identity(context), repr(ambient_state()), _inputs_text(module, inputs)]
-    lines += symbols.facts()
+    lines = [repr(ambient_state()), _inputs_text(module, inputs), *symbols.facts()]
     numbers: Numbers = {}
     for node in module.graph.nodes:
         numbers[node] = len(numbers)
         lines.append(spell_node(node, numbers, module, _function_name))
     values = symbols.values() if symbols.symbols else None
-    by_value = None if values is None else _hashed([*lines, "values", *values])
-    return CaptureKey(_hashed(lines), by_value, symbols, symbols.mark())
-
-
-def _hashed(lines: Sequence[str]) -> str:
-    return "capture-" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    key = partial(key_of, keys.CAPTURE, *identity(context), *lines)
+    by_value = None if values is None else key("values", *values)
+    return CaptureKey(key(), by_value, symbols, symbols.mark())
 
 
 def _inputs_text(module: GraphModule, inputs: Sequence[Any]) -> str:

@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 
 from perfuse.budget.choose import choose_cut
 from perfuse.build.bundle import Bundle, CodeObject, read_bundle
-from perfuse.build.compiler import open_store
 from perfuse.build.triton import assembly_of
+from perfuse.cache.access import open_store
 from perfuse.capture.failure import eager_call
 from perfuse.capture.request import Request
 from perfuse.capture.trace import trace

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from perfuse.build.compiler import open_store
-from perfuse.build.manifest import is_key
+from perfuse.cache.access import open_store
+from perfuse.cache.manifest import is_key
 from perfuse.capture.dynamo_key import CaptureKey, capture_key
 from perfuse.capture.replay import replayed
 from perfuse.context import Context

@@ -2,7 +2,7 @@
 
 The host program is kept as text, which is Python and is run. That is no more trust than is given
 already: it lies beside the native library it launches, in a store that is only used while nobody
-but the user can write to it (build/folders.py), and its checksum is compared before it is read.
+but the user can write to it (cache/folders.py), and its checksum is compared before it is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from perfuse.build.manifest import is_key
+from perfuse.cache.manifest import is_key
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, Window
 from perfuse.codegen.host.tables import tables_of

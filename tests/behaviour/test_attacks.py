@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from perfuse.build import folders, loader
-from perfuse.build.root import NAME
+from perfuse.build import loader
+from perfuse.cache import folders
+from perfuse.cache.root import NAME
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import perfuse
-from perfuse.build.compiler import open_store
+from perfuse.cache.access import open_store
 from perfuse.context import Context
 
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from perfuse.autotune import products
 from perfuse.build import loader
-from perfuse.build.compiler import open_store
+from perfuse.cache.access import open_store
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters

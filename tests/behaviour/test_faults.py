@@ -23,7 +23,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import perfuse
-from perfuse.build import folders, loader
+from perfuse.build import loader
+from perfuse.cache import folders
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters

@@ -14,7 +14,7 @@ import pytest
 
 from perfuse import config
 from perfuse.build import LIBRARY, build_shared_library, load_library
-from perfuse.build.compiler import open_store
+from perfuse.cache.access import open_store
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -178,13 +178,13 @@ def test_the_cache_is_where_xdg_says(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_no_temporary_folder_but_the_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     last = Path(tempfile.mkdtemp(dir=tmp_path))
     places = (tmp_path / "missing", Path("/proc"), last)
-    monkeypatch.setattr("perfuse.build.folders.temporary_folders", lambda: places)
+    monkeypatch.setattr("perfuse.cache.folders.temporary_folders", lambda: places)
     ctx = context(None, **{"cache.enabled": False})
     assert answer(ctx) == 42
     assert [path.name[:8] for path in last.iterdir()] == ["perfuse-"]
 
 
 def test_no_temporary_folder_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("perfuse.build.folders.temporary_folders", lambda: (Path("/proc"),))
+    monkeypatch.setattr("perfuse.cache.folders.temporary_folders", lambda: (Path("/proc"),))
     with pytest.raises(PerfuseError, match="TMPDIR"):
         answer(context(None, **{"cache.enabled": False}))

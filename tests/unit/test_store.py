@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from perfuse.build.manifest import Entry
-from perfuse.build.root import NAME, TAG_TEXT
-from perfuse.build.store import Store
+from perfuse.cache.manifest import Entry
+from perfuse.cache.root import NAME, TAG_TEXT
+from perfuse.cache.store import Store
 from perfuse.counters import Counters
 from perfuse.errors import CacheDamaged
 from perfuse.system import System, replaced
@@ -369,7 +369,7 @@ def test_without_a_folder_entries_are_in_memory() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfuse.build.store.MEMORY_BYTES", 100)
+    monkeypatch.setattr("perfuse.cache.store.MEMORY_BYTES", 100)
     store = Store(None, MIB)
     for number in range(5):
         store.put(f"key{number}", {"a": bytes(40)})

@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfuse.build.folders import check_own, make_in, new_name, opened_own, private_folders
-from perfuse.build.manifest import (
+from perfuse.cache.folders import check_own, make_in, new_name, opened_own, private_folders
+from perfuse.cache.manifest import (
     MANIFEST,
     Entry,
     check_key,
@@ -28,7 +28,7 @@ from perfuse.build.manifest import (
     manifest_of,
     read_entry,
 )
-from perfuse.build.root import (
+from perfuse.cache.root import (
     ENTRIES,
     FAILED,
     LOOKED,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfuse.build.folders import check_own
+from perfuse.cache.folders import check_own
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.system import READ, opened, read_all, system
 from perfuse.version import VERSION

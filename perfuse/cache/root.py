@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfuse.build.folders import NAME_PREFIX, make_in, new_name, opened_folder, opened_own
-from perfuse.build.manifest import read_own
+from perfuse.cache.folders import NAME_PREFIX, make_in, new_name, opened_folder, opened_own
+from perfuse.cache.manifest import read_own
 from perfuse.errors import CacheUnsafe
 from perfuse.system import remove_tree, system, write_file
 

@@ -1,0 +1,83 @@
+"""Keys of the store: one function makes them all, and a table lists the kinds of entries.
+
+A key is the hash of everything that decides what its entry holds. Because it covers the version of
+the entry's format, an entry of another format is never found, let alone misread.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from perfuse.cache.manifest import FORMAT
+from perfuse.context import Context
+from perfuse.version import VERSION
+
+PACKAGE = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of entry. Raise `version` whenever the files of its entries change their form."""
+
+    name: str  # the first word of its keys
+    version: int
+    holds: str
+    code: tuple[str, ...] = ()  # files of Perfuse whose text decides what an entry holds
+
+
+ALL_CODE = ("**/*.py", "**/*.h", "**/*.cpp")
+
+LIBRARY = Kind(
+    "library",
+    1,
+    "a shared library and the C++ sources it was built from",
+    ("codegen/cpp/*.h", "build/compiler.py"),
+)
+KERNEL = Kind(
+    "kernel", 1, "machine code and assembly of one Triton kernel", ("build/triton_compile.py",)
+)
+BUNDLE = Kind("gpu", 1, "machine code of all kernels of a GPU program")
+PRODUCT = Kind("product", 1, "which library call computes a matrix product fastest, as measured")
+TILE = Kind("tile", 1, "which tile of a GPU kernel is fastest, as measured", ALL_CODE)
+GRAPH = Kind("graph", 1, "the host program and the constants of an ATen graph", ALL_CODE)
+CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
+
+KINDS = (LIBRARY, KERNEL, BUNDLE, PRODUCT, TILE, GRAPH, CAPTURE)
+
+
+def key_of(kind: Kind, *parts: object) -> str:
+    """The key of an entry of this kind that these parts decide.
+
+    Bytes and text count as they are, other parts by their `repr`, which must be the same in every
+    process.
+    """
+    own = (kind.name, kind.version, FORMAT, VERSION, code_digest(kind.code))
+    digest = hashlib.sha256()
+    for part in (*own, *parts):
+        data = part if isinstance(part, bytes) else _text(part).encode()
+        digest.update(f"{type(part).__name__} {len(data)}\n".encode() + data)
+    return f"{kind.name}-{digest.hexdigest()}"
+
+
+def _text(part: object) -> str:
+    return part if isinstance(part, str) else repr(part)
+
+
+@functools.cache
+def code_digest(patterns: tuple[str, ...]) -> str:
+    """The hash of those of Perfuse's own files that match: an edit has to make old entries miss."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in PACKAGE.glob(pattern)}):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(PACKAGE)} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def identity(context: Context) -> tuple[object, ...]:
+    """What a graph is compiled under: PyTorch's version, the target, the settings."""
+    return torch.__version__, context.target, context.settings.cache_key()
