@@ -180,10 +180,10 @@ def partition_seconds(engine: str, device: str) -> Row:
 
 def own_times() -> list[float]:
     """Filled as Perfuse partitions."""
-    from perfuse.capture.backend import Halves
+    from perfuse.capture.backend import TrainingGraphs
 
     times: list[float] = []
-    partition = Halves.partition
+    partition = TrainingGraphs.partition
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -191,7 +191,7 @@ def own_times() -> list[float]:
         times.append(time.perf_counter() - began)
         return halves
 
-    Halves.partition = timed  # type: ignore[method-assign]
+    TrainingGraphs.partition = timed  # type: ignore[method-assign]
     return times
 
 

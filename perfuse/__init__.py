@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from perfuse.graph.cse import fx_graph_cse as fx_graph_cse
 
 LAZY = {
-    "aot_compile": ("perfuse.capture.ahead", "aot_compile"),
+    "aot_compile": ("perfuse.capture.aot", "aot_compile"),
     "aot_load": ("perfuse.runtime.artefact", "load"),
-    "codegen_for": ("perfuse.capture.elsewhere", "codegen_for"),
+    "codegen_for": ("perfuse.capture.cross_compile", "codegen_for"),
     "compile": ("perfuse.api", "compile"),
     "explain": ("perfuse.report.explain", "explain"),
     "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),

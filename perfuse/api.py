@@ -9,9 +9,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 import torch
 
 from perfuse import config
-from perfuse.capture.ahead import aot_compile as aot_compile
+from perfuse.capture.aot import aot_compile as aot_compile
 from perfuse.capture.backend import perfuse_backend
-from perfuse.capture.elsewhere import codegen_for as codegen_for
+from perfuse.capture.cross_compile import codegen_for as codegen_for
 from perfuse.capture.modes import overrides_of, settings_for
 from perfuse.report.explain import explain as explain
 from perfuse.runtime.artefact import load as load

@@ -126,10 +126,10 @@ def codegen(
     plan: Annotated[bool, typer.Option(help="Also print the plan of each graph.")] = False,
 ) -> None:
     """Cross-compile a function for a GPU that need not be in this machine."""
-    elsewhere = importlib.import_module("perfuse.capture.elsewhere")
+    cross_compile = importlib.import_module("perfuse.capture.cross_compile")
     module, name = found_function(function)
     given = example_args(module, function, arguments)
-    made = elsewhere.codegen_for(getattr(module, name), given, target=target)
+    made = cross_compile.codegen_for(getattr(module, name), given, target=target)
     console.print(str(made.target), markup=False)
     for graph in made.graphs:
         if plan:

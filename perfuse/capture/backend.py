@@ -11,15 +11,15 @@ from torch.fx import GraphModule
 
 from perfuse import config
 from perfuse.budget.choose import choose_cut
-from perfuse.capture import warm
+from perfuse.capture import capture_cache
 from perfuse.capture.device import device_of
+from perfuse.capture.facts import facts_of
 from perfuse.capture.failure import compile_or_eager, warn_eager
-from perfuse.capture.garbage import pause_garbage_collection
 from perfuse.capture.interpreter import check_interpreter
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import Observer, cut_observers, observers
+from perfuse.capture.pause_gc import pause_garbage_collection
 from perfuse.capture.replay import replayed
-from perfuse.capture.simple import facts_of
 from perfuse.capture.source_records import source_observers, summary
 from perfuse.capture.trace import trace
 from perfuse.context import Context
@@ -70,9 +70,9 @@ def compile_capture(
 ) -> Callable[..., Any]:
     """What runs this capture: loaded, or else traced and compiled."""
     watching = (*observers(), *source_observers())
-    key = warm.key_of(module, example_inputs, context)
+    key = capture_cache.key_of(module, example_inputs, context)
     is_watched = bool(watching or cut_observers())
-    found = warm.load_capture(key, context) if key is not None and not is_watched else None
+    found = capture_cache.load_capture(key, context) if key is not None and not is_watched else None
     if found is not None:
         if LOG.isEnabledFor(logging.INFO):
             LOG.info("%s: loaded from the cache", summary(module))
@@ -80,7 +80,7 @@ def compile_capture(
     context.counters.inc("capture.traced")
     if LOG.isEnabledFor(logging.INFO):
         LOG.info("%s: traced and compiled for %s", summary(module), context.target)
-    halves = Halves(context, watching)
+    halves = TrainingGraphs(context, watching)
     traced = trace(
         module,
         example_inputs,
@@ -91,22 +91,24 @@ def compile_capture(
     facts = facts_of(halves.graphs, len(example_inputs), context)
     if facts is None:
         return traced
-    place = warm.place_of(key, context)
+    place = capture_cache.place_of(key, context)
     forward = halves.forward()
     if not facts.is_training:
-        warm.store_capture(place, forward, None, facts, context)
+        capture_cache.store_capture(place, forward, None, facts, context)
         return wrap(forward.call, None, facts)
 
     def backward() -> Call:
         call = halves.compile("backward", halves.graphs.pop("backward"))
         if halves.keeps_budget:  # a miss is to be told again by the next process
-            warm.store_capture(place, forward, halves.executables["backward"], facts, context)
+            capture_cache.store_capture(
+                place, forward, halves.executables["backward"], facts, context
+            )
         return call
 
     return wrap(forward.call, backward, facts)
 
 
-class Halves:
+class TrainingGraphs:
     """The graphs that a capture becomes, by kind, and what runs each."""
 
     def __init__(self, context: Context, watching: Sequence[Observer]) -> None:

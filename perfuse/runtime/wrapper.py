@@ -1,4 +1,4 @@
-"""`Facts` and `wrap`: running a compiled forward, with its backward, without AOTAutograd.
+"""`RuntimeFacts` and `wrap`: running a compiled forward, with its backward, without AOTAutograd.
 
 AOTAutograd's runtime can undo every kind of aliasing and mutation. Most graphs have none of it: for
 those, this is all there is to do, and it can be rebuilt in a new process from plain data.
@@ -55,7 +55,7 @@ class Tangent:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RuntimeFacts:
     """How the arguments and results of a simple graph are to be treated."""
 
     num_inputs: int
@@ -71,7 +71,7 @@ class Facts:
     num_saved_sizes: int = 0
 
 
-def facts_from(document: Mapping[str, Any]) -> Facts:
+def facts_from(document: Mapping[str, Any]) -> RuntimeFacts:
     """The facts that `dataclasses.asdict` made this document of."""
     tangents = tuple(
         Tangent(t["output"], t["dtype"], tuple(t["shape"]), tuple(t["strides"]), t["device"])
@@ -79,10 +79,12 @@ def facts_from(document: Mapping[str, Any]) -> Facts:
     )
     lists = {name: tuple(document[name]) for name in ("written", "without_grad")}
     sizes = tuple((name, place, dim) for name, place, dim in document.get("sizes", ()))
-    return Facts(**{**document, **lists, "tangents": tangents, "sizes": sizes})
+    return RuntimeFacts(**{**document, **lists, "tangents": tangents, "sizes": sizes})
 
 
-def wrap(forward: Call, backward: Callable[[], Call] | None, facts: Facts) -> Callable[..., Any]:
+def wrap(
+    forward: Call, backward: Callable[[], Call] | None, facts: RuntimeFacts
+) -> Callable[..., Any]:
     """What Dynamo calls: tensors in, tensors out. `backward` is asked for when it is first run."""
     run = _marked(forward, facts)
     if not facts.is_training:
@@ -117,7 +119,7 @@ def _quiet(call: Call) -> Callable[..., Any]:
     return quiet
 
 
-def _marked(call: Call, facts: Facts) -> Call:
+def _marked(call: Call, facts: RuntimeFacts) -> Call:
     """The call with autocast off, and written inputs marked as such."""
     written, is_autocast = facts.written, facts.is_autocast
     if not written and not is_autocast:
@@ -155,7 +157,7 @@ def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
     return get
 
 
-def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
+def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> Any:
     num_outputs, without_grad, fixed = facts.num_outputs, facts.without_grad, facts.tangents
     is_autocast, num_sizes = facts.is_autocast, facts.num_saved_sizes
     is_dynamic = bool(facts.sizes or num_sizes)
@@ -199,7 +201,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: Facts) -> Any:
     return CompiledGraph
 
 
-def _sizes_of(args: Sequence[Any], facts: Facts) -> dict[str, int]:
+def _sizes_of(args: Sequence[Any], facts: RuntimeFacts) -> dict[str, int]:
     """The sizes of one call, by name."""
     return {
         name: int(args[place] if dim is None else args[place].shape[dim])
@@ -215,7 +217,7 @@ class _Once(torch.autograd.Function):
     """A backward that can be run, but not differentiated: asking for that is an error."""
 
     @staticmethod
-    def forward(ctx: Any, backward: Call, facts: Facts, marker: Any, *args: Any) -> Any:
+    def forward(ctx: Any, backward: Call, facts: RuntimeFacts, marker: Any, *args: Any) -> Any:
         return _plainly(backward, list(args), facts.is_autocast)
 
     @staticmethod

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfuse.capture import warm
+from perfuse.capture import capture_cache
 from perfuse.codegen.cpp import emit, kernel, partials, unit
 from perfuse.codegen.host import program as host
 from perfuse.ir import index as ix
@@ -122,9 +122,9 @@ def written_over_while_read(patch: Patch) -> None:
 
 def key_lacks_a_value(patch: Patch) -> None:
     def place(key: Any, context: Any) -> Any:
-        return None if key is None else warm.Place(key.general, [])
+        return None if key is None else capture_cache.Place(key.general, [])
 
-    patch.setattr(warm, "place_of", place)
+    patch.setattr(capture_cache, "place_of", place)
 
 
 def guard_dropped(patch: Patch) -> None:

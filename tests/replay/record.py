@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from perfuse.backends import backend_of
 from perfuse.budget.choose import choose_cut
-from perfuse.capture.elsewhere import GPU, moved_graph
+from perfuse.capture.cross_compile import GPU, moved_graph
 from perfuse.capture.failure import eager_call
 from perfuse.capture.trace import trace
 from perfuse.codegen import cpp

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import perfuse
-from perfuse.capture.elsewhere import Generated
+from perfuse.capture.cross_compile import Generated
 from perfuse.gpu import BLOCK_THREADS, gpu_of_name
 from tests.behaviour.row import Behaviour
 from tests.gpu.programs import LARGE, SMALL, bf16, quantise_rows, saturated

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from perfuse import config
-from perfuse.capture.elsewhere import GPU, GeneratedGraph, _Collector
+from perfuse.capture.cross_compile import GPU, GeneratedGraph, _Collector
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.target import target_of

@@ -11,8 +11,8 @@ from typing import Any
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.launcher import build_launcher
 from perfuse.cache.access import open_store
-from perfuse.capture.ahead_capture import Capture, capture_call, own_tensors
-from perfuse.capture.ahead_document import Held, document_of
+from perfuse.capture.aot_capture import Capture, capture_call, own_tensors
+from perfuse.capture.aot_document import Held, document_of
 from perfuse.capture.native import NATIVE, native_table
 from perfuse.capture.request import Request
 from perfuse.context import Context

@@ -1,4 +1,4 @@
-"""Which captures need nothing of AOTAutograd's runtime, and the `Facts` to run those by."""
+"""Which captures need nothing of AOTAutograd's runtime, and the `RuntimeFacts` to run those by."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfuse.graph.facts import output_leaves
 from perfuse.logs import channel
 from perfuse.lower.symbols import host_formula
 from perfuse.runtime.size_formula import names_in
-from perfuse.runtime.wrapper import Facts, Tangent
+from perfuse.runtime.wrapper import RuntimeFacts, Tangent
 from perfuse.torch_compat import (
     SimpleMetadata,
     is_autocast_enabled,
@@ -27,10 +27,10 @@ def facts_of(
     graphs: Mapping[str, GraphModule],
     num_inputs: int,
     context: Context,
-) -> Facts | None:
+) -> RuntimeFacts | None:
     """The facts of the capture just traced; None, with the reason counted, where it has more."""
     facts = facts_or_reason(graphs, num_inputs)
-    if isinstance(facts, Facts):
+    if isinstance(facts, RuntimeFacts):
         return facts
     context.counters.inc(f"capture.not_simple.{facts}")
     told = facts.replace("_", " ")
@@ -40,7 +40,7 @@ def facts_of(
 
 def facts_or_reason(
     graphs: Mapping[str, GraphModule], num_inputs: int, takes_any_size: bool = False
-) -> Facts | str:
+) -> RuntimeFacts | str:
     """The facts of the capture just traced, or why they do not suffice to run it.
 
     With `takes_any_size` sizes may be symbols; whoever calls it then has to check what tracing
@@ -58,7 +58,7 @@ def facts_or_reason(
     sizes = _bound_sizes(graphs["forward"], tangents) if is_training else ()
     if sizes is None:
         return "sizes_from_data"
-    return Facts(
+    return RuntimeFacts(
         num_inputs,
         len(needs_grad),
         found.written,

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from perfuse.capture.backend import Halves
+from perfuse.capture.backend import TrainingGraphs
 from perfuse.capture.device import device_of
+from perfuse.capture.facts import facts_or_reason
 from perfuse.capture.request import Request
-from perfuse.capture.simple import facts_or_reason
 from perfuse.capture.trace import trace
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.errors import ArtefactError, PerfuseError
 from perfuse.pipeline import Compiled
 from perfuse.runtime.tree import NumberResult
-from perfuse.runtime.wrapper import Facts, wrap
+from perfuse.runtime.wrapper import RuntimeFacts, wrap
 from perfuse.torch_compat import tree_leaves, tree_map
 from perfuse.torch_dynamo import GraphBreak, untied_sizes
 from perfuse.torch_guards import traced_forms
@@ -67,14 +67,14 @@ class Capture:
     inputs: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     result: Any = None  # what the function returned, with these results in it
-    facts: Facts | None = None
+    facts: RuntimeFacts | None = None
 
     def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Dynamo's backend: compiles as always, and keeps what passes by."""
         if self.graphs:
             raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
         context = self.context = Context.on(device_of(module, inputs), self.settings)
-        halves = Halves(context, [self.graphs.append])
+        halves = TrainingGraphs(context, [self.graphs.append])
         trace(
             module,
             inputs,

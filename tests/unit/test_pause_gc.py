@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perfuse import config
-from perfuse.capture import garbage
+from perfuse.capture import pause_gc
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def collecting() -> Iterator[None]:
     """As Python starts, whatever a test does."""
     gc.enable()
     yield
-    garbage._resume(None)
+    pause_gc._resume(None)
     gc.unfreeze()
     gc.enable()
 
@@ -26,11 +26,11 @@ def generation_of(thing: object) -> int:
 
 
 def test_what_a_capture_makes_is_old_when_collecting_goes_on() -> None:
-    garbage._pause(None)
+    pause_gc._pause(None)
     assert not gc.isenabled()
     made: list[object] = [[]]
     assert generation_of(made) == 0
-    garbage._resume(None)
+    pause_gc._resume(None)
     assert gc.isenabled()
     assert generation_of(made) == 2
     assert gc.get_freeze_count() == 0
@@ -40,9 +40,9 @@ def test_what_the_interpreter_freezes_when_it_starts_does_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
-    garbage._pause(None)
+    pause_gc._pause(None)
     made: list[object] = [[]]
-    garbage._resume(None)
+    pause_gc._resume(None)
     assert generation_of(made) == 2
 
 
@@ -50,11 +50,11 @@ def test_old_garbage_is_still_collected() -> None:
     class Ring:
         itself: Ring
 
-    garbage._pause(None)
+    pause_gc._pause(None)
     ring = Ring()
     ring.itself = ring
     del ring
-    garbage._resume(None)
+    pause_gc._resume(None)
     gc.collect()
     assert not [x for x in gc.get_objects() if type(x) is Ring]
 
@@ -62,8 +62,8 @@ def test_old_garbage_is_still_collected() -> None:
 def test_what_somebody_froze_stays_frozen() -> None:
     gc.freeze()
     num_frozen = gc.get_freeze_count()
-    garbage._pause(None)
-    garbage._resume(None)
+    pause_gc._pause(None)
+    pause_gc._resume(None)
     assert gc.get_freeze_count() == num_frozen > 0
     assert gc.isenabled()
 
@@ -71,13 +71,13 @@ def test_what_somebody_froze_stays_frozen() -> None:
 def test_who_has_switched_it_off_finds_it_off() -> None:
     gc.disable()
     made: list[object] = [[]]
-    garbage._pause(None)
-    garbage._resume(None)
+    pause_gc._pause(None)
+    pause_gc._resume(None)
     assert not gc.isenabled()
     assert generation_of(made) == 0
 
 
 def test_the_setting_leaves_it_running() -> None:
     with config.patch(pause_gc=False):
-        garbage._pause(None)
+        pause_gc._pause(None)
         assert gc.isenabled()

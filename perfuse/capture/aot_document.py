@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from perfuse.capture.ahead_capture import Capture
+from perfuse.capture.aot_capture import Capture
 from perfuse.errors import ArtefactError, UnsupportedOp
 from perfuse.lower.symbols import host_formula
 from perfuse.runtime.saved import pack_tensors

@@ -1,8 +1,8 @@
 """Captures that were compiled before: loaded without tracing them down to ATen again.
 
 Tracing (AOTAutograd, decompositions, partition) is most of what is left of a compile when all code
-is built already. An entry names the two compiled graphs and holds the `Facts` to run them by, and
-the guards that tracing set on Python numbers: they are set again when it is loaded.
+is built already. An entry names the two compiled graphs and holds the `RuntimeFacts` to run them
+by, and the guards that tracing set on Python numbers: they are set again when it is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
 from perfuse.logs import channel
-from perfuse.runtime.wrapper import Facts, facts_from, wrap
+from perfuse.runtime.wrapper import RuntimeFacts, facts_from, wrap
 from perfuse.torch_guards import CannotSpell, SymbolTable
 
 CAPTURE = "capture.json"
@@ -114,7 +114,7 @@ def store_capture(
     place: Place | None,
     forward: Executable,
     backward: Executable | None,
-    facts: Facts,
+    facts: RuntimeFacts,
     context: Context,
 ) -> None:
     """Keep which graphs a capture became, if it has a place and both can be loaded again."""
