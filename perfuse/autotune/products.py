@@ -20,9 +20,11 @@ from perfuse.cache.access import open_store
 from perfuse.cache.keys import key_of
 from perfuse.cache.store import Store
 from perfuse.context import Context
+from perfuse.decision import library
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Extern, Program, View
+from perfuse.ir.matmul import LINEAR
+from perfuse.ir.program import Matmul, Program
 from perfuse.logs import channel
 from perfuse.torch_compat import disable_dispatch_modes, disabled_autocast
 
@@ -36,7 +38,6 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 60
 # Its error may be this many times the default's: one library sums long rows in a single chain.
 _MOST_ERROR = 2.0
 _EXACT_ROWS = 64
-_LINEAR = "mkldnn._linear_pointwise.default"
 _FILE = "decision.json"
 Clock = Callable[[], float]
 Run = Callable[[], torch.Tensor]
@@ -71,12 +72,12 @@ def choose_products(program: Program, context: Context) -> Program:
     # Below this the call itself costs more than any choice saves.
     least = max(1, context.settings.thresholds.tuned_matmul_work)
     for node in program.nodes:
-        product = _product_of(node, program, least) if isinstance(node, Extern) else None
-        if product is not None and decide(product, context).chosen == _LINEAR:
-            assert isinstance(node, Extern) and node.outs[0] is not None
-            name = node.outs[0]
-            buffers[name] = replace(buffers[name], role="extern")
-            node = _as_linear(node)
+        product = _product_of(node, program, least) if isinstance(node, Matmul) else None
+        if product is not None and decide(product, context).chosen == LINEAR:
+            assert isinstance(node, Matmul)
+            buffers[node.out] = replace(buffers[node.out], role="extern")
+            reason = "measured fastest of the libraries here"
+            node = replace(node, choice=library(LINEAR), reason=reason)
         nodes.append(node)
     return replace(program, nodes=tuple(nodes), buffers=buffers)
 
@@ -86,33 +87,21 @@ def _has_linear() -> bool:
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _product_of(node: Extern, program: Program, least_work: int) -> Product | None:
-    if node.op not in ("aten.mm.out", "aten.addmm.out") or node.kwargs:
+def _product_of(node: Matmul, program: Program, least_work: int) -> Product | None:
+    a, b, bias = node.operands.a, node.operands.b, node.operands.bias
+    if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:
         return None
-    bias, (a, b) = (node.args[0], node.args[1:]) if len(node.args) == 3 else (None, node.args)
     views = [v for v in (bias, a, b) if v is not None]
     if any(program.buffers[v.buffer].dtype is not DType.F32 for v in views):
         return None
     dims = [d for v in views for d in (*v.shape, *v.strides)]
     if not all(isinstance(d, int) for d in dims) or (bias is not None and len(bias.shape) != 1):
         return None
-    rows, depth, columns = a.shape[0], a.shape[1], b.shape[1]
+    known: Any = (*a.shape, b.shape[1], a.strides, b.strides)
+    rows, depth, columns, a_strides, b_strides = known
     if rows * depth * columns < least_work:
         return None
-    return Product(rows, columns, depth, a.strides, b.strides, bias is not None)
-
-
-def _as_linear(node: Extern) -> Extern:
-    """The same product as a call that takes the second operand transposed."""
-    bias, (a, b) = (node.args[0], node.args[1:]) if len(node.args) == 3 else (None, node.args)
-    weight = View(b.buffer, b.shape[::-1], b.strides[::-1], b.offset)
-    return replace(
-        node,
-        op=_LINEAR,
-        args=(a, weight, bias, "none", [], ""),
-        into_out=False,
-        reason="measured fastest of the libraries here",
-    )
+    return Product(rows, columns, depth, a_strides, b_strides, bias is not None)
 
 
 def decide(product: Product, context: Context) -> Decision:
@@ -139,7 +128,7 @@ def _stored(store: Store, key: str) -> Decision | None:
         return None
     try:
         found = Decision(**entry.read_json(_FILE))
-        if found.chosen in ("library", _LINEAR):
+        if found.chosen in ("library", LINEAR):
             return found
     except (CacheDamaged, *MALFORMED):
         pass
@@ -160,7 +149,7 @@ def race(
 
     `exact`: the first rows of the result in float64; without, the default's result is the measure.
     """
-    refusal = _refusal(runs["library"](), runs[_LINEAR](), exact)
+    refusal = _refusal(runs["library"](), runs[LINEAR](), exact)
     if refusal is not None:
         return Decision("library", {}, refusal)
     best = dict.fromkeys(runs, float("inf"))
@@ -171,10 +160,10 @@ def race(
             run()
             best[name] = min(best[name], clock() - begin)
         rounds += 1
-    wins = best[_LINEAR] + _UNSEEN_S < _MARGIN * best["library"]
+    wins = best[LINEAR] + _UNSEEN_S < _MARGIN * best["library"]
     times = {name: round(1e3 * seconds, 4) for name, seconds in best.items()}
     reason = f"best of {rounds} rounds; a challenger must win by {1 - _MARGIN:.0%}"
-    return Decision(_LINEAR if wins else "library", times, reason)
+    return Decision(LINEAR if wins else "library", times, reason)
 
 
 def _refusal(
@@ -219,7 +208,7 @@ def candidates(product: Product) -> dict[str, Run]:
     def library() -> torch.Tensor:
         return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
-    return {"library": library, _LINEAR: lambda: linear(a, b.t(), bias, "none", [], "")}
+    return {"library": library, LINEAR: lambda: linear(a, b.t(), bias, "none", [], "")}
 
 
 def _random(

@@ -13,7 +13,7 @@ from perfuse.backends import backend_of
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import Context
-from perfuse.ir.program import Extern
+from perfuse.ir.program import LibraryCall
 from perfuse.runtime.measure import made_up_inputs, seconds
 from perfuse.schedule.plan import Plan, with_tile
 from perfuse.schedule.tile import Tile
@@ -37,7 +37,7 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     calls = {
         id(node): tuned
         for node, tuned in zip(plan.program.nodes, program.nodes, strict=True)
-        if isinstance(tuned, Extern)
+        if isinstance(tuned, LibraryCall)
     }
     steps = tuple(calls.get(id(step), step) for step in plan.steps)
     return replace(plan, program=program, steps=steps)

@@ -16,9 +16,9 @@ from torch.fx import Graph, GraphModule, Node
 from perfuse.graph.aliases import mutated_inputs
 from perfuse.graph.facts import is_same_tensor, tensor_of
 from perfuse.graph.rewrite import Builder, replace_calls
+from perfuse.ir.matmul import Operands, matmul_op
 
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
 _MIN_RATIO = 2  # of the results' elements to the weights'
 
 
@@ -47,10 +47,10 @@ def _products_of(cat: Node) -> list[Node] | None:
     nodes = [part for part in parts if isinstance(part, Node)]
     if len(nodes) < len(parts) or any(set(n.users) != {cat} for n in nodes):
         return None
-    first = nodes[0]
-    if first.target not in _PRODUCTS:
+    first, row = nodes[0], matmul_op(nodes[0].target)
+    if row is None or row.rank != 2 or any(n.target != first.target for n in nodes):
         return None
-    is_alike = all(n.target == first.target and _left(n) is _left(first) for n in nodes)
+    is_alike = all(_operands(n).a is _operands(first).a for n in nodes)
     if not is_alike or not all(map(_can_join, nodes)):
         return None
     return nodes if len({_is_transposed(n) for n in nodes}) == 1 else None
@@ -58,44 +58,46 @@ def _products_of(cat: Node) -> list[Node] | None:
 
 def _can_join(product: Node) -> bool:
     """A plain product on the CPU, of known sizes, whose weights are few beside its result."""
-    x, weight = tensor_of(_left(product)), tensor_of(product.args[-1])
+    given = _operands(product)
+    x, weight = tensor_of(given.a), tensor_of(given.b)
     if x is None or weight is None or x.device.type != "cpu" or product.kwargs:
         return False
     if not all(isinstance(size, int) for size in (*x.shape, *weight.shape)):
         return False
-    if product.target is aten.addmm.default:
-        bias = tensor_of(product.args[0])
-        if len(product.args) != 3 or bias is None or bias.shape != weight.shape[1:]:
+    if given.bias is not None:
+        bias = tensor_of(given.bias)
+        if bias is None or bias.shape != weight.shape[1:]:
             return False
     return bool(weight.numel() > 0 and x.shape[0] >= _MIN_RATIO * x.shape[1])
 
 
-def _left(product: Node) -> Any:
-    return product.args[-2]
+def _operands(product: Node) -> Operands[Any]:
+    row = matmul_op(product.target)
+    assert row is not None
+    return row.operands(product.args)
 
 
 def _is_transposed(product: Node) -> bool:
     """The weights lie in memory column by column."""
-    weight = tensor_of(product.args[-1])
+    weight = tensor_of(_operands(product).b)
     assert weight is not None, "checked to be a tensor"
     return weight.stride()[0] == 1 and weight.shape[1] > 1
 
 
 def _joined(cat: Node, products: list[Node], build: Builder, copy: dict[Node, Node]) -> Node:
     """One product; its weights are copied as they lie."""
-    parts = [[copy[a] for a in n.args if isinstance(a, Node)] for n in products]
-    weights = [part[-1] for part in parts]
+    row, parts = matmul_op(products[0].target), [_operands(n) for n in products]
+    assert row is not None
+    weights = [copy[part.b] for part in parts]
     if _is_transposed(products[0]):
         rows = [build.call(cat, aten.transpose.int, w, 0, 1) for w in weights]
         weight = build.call(cat, aten.transpose.int, build.call(cat, aten.cat.default, rows), 0, 1)
     else:
         weight = build.call(cat, aten.cat.default, weights, 1)
-    x = parts[0][-2]
-    if products[0].target is aten.mm.default:
-        result = build.call(cat, aten.mm.default, x, weight)
-    else:
-        bias = build.call(cat, aten.cat.default, [part[0] for part in parts])
-        result = build.call(cat, aten.addmm.default, bias, x, weight)
+    biases = [copy[part.bias] for part in parts if part.bias is not None]
+    bias = build.call(cat, aten.cat.default, biases) if biases else None
+    joined = Operands(copy[parts[0].a], weight, bias)
+    result = build.call(cat, products[0].target, *row.arguments(joined))
     wanted, given = tensor_of(cat), tensor_of(result)
     assert wanted is not None and given is not None and is_same_tensor(wanted, given)
     return result

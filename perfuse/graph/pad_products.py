@@ -24,11 +24,11 @@ from perfuse.graph.aliases import users_through
 from perfuse.graph.facts import is_same_tensor, tensor_of
 from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.rewrite import Builder, replace_calls
+from perfuse.ir.matmul import MatmulOp, Operands, matmul_op
 from perfuse.torch_compat import is_view_op
 
 aten = torch.ops.aten
 DEFAULT = ThresholdSettings()
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
 _ALIGNED_BYTES = 16
 
 # How much longer a product takes with unaligned rows of an operand, or of its result alone.
@@ -67,12 +67,14 @@ def pad_products(
 
 def _padding_of(node: Node, device: str, thresholds: ThresholdSettings) -> _Padding | None:
     """What should be done to a product; None where it is fine as it is."""
-    if node.target not in _PRODUCTS or node.kwargs:
+    row = _matrix_row(node)
+    if row is None or node.kwargs:
         return None
-    a, b = (tensor_of(x) for x in node.args[-2:])
+    given = row.operands(node.args)
+    a, b = tensor_of(given.a), tensor_of(given.b)
     if a is None or b is None or a.device.type != device or a.dtype not in _HALVES:
         return None
-    if node.target is aten.addmm.default and not _is_row(node.args[0], b):
+    if given.bias is not None and not _is_row(given.bias, b):
         return None
     sides = (*a.shape, b.shape[1])
     if not all(isinstance(n, int) for n in (*sides, *a.stride(), *b.stride())):
@@ -90,25 +92,31 @@ def _padding_of(node: Node, device: str, thresholds: ThresholdSettings) -> _Padd
         return None
     num_each = rows * columns // unit
     is_large = columns >= _FEWEST_COLUMNS and num_each >= thresholds.filled_matmul_elements
-    if columns != padded.columns and is_large and _is_kept(node) and _can_fill(node, padded, unit):
+    if columns != padded.columns and is_large and _is_kept(node) and _can_fill(given, padded, unit):
         padded = _Padding(rows, padded.depth, columns, fills_result=True)
-    return padded if _gain_bytes(node, a, b, unit) > _copied_bytes(node, padded) else None
+    return padded if _gain_bytes(a, b, unit) > _copied_bytes(node, given, padded) else None
 
 
-def _can_fill(node: Node, padded: _Padding, unit: int) -> bool:
+def _matrix_row(node: Node) -> MatmulOp | None:
+    """The row of a product of two matrices; None for batches of them, and other ops."""
+    row = matmul_op(node.target)
+    return row if row is not None and row.rank == 2 else None
+
+
+def _can_fill(given: Operands[Any], padded: _Padding, unit: int) -> bool:
     """Whether products with aligned rows can fill the result of this one, nothing copied for it.
 
     They read every eighth row of one operand and windows of the other's columns, both of which have
     to be aligned, or padded to be. A bias has no windows that start at aligned addresses.
     """
-    a, b = (tensor_of(x) for x in node.args[-2:])
+    a, b = tensor_of(given.a), tensor_of(given.b)
     assert a is not None and b is not None
     is_aligned = padded.depth != a.shape[1] or not any(_pitch(x) % unit for x in (a, b))
-    is_plain = a.stride(1) == 1 and _runs_down(b) and node.target is aten.mm.default
+    is_plain = a.stride(1) == 1 and _runs_down(b) and given.bias is None
     return is_plain and is_aligned
 
 
-def _gain_bytes(node: Node, a: torch.Tensor, b: torch.Tensor, unit: int) -> float:
+def _gain_bytes(a: torch.Tensor, b: torch.Tensor, unit: int) -> float:
     """What padding saves, in bytes that could be copied instead."""
     is_slow = any(_pitch(x) % unit for x in (a, b))
     slowdown = _SLOWDOWN_OF_OPERANDS if is_slow else _SLOWDOWN_OF_RESULT
@@ -116,9 +124,9 @@ def _gain_bytes(node: Node, a: torch.Tensor, b: torch.Tensor, unit: int) -> floa
     return (slowdown - 1) * 2 * rows * depth * b.shape[1] / _WORK_A_BYTE
 
 
-def _copied_bytes(node: Node, made: _Padding) -> int:
+def _copied_bytes(node: Node, given: Operands[Any], made: _Padding) -> int:
     """What padding moves, where no other loop takes it along."""
-    a, b = (x for x in node.args[-2:] if isinstance(x, Node))
+    a, b = given.a, given.b
     moved = 0
     for operand, shape in ((a, (made.rows, made.depth)), (b, (made.depth, made.columns))):
         tensor = tensor_of(operand)
@@ -139,13 +147,13 @@ def _is_computed(node: Node) -> bool:
     """A loop of ours makes it, and can leave room."""
     while _only_looks(node) and isinstance(node.args[0], Node):
         node = node.args[0]
-    return node.op == "call_function" and node.target not in _PRODUCTS
+    return node.op == "call_function" and _matrix_row(node) is None
 
 
 def _is_kept(node: Node) -> bool:
     """It is a result of the graph, or goes to a call that wants it whole."""
     users = users_through(node, _only_looks)
-    return any(user.op == "output" or user.target in _PRODUCTS for user in users)
+    return any(user.op == "output" or _matrix_row(user) is not None for user in users)
 
 
 def _only_looks(node: Node) -> bool:
@@ -172,16 +180,20 @@ def _up(size: int, unit: int) -> int:
 
 
 def _padded(node: Node, made: _Padding, build: Builder, copy: dict[Node, Node]) -> Node:
-    *bias, a, b = (copy[x] for x in node.args if isinstance(x, Node))
-    bias = [_filled_row(node, x, made.columns, build) for x in bias]
-    a = _filled(node, a, made.rows, made.depth, build)
-    b = _filled(node, b, made.depth, made.columns, build)
+    row = _matrix_row(node)
+    assert row is not None
+    given = row.operands(node.args)
+    bias = None if given.bias is None else copy[given.bias]
+    if bias is not None:
+        bias = _filled_row(node, bias, made.columns, build)
+    a = _filled(node, copy[given.a], made.rows, made.depth, build)
+    b = _filled(node, copy[given.b], made.depth, made.columns, build)
     wanted = tensor_of(node)
     assert wanted is not None
     if made.fills_result:
         result = build.call(node, aligned_product, a, b)
     else:
-        result = build.call(node, node.target, *bias, a, b)
+        result = build.call(node, node.target, *row.arguments(Operands(a, b, bias)))
         for dim, size in enumerate(wanted.shape):
             result = build.call(node, aten.slice.Tensor, result, dim, 0, int(size))
         result = build.call(node, aten.clone.default, result, memory_format=_CONTIGUOUS)

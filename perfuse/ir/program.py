@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from perfuse.decision import Choice
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr, loads_of
 from perfuse.ir.index import Atom, Dim
+from perfuse.ir.matmul import LINEAR, Operands, matmul_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,10 @@ class View:
     strides: tuple[Dim, ...]
     offset: Dim = 0
 
+    @property
+    def transposed(self) -> View:
+        return View(self.buffer, self.shape[::-1], self.strides[::-1], self.offset)
+
     def __str__(self) -> str:
         return f"{self.buffer}.as({list(self.shape)}, {list(self.strides)}, {self.offset!r})"
 
@@ -154,28 +160,33 @@ class Measured:
     axis: int
 
 
-@dataclass(frozen=True, slots=True)
-class Extern:
-    """An ATen call inside the program. Arguments are views, dims, plain values or lists of these.
+class LibraryCall:
+    """A node that a library runs, an `Extern` or a `Matmul`: later rooms treat both alike."""
 
-    `outs` are the buffers that receive its results (None where a result is not used or not a
-    tensor). With `into_out`, the call writes into memory we own through its out= variant: the whole
-    of its one buffer, or the `window` on it.
-    """
-
-    op: str
-    outs: tuple[str | None, ...]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    reason: str
-    into_out: bool = False
+    __slots__ = ()
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
-    returns_view: bool = False  # the result looks at an argument's memory and must be copied
-    measured: tuple[Measured, ...] = ()  # sizes that are known once the call is made
+    returns_view: bool = False
+    measured: tuple[Measured, ...] = ()
     window: View | None = None
-    origin: Origin = field(default=NOWHERE, compare=False)
-    _reads: tuple[str, ...] | None = KEPT
+    if TYPE_CHECKING:
+        reason: str
+        origin: Origin
+        _reads: tuple[str, ...] | None
+
+        @property
+        def op(self) -> str: ...
+        @property
+        def outs(self) -> tuple[str | None, ...]: ...
+        @property
+        def args(self) -> tuple[Any, ...]: ...
+        @property
+        def kwargs(self) -> tuple[tuple[str, Any], ...]: ...
+
+    @property
+    def into_out(self) -> bool:
+        """Whether it writes into memory we own: the whole of its one buffer, or the `window`."""
+        return False
 
     def leaves(self) -> list[Any]:
         """Every argument, those in lists and keywords too, in order."""
@@ -226,7 +237,72 @@ class Extern:
         return f"{made} = {self.op}({inner})  # {self.reason}"
 
 
-Node = Loop | Extern
+@dataclass(frozen=True, slots=True)
+class Extern(LibraryCall):
+    """An ATen call inside the program. Arguments are views, dims, plain values or lists of these.
+
+    `outs` are the buffers that receive its results (None where a result is not used or not a
+    tensor).
+    """
+
+    op: str
+    outs: tuple[str | None, ...]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    reason: str
+    mutates: tuple[str, ...] = ()
+    returns_list: bool = False
+    returns_view: bool = False  # the result looks at an argument's memory and must be copied
+    measured: tuple[Measured, ...] = ()  # sizes that are known once the call is made
+    origin: Origin = field(default=NOWHERE, compare=False)
+    _reads: tuple[str, ...] | None = KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul(LibraryCall):
+    """out = beta * bias + alpha * (a @ b), computed as `choice` says.
+
+    An implementation that takes `out=` writes into memory we own: all of the buffer `out`, or the
+    `window` on it. Others return new memory, which becomes the buffer.
+    """
+
+    operands: Operands[View]
+    out: str
+    choice: Choice
+    accumulate: DType  # the type that products are summed in
+    reason: str
+    alpha: Any = 1
+    beta: Any = 1
+    window: View | None = None
+    origin: Origin = field(default=NOWHERE, compare=False)
+    _reads: tuple[str, ...] | None = KEPT
+
+    @property
+    def op(self) -> str:
+        return self.choice.name
+
+    @property
+    def outs(self) -> tuple[str | None, ...]:
+        return (self.out,)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        if self.op == LINEAR:
+            return (self.operands.a, self.operands.b.transposed, self.operands.bias, "none", [], "")
+        row = matmul_op(self.op)
+        assert row is not None, f"{self.op} is not in the table of matmuls"
+        return row.arguments(self.operands)
+
+    @property
+    def kwargs(self) -> tuple[tuple[str, Any], ...]:
+        return tuple((k, v) for k, v in (("beta", self.beta), ("alpha", self.alpha)) if v != 1)
+
+    @property
+    def into_out(self) -> bool:
+        return self.op.endswith(".out")
+
+
+Node = Loop | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

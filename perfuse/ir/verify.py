@@ -6,7 +6,7 @@ from perfuse.errors import SpecError
 from perfuse.ir import index as ix
 from perfuse.ir.expr import index_variables
 from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Buffer, Extern, Loop, Node, Program, View, sizes_from_data
+from perfuse.ir.program import Buffer, LibraryCall, Loop, Node, Program, View, sizes_from_data
 
 # Buffers of these roles hold something before the first node runs.
 GIVEN = ("input", "constant", "seeds")
@@ -35,13 +35,13 @@ def given_names(program: Program) -> set[str]:
 
 
 def names_read(node: Node) -> list[str]:
-    if isinstance(node, Extern):
+    if isinstance(node, LibraryCall):
         return list(node.reads())
     return [read.attr[0] for read in node.reads()]
 
 
 def names_written(node: Node) -> list[str]:
-    if isinstance(node, Extern):
+    if isinstance(node, LibraryCall):
         return node.makes() + list(node.mutates)
     return [node.out]
 

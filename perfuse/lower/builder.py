@@ -16,7 +16,7 @@ from perfuse.ir.program import (
     NOWHERE,
     Axis,
     Buffer,
-    Extern,
+    LibraryCall,
     Loop,
     Node,
     Origin,
@@ -222,7 +222,7 @@ class Builder:
             return None
         later: list[Node] = []
         for node in reversed(self.nodes):
-            if isinstance(node, Extern) and node.mutates:
+            if isinstance(node, LibraryCall) and node.mutates:
                 return None
             if isinstance(node, Loop) and node.out == value.attr[0]:
                 is_same = node.kind == "map" and node.index is value.attr[1]
@@ -232,7 +232,7 @@ class Builder:
             later.append(node)
         return None
 
-    def extern(self, node: Extern) -> None:
+    def call(self, node: LibraryCall) -> None:
         if node.mutates:
             self._passed.clear()
         self.nodes.append(node)

@@ -10,12 +10,21 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from perfuse.decision import library
 from perfuse.errors import UnsupportedOp
 from perfuse.graph.facts import op_facts
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
-from perfuse.ir.program import Extern, Measured, Opaque, View, contiguous_strides
+from perfuse.ir.matmul import matmul_op
+from perfuse.ir.program import (
+    Extern,
+    Matmul,
+    Measured,
+    Opaque,
+    View,
+    contiguous_strides,
+)
 from perfuse.lower.builder import Builder
 from perfuse.lower.layout import dense_order
 from perfuse.lower.tensor import Tensor, as_view, positions, reindex
@@ -74,7 +83,7 @@ def call_aten(
     )
     if ":" in made.op:
         builder.constants[made.op] = call.target
-    builder.extern(made)
+    builder.call(_as_matmul(made, builder) or made)
     return (
         type(expected)(results)
         if isinstance(expected, tuple)
@@ -84,6 +93,20 @@ def call_aten(
     )
 
 
+def _as_matmul(call: Extern, builder: Builder) -> Matmul | None:
+    """The call as a matmul, which libraries are meant to run; None if it is something else."""
+    row, numbers = matmul_op(call.op), dict(call.kwargs)
+    if row is None or numbers.keys() - {"alpha", "beta"}:
+        return None
+    (out,) = call.outs
+    if out not in builder.buffers or not all(isinstance(a, View) for a in call.args):
+        return None
+    assert out is not None
+    wide = builder.buffers[out].dtype.compute
+    operands = row.operands(call.args)
+    return Matmul(operands, out, library(call.op), wide, call.reason, **numbers, origin=call.origin)
+
+
 def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:
     """A number on the CPU, copied to where loops can read it."""
     dtype = from_torch(traced.dtype)
@@ -91,7 +114,7 @@ def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:
     buffer = builder.new_buffer(dtype, (), role="extern")
     kwargs = (("device", builder.device), ("non_blocking", True))
     op, reason = op_name(torch.ops.aten._to_copy.default), "a number on the CPU that a GPU reads"
-    builder.extern(Extern(op, (buffer.name,), (value,), kwargs, reason, origin=builder.origin))
+    builder.call(Extern(op, (buffer.name,), (value,), kwargs, reason, origin=builder.origin))
     return builder.tensor_of(buffer)
 
 
@@ -112,7 +135,7 @@ def owned(builder: Builder, value: Tensor, traced: torch.Tensor) -> Tensor:
     copied = builder.new_buffer(value.dtype, memory.shape, role="extern")
     whole = View(memory.name, memory.shape, memory.strides, 0)
     op, reason = op_name(torch.ops.aten.clone.default), "a call looks at the storage of the copy"
-    builder.extern(Extern(op, (copied.name,), (whole,), (), reason, origin=builder.origin))
+    builder.call(Extern(op, (copied.name,), (whole,), (), reason, origin=builder.origin))
     return builder.tensor_of_view(View(copied.name, value.shape, strides, start))
 
 

@@ -14,14 +14,14 @@ from torch.fx import Node as FxNode
 from perfuse.context import Context
 from perfuse.graph.aliases import users_through
 from perfuse.graph.facts import COMPARED, GIVEN_UP
-from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, storage_treatment
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Extern, Opaque, Program, View
+from perfuse.ir.matmul import matmul_op
+from perfuse.ir.program import LibraryCall, Matmul, Opaque, Program, View
 from perfuse.lower import fallback, families
 from perfuse.lower.aliases import alias_root, views_from
 from perfuse.lower.builder import Builder, same_layout
@@ -105,7 +105,7 @@ class _Lowering:
             num_new = len(self.builder.buffers) - known
             for name in islice(reversed(self.builder.buffers), num_new):
                 self.owners[name] = node
-            is_call = any(isinstance(n, Extern) for n in self.builder.nodes[num_emitted:])
+            is_call = any(isinstance(n, LibraryCall) for n in self.builder.nodes[num_emitted:])
             self.origins.settle(node, self.values.get(node), self.builder, is_call)
             if self.has_copies:
                 self._note_reads(node)
@@ -311,7 +311,6 @@ class _Lowering:
         seen = storage_treatment(node.target)
         if seen is Treatment.LOWERED:
             return self._called_on_storage(node, reason)
-        self.context.counters.inc(f"fallback.{node.target}")
         args, kwargs = self._args(node.args), self._kwargs(node)
         is_alias = False
         if args:
@@ -319,9 +318,13 @@ class _Lowering:
         if seen is Treatment.OWNED:
             args[0] = self._in_own_memory(node.args[0], args[0])  # type: ignore[arg-type]
         if is_effect(node.target):
-            return fallback.call_effect(self.builder, node, args, kwargs)
-        call = AtenCall.of(node, is_alias)
-        return fallback.call_aten(self.builder, call, args, kwargs, reason)
+            made = fallback.call_effect(self.builder, node, args, kwargs)
+        else:
+            call = AtenCall.of(node, is_alias)
+            made = fallback.call_aten(self.builder, call, args, kwargs, reason)
+        if not isinstance(self.builder.nodes[-1], Matmul):  # those are meant for a library
+            self.context.counters.inc(f"fallback.{node.target}")
+        return made
 
     def _shared(self, node: FxNode, value: Any) -> tuple[Any, bool]:
         """The argument of a view op, and whether the view may share its memory, as in eager.
@@ -531,7 +534,7 @@ def _shown(node: FxNode) -> list[FxNode]:
     return [
         user
         for user in users_through(node, _is_view)
-        if user.op == "output" or user.target in _PRODUCTS or user.target not in LOWERINGS
+        if user.op == "output" or _runs_in_library(user)
     ]
 
 
@@ -546,18 +549,15 @@ def _is_reshaped(node: FxNode) -> bool:
 def _feeds_calls(node: FxNode) -> bool:
     """Whether a value goes, through views at most, only to calls that cannot take a formula."""
     return all(
-        user.op == "output" or user.target not in LOWERINGS or user.target in _PRODUCTS
-        for user in users_through(node, _is_reshaped)
+        user.op == "output" or _runs_in_library(user) for user in users_through(node, _is_reshaped)
     )
 
 
+def _runs_in_library(node: FxNode) -> bool:
+    return node.target not in LOWERINGS or matmul_op(node.target) is not None
+
+
 _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
-_PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    aligned_product,
-}
 
 
 def _whole_loads(tensor: Tensor) -> int:

@@ -11,7 +11,8 @@ from torch.fx import Node
 
 from perfuse.config import Settings, describe
 from perfuse.graph.saving.costs import Work, num_flops, work_of
-from perfuse.ir.program import Extern, Origin
+from perfuse.ir.matmul import matmul_op
+from perfuse.ir.program import LibraryCall, Origin
 from perfuse.pipeline import Compiled
 from perfuse.report.roofline import Roofline, kernel_bytes, kernel_flops
 from perfuse.schedule.plan import Kernel
@@ -22,12 +23,14 @@ LIBRARIES = {
     "attention": ("attention", "flash", "cudnn_sdp"),
     "convolution": ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose"),
     "recurrent": ("lstm", "gru", "rnn"),
-    "matmul": ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "aligned_product"),
+    "matmul": ("mm", "linear"),  # beside those of the table: _scaled_mm
 }
 
 
 def library_kind(op: str) -> str:
     """The kind of library call that an op is (`matmul`, ...), "" for a fallback."""
+    if matmul_op(op) is not None:
+        return "matmul"
     name = op.split(".")[1] if "." in op else op
     words = {name, *name.split("_")}
     for kind, known in LIBRARIES.items():
@@ -82,7 +85,7 @@ class CallRow:
     kind: str  # matmul, convolution, attention, ...; "" for a fallback
 
     @staticmethod
-    def of(step: Extern) -> CallRow:
+    def of(step: LibraryCall) -> CallRow:
         origin: Origin = step.origin
         return CallRow(step.op, step.reason, origin.line, origin.module, library_kind(step.op))
 
@@ -111,7 +114,7 @@ class GraphReport:
     def of(compiled: Compiled, number: int) -> GraphReport:
         nodes = list(compiled.module.graph.nodes)
         roofline = Roofline.of(compiled.context.target)
-        calls = [step for step in compiled.plan.steps if isinstance(step, Extern)]
+        calls = [step for step in compiled.plan.steps if isinstance(step, LibraryCall)]
         return GraphReport(
             f"graph {number} ({compiled.kind})",
             compiled.kind == "backward",

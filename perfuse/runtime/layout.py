@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from perfuse.codegen.host.program import Window
+from perfuse.ir.matmul import MATMULS
 from perfuse.torch_compat import bare_op
 
 # Where the text of host programs seems to be: beside our own files, which Dynamo does not trace.
@@ -63,10 +64,9 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 # PyTorch's own bindings of these take their arguments in half the time of torch.ops.
 _BINDINGS: dict[str, Any] = {
-    "aten.mm.out": torch.mm,
-    "aten.addmm.out": torch.addmm,
-    "aten.bmm.out": torch.bmm,
-    "aten.baddbmm.out": torch.baddbmm,
+    f"{row.name}.out": getattr(torch, row.name.removeprefix("aten."))
+    for row in MATMULS
+    if row.name.startswith("aten.")
 }
 
 

@@ -16,7 +16,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Axis, Buffer, Extern, Program
+from perfuse.ir.program import Axis, Buffer, LibraryCall, Program
 from perfuse.schedule.memory import num_bytes, output_buffers, touched
 from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Member, Part, Refusal, Step
 
@@ -162,8 +162,8 @@ def _needs(steps: Sequence[Step]) -> list[set[int]]:
     needs: list[set[int]] = []
     call: int | None = None
     for number, step in enumerate(steps):
-        is_call = isinstance(step, Extern)
-        writes = {*step.makes(), *step.mutates} if isinstance(step, Extern) else step.stored
+        is_call = isinstance(step, LibraryCall)
+        writes = {*step.makes(), *step.mutates} if isinstance(step, LibraryCall) else step.stored
         found = {writer[n] for n in step.reads() if n in writer}
         for name in writes:
             found.update(readers.pop(name, ()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
 from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Axis, Buffer, Extern, Loop, Node, Program, sizes_from_data
+from perfuse.ir.program import Axis, Buffer, LibraryCall, Loop, Node, Program, sizes_from_data
 from perfuse.schedule import domain
 from perfuse.schedule.flow import Apart, check_flow, check_overwriting
 from perfuse.schedule.plan import Member, Refusal, static_product
@@ -43,7 +43,7 @@ class Group:
 
 def group_of(number: int, node: Node) -> Group:
     """The group a node starts as."""
-    if isinstance(node, Extern):
+    if isinstance(node, LibraryCall):
         return Group((number,), (), None, (), is_fixed=True)
     axes = domain.natural_order(node)
     return _group_over(number, node, axes)
@@ -243,7 +243,7 @@ class Fuser:
         calls = 0
         for number, node in enumerate(self.program.nodes):
             reads, writes = accesses(node)
-            calls += isinstance(node, Extern)
+            calls += isinstance(node, LibraryCall)
             self._num_calls.append(calls)
             self._enter(number, node, reads, writes)
             if isinstance(node, Loop):
@@ -370,7 +370,7 @@ def _bits(mask: int) -> list[int]:
 
 def accesses(node: Node) -> tuple[list[str], list[str]]:
     """Names of the buffers, carried values and sizes a node reads and writes."""
-    if isinstance(node, Extern):
+    if isinstance(node, LibraryCall):
         writes = node.makes() + list(node.mutates)
         return list(dict.fromkeys(node.reads())), list(dict.fromkeys(writes))
     names = [r.attr[0] for r in node.reads()]

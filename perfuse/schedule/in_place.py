@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from perfuse.ir.program import Extern, Program
+from perfuse.ir.matmul import LINEAR
+from perfuse.ir.program import LibraryCall, Program
 from perfuse.schedule.memory import first_and_last, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Step
 
 # Calls that make new memory of their own: what others return may be an argument of theirs.
-_MAKERS = frozenset({"aten.convolution.default", "mkldnn._linear_pointwise.default"})
+_MAKERS = frozenset({"aten.convolution.default", LINEAR})
 
 
 def written_over(
@@ -40,7 +41,7 @@ def written_over(
 
 def _fresh(steps: tuple[Step, ...]) -> Iterator[str]:
     for step in steps:
-        if isinstance(step, Extern) and step.op in _MAKERS and not step.into_out:
+        if isinstance(step, LibraryCall) and step.op in _MAKERS:
             yield from step.makes()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfuse.context import Context
-from perfuse.ir.program import Buffer, Extern, View
+from perfuse.ir.program import Buffer, LibraryCall, View
 from perfuse.schedule.likely import Hints, value_of
 from perfuse.schedule.memory import (
     allocated_bytes,
@@ -131,7 +131,7 @@ def _workspaces(plan: Plan, where: Where) -> Iterator[Lifetime]:
     buffers, hints = plan.program.buffers, plan.program.hints
 
     def taken(step: Step) -> int:
-        if isinstance(step, Extern):
+        if isinstance(step, LibraryCall):
             return workspace_of_call(step, buffers, hints, where.device, where.num_parallel)
         if where.device == "cpu":
             return 0  # a thread's own memory, kept
@@ -158,7 +158,7 @@ def turns_of(plan: Plan, device: str = "cpu") -> list[list[Step]]:
     turns: list[list[Step]] = []
     ended = True
     for number, step in enumerate(plan.steps):
-        if ended or isinstance(step, Extern) or isinstance(turns[-1][-1], Extern):
+        if ended or isinstance(step, LibraryCall) or isinstance(turns[-1][-1], LibraryCall):
             turns.append([step])
         else:
             turns[-1].append(step)
@@ -193,7 +193,7 @@ def _reused(plan: Plan, turns: Sequence[Sequence[Step]]) -> dict[str, str]:
     """Temporaries of a turn that lie where one of equal size died in it: name -> the first."""
     _, last = first_and_last(map(touched, plan.steps))
     shown = output_buffers(plan.program).union(
-        *(touched(step) for step in plan.steps if isinstance(step, Extern))
+        *(touched(step) for step in plan.steps if isinstance(step, LibraryCall))
     )
     buffers = plan.program.buffers
     taken: dict[str, str] = {}
@@ -224,7 +224,7 @@ def _spare_for(buffer: Buffer | None, spare: Sequence[Buffer], is_private: bool)
 
 
 def _label(steps: Sequence[Step]) -> str:
-    names = [step.op if isinstance(step, Extern) else step.name for step in steps]
+    names = [step.op if isinstance(step, LibraryCall) else step.name for step in steps]
     return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
 
 

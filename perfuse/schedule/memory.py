@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from zlib import crc32
 
-from perfuse.ir.program import Buffer, Extern, Program, View
+from perfuse.ir.program import Buffer, LibraryCall, Program, View
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
 ALIGNMENT = 64
@@ -28,7 +28,7 @@ def is_forgotten_early(buffer: Buffer, smallest: int) -> bool:
 
 def touched(step: Step) -> set[str]:
     """Buffers in memory that a step reads or writes."""
-    if isinstance(step, Extern):
+    if isinstance(step, LibraryCall):
         return {*step.reads(), *step.makes(), *step.mutates}
     return set(step.reads()) | set(step.stored)
 
@@ -70,7 +70,7 @@ def arena_buffers(
     refused = output_buffers(program) | set(elsewhere)
     for step in steps:
         # Those of PyTorch itself do; a collective may go on reading in the background.
-        if isinstance(step, Extern) and not step.op.startswith("aten."):
+        if isinstance(step, LibraryCall) and not step.op.startswith("aten."):
             refused |= touched(step)
     found = {}
     for name in {name for step in steps for name in touched(step)} - refused:

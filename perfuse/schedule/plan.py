@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from perfuse.config import ThresholdSettings
 from perfuse.ir.index import Dim
-from perfuse.ir.program import KEPT, Axis, Buffer, Extern, Loop, Program
+from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Program
 from perfuse.schedule.tile import Tile
 
 # How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
@@ -100,7 +100,7 @@ class Batch:
         return "\n".join([*lines, f"    for {', '.join(k.name for k in self.kernels)}"])
 
 
-Step = Kernel | Extern
+Step = Kernel | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

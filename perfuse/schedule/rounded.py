@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Extern, Loop, Node, Program
+from perfuse.ir.program import LibraryCall, Loop, Node, Program
 from perfuse.schedule.fuse import accesses
 from perfuse.schedule.memory import output_buffers, touched
 
@@ -15,7 +15,7 @@ def store_as_rounded(program: Program) -> Program:
     seen_outside = output_buffers(program)
     writers: dict[str, list[Node]] = {}
     for node in program.nodes:
-        if isinstance(node, Extern):
+        if isinstance(node, LibraryCall):
             seen_outside |= touched(node)
         for name in accesses(node)[1]:
             writers.setdefault(name, []).append(node)

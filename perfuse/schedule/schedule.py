@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from perfuse.context import Context
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
-from perfuse.ir.program import Extern, Loop, Program
+from perfuse.ir.program import LibraryCall, Loop, Program
 from perfuse.schedule import memory, shape
 from perfuse.schedule.batch import batched
 from perfuse.schedule.fuse import Fuser, Group, accesses
@@ -89,7 +89,7 @@ def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) ->
             steps.append(_kernel(f"k{len(steps)}", group, home, outside, program))
         else:
             node = program.nodes[group.nodes[0]]
-            assert isinstance(node, Extern)
+            assert isinstance(node, LibraryCall)
             steps.append(node)
     made, refused = batched(program, tuple(steps), context)
     settings, refusals = context.settings, (*fuser.refusals, *refused)
@@ -133,7 +133,7 @@ def _without_dead_loops(program: Program) -> Program:
     for node in reversed(program.nodes):
         if isinstance(node, Loop) and node.out not in needed:
             continue
-        if isinstance(node, Extern) and node.op in _NUMBERS and not needed & set(node.outs):
+        if isinstance(node, LibraryCall) and node.op in _NUMBERS and not needed & set(node.outs):
             continue
         reads, _ = accesses(node)
         needed.update(reads)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from perfuse.errors import SpecError
 from perfuse.ir.expr import Expr
-from perfuse.ir.program import Extern
+from perfuse.ir.program import LibraryCall
 from perfuse.ir.verify import given_names, is_empty
 from perfuse.schedule.memory import arena_buffers, first_and_last, output_buffers, touched
 from perfuse.schedule.plan import ROLES, Batch, Kernel, Member, Plan, Step
@@ -41,7 +41,7 @@ def verify_plan(plan: Plan) -> None:
 def _check_coverage(plan: Plan) -> None:
     """Every node of the program runs once."""
     numbers = sorted(m.number for kernel in plan.kernels for m in kernel.members)
-    loops = [i for i, node in enumerate(plan.program.nodes) if not isinstance(node, Extern)]
+    loops = [i for i, node in enumerate(plan.program.nodes) if not isinstance(node, LibraryCall)]
     if numbers != loops:
         raise SpecError(f"{_STAGE}: kernels hold the loops {numbers}, the program has {loops}")
 

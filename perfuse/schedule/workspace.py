@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import prod
 
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Buffer, Extern
+from perfuse.ir.matmul import Operands, matmul_op
+from perfuse.ir.program import Buffer, LibraryCall
 from perfuse.schedule.likely import Hints, value_of
 from perfuse.schedule.plan import Kernel
 
@@ -62,14 +63,19 @@ class Call:
 
 
 def workspace_of_call(
-    step: Extern, buffers: Mapping[str, Buffer], hints: Hints, device: str, num_parallel: int
+    step: LibraryCall, buffers: Mapping[str, Buffer], hints: Hints, device: str, num_parallel: int
 ) -> int:
     """Bytes that an ATen call takes beside its arguments and results; 0 for what is not known."""
     name = step.op.removeprefix("aten.").partition(".")[0]
     row = _EVERYWHERE.get(name) or (_ON_CPU if device == "cpu" else _ON_GPU).get(name)
-    if row is None:
+    matmul = matmul_op(step.op)
+    if row is None and matmul is None:
         return 0
     views = [_operand(v.buffer, v.shape, v.strides, buffers, hints) for v in step.views()]
+    if matmul is not None:
+        is_known = len(views) == len(step.args)  # complex tensors are opaque
+        return _matmul(matmul.operands(views)) if is_known else 0
+    assert row is not None
     made = [buffers[o] for o in step.outs if o is not None and o in buffers]
     results = [_operand(b.name, b.shape, b.strides, buffers, hints) for b in made]
     return row(Call(tuple(views), tuple(results), step.args, num_parallel))
@@ -97,10 +103,10 @@ def _operand(
 Row = Callable[[Call], int]
 
 
-def _product(call: Call) -> int:
+def _matmul(operands: Operands[Operand]) -> int:
     """A matrix is read along its rows or its columns; one that has neither is copied."""
-    matrices = [o for o in call.operands if len(o.shape) >= 2][-2:]
-    return sum(o.num_bytes for o in matrices if 1 not in o.strides[-2:] and o.num_elements > 1)
+    matrices = [o for o in (operands.a, operands.b) if len(o.shape) > 1 and o.num_elements > 1]
+    return sum(o.num_bytes for o in matrices if 1 not in o.strides[-2:])
 
 
 def _is_plain(image: Operand) -> bool:
@@ -219,7 +225,6 @@ def _one_copy(call: Call) -> int:
 
 
 _EVERYWHERE: dict[str, Row] = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
     "linalg_inv_ex": _one_copy,
 }
 _ON_CPU: dict[str, Row] = {

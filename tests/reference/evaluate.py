@@ -17,7 +17,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Buffer, Extern, Loop, Program, View
+from perfuse.ir.program import Buffer, LibraryCall, Loop, Program, View
 from tests.reference import scalar_ops
 
 Env = dict[Atom, Tensor]
@@ -168,7 +168,7 @@ class _Run:
         assert reduced or accumulate or node.kind in ("map", *SCANS), node.kind
         self._storage_of(node.out).index_put_((index.reshape(-1),), value, accumulate=accumulate)
 
-    def extern(self, node: Extern) -> None:
+    def extern(self, node: LibraryCall) -> None:
         op = self.opaque.get(node.op) or _resolve(node.op)
         args = [self._argument(a) for a in node.args]
         kwargs = {k: self._argument(v) for k, v in node.kwargs}

@@ -13,7 +13,7 @@ from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.codegen.cpp.sweep import is_long
 from perfuse.context import Context
-from perfuse.ir.program import Extern
+from perfuse.ir.program import LibraryCall
 from perfuse.schedule.memory import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import fp8_cast_saturates
@@ -54,7 +54,7 @@ class CppSources:
     """Sources of one program's kernels, and the tables the host fills."""
 
     units: tuple[tuple[str, str], ...]
-    steps: tuple[Segment | Extern, ...]
+    steps: tuple[Segment | LibraryCall, ...]
     pointers: tuple[str, ...]  # buffer at each place of the pointer table, after the status word
     sizes: tuple[str, ...]  # symbol at each place of the size table, after the thread count
     num_distinct: int
@@ -72,7 +72,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
     leading = leading_inputs(plan)
     pointers = {name: place for place, name in enumerate(leading)}
     sizes: dict[str, int] = {}
-    steps: list[Segment | Extern] = []
+    steps: list[Segment | LibraryCall] = []
     segments: list[str] = []
     tables: list[str] = []
     pending: list[tuple[str, str, bool]] = []
@@ -89,7 +89,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
             pending.clear()
 
     for step in plan.steps:
-        if isinstance(step, Extern):
+        if isinstance(step, LibraryCall):
             flush()
             steps.append(step)
             continue

@@ -20,7 +20,7 @@ from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, La
 from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Buffer, Extern, Opaque, View
+from perfuse.ir.program import Buffer, LibraryCall, Opaque, View
 from perfuse.schedule.memory import leading_inputs, num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat import element_bytes
@@ -117,7 +117,7 @@ class _GpuWriter(HostWriter):
         self.arena_bytes = _rounded_up(plan.arena_bytes)
 
     def _seen_by_calls(self) -> set[str]:
-        calls = [step for step in self.plan.steps if isinstance(step, Extern)]
+        calls = [step for step in self.plan.steps if isinstance(step, LibraryCall)]
         return {name for step in calls for name in touched(step)}
 
     def run(self) -> HostSource:
@@ -154,7 +154,7 @@ class _GpuWriter(HostWriter):
             tuple(self.program.constants),
             len(self.program.inputs),
             (),
-            tuple(dict.fromkeys(s.op for s in self.plan.steps if isinstance(s, Extern))),
+            tuple(dict.fromkeys(s.op for s in self.plan.steps if isinstance(s, LibraryCall))),
             self._tables(),
             (*self._guards(), *self.scratch_guards),
         )
@@ -221,7 +221,7 @@ class _GpuWriter(HostWriter):
         launches = iter(self.sources.launches)
         number = -1
         for number, step in enumerate(self.plan.steps):
-            if isinstance(step, Extern):
+            if isinstance(step, LibraryCall):
                 self._flush(number - 1)
                 self.turns[number] = self.turn
                 self._call(step)
@@ -407,8 +407,8 @@ class _GpuWriter(HostWriter):
             self.w.line(f"if {place} & 15: {moved}")
 
 
-def _written(step: Kernel | Extern) -> set[str]:
-    return set(step.mutates) if isinstance(step, Extern) else set(step.stored)
+def _written(step: Kernel | LibraryCall) -> set[str]:
+    return set(step.mutates) if isinstance(step, LibraryCall) else set(step.stored)
 
 
 # Calls that wait for the GPU, or whose work depends on what is in it.
@@ -430,7 +430,7 @@ def _reason_unfit(plan: Plan) -> str:
     if storage_inputs(plan):
         return "call_looks_at_storage"
     for step in plan.steps:
-        if not isinstance(step, Extern):
+        if not isinstance(step, LibraryCall):
             continue
         name = step.op.split(".")[1] if "." in step.op else step.op
         if step.op.startswith("py:") or name.startswith(_WAITING):
@@ -442,7 +442,7 @@ def _reason_unfit(plan: Plan) -> str:
     return ""
 
 
-def _moves_to_host(step: Extern) -> bool:
+def _moves_to_host(step: LibraryCall) -> bool:
     devices = [v for k, v in step.kwargs if k == "device" and isinstance(v, torch.device)]
     return any(device.type == "cpu" for device in devices) or (
         step.op.startswith("aten._to_copy") and bool(devices)

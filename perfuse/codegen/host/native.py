@@ -14,17 +14,10 @@ from typing import Any
 from perfuse.codegen.cpp.unit import CppSources, Segment
 from perfuse.errors import ArtefactError
 from perfuse.ir.dtype import DType, to_torch
-from perfuse.ir.program import Buffer, Extern, View
+from perfuse.ir.program import Buffer, LibraryCall, Matmul, View
 from perfuse.schedule.memory import num_bytes, touched
 from perfuse.schedule.plan import Plan
 
-# The operands of a product among the arguments of its call: added, left, right.
-PRODUCTS: dict[str, tuple[int | None, int, int]] = {
-    "aten.mm.out": (None, 0, 1),
-    "aten.bmm.out": (None, 0, 1),
-    "aten.addmm.out": (0, 1, 2),
-    "aten.baddbmm.out": (0, 1, 2),
-}
 NO_MATRIX = "- 0 0 0 0"
 
 
@@ -58,7 +51,7 @@ class _Native:
                 yield f"point {self.places[name]} {name}"
         number = 0
         for step in self.sources.steps:
-            if isinstance(step, Extern) and not (step.op in PRODUCTS and step.into_out):
+            if isinstance(step, LibraryCall) and not step.into_out:
                 raise cannot(f"it calls {step.op}")
             count = len(step.kernels) if isinstance(step, Segment) else 1
             for inner in self.plan.steps[number : number + count]:
@@ -68,7 +61,8 @@ class _Native:
             if isinstance(step, Segment):
                 yield f"segment {step.name} {step.checks_indices:d}"
             else:
-                yield self._product(step)
+                assert isinstance(step, Matmul), "no other call writes into memory of ours"
+                yield self._matmul(step)
         for out in self.plan.program.outputs:
             yield from self._output(out)
 
@@ -88,21 +82,17 @@ class _Native:
         if name in self.places:
             yield f"point {self.places[name]} {name}"
 
-    def _product(self, step: Extern) -> str:
-        (name,) = step.outs
-        assert name is not None
-        whole = self.buffers[name]
-        out = step.window or View(name, whole.shape, whole.strides, 0)
-        added, left, right = PRODUCTS[step.op]
-        a, b = step.args[left], step.args[right]
-        scales = dict(step.kwargs)
-        numbers = (float(scales.get("alpha", 1)), float(scales.get("beta", 1)))
+    def _matmul(self, step: Matmul) -> str:
+        whole = self.buffers[step.out]
+        out = step.window or View(step.out, whole.shape, whole.strides, 0)
+        a, b, bias = step.operands.a, step.operands.b, step.operands.bias
+        numbers = (float(step.alpha), float(step.beta))
         views = [out, a, b]
         if any(self.buffers[v.buffer].dtype is not DType.F32 for v in views):
             raise cannot(f"{step.op} of another type than float32")
         batch = out.shape[0] if len(out.shape) == 3 else 1
         sizes = (batch, out.shape[-2], out.shape[-1], a.shape[-1])
-        third = NO_MATRIX if added is None else _matrix(step.args[added], out.shape)
+        third = NO_MATRIX if bias is None else _matrix(bias, out.shape)
         head = " ".join(str(_known(n)) for n in sizes)
         rest = " ".join([*(_matrix(v, v.shape) for v in views), third])
         return f"product {head} {numbers[0]!r} {numbers[1]!r} {rest}"
@@ -125,10 +115,8 @@ def layout(name: str, offset: Any, buffer: Buffer, view: View | Buffer) -> str:
     return f"{name} {_known(offset)} {dtype} {len(view.shape)} {numbers}".rstrip()
 
 
-def _matrix(view: Any, shape: tuple[Any, ...]) -> str:
+def _matrix(view: View, shape: tuple[Any, ...]) -> str:
     """A matrix, or one for each of a batch, broadcast to a shape: buffer, offset, strides."""
-    if not isinstance(view, View):
-        raise cannot("a product has an operand that is not a tensor")
     lead = len(shape) - len(view.shape)
     strides = [0] * lead + [
         0 if n == 1 and m != 1 else s

@@ -19,7 +19,7 @@ from perfuse.codegen.host.tables import GpuTables
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Atom, Dim, Index
-from perfuse.ir.program import Buffer, Extern, Loop, Opaque, View
+from perfuse.ir.program import Buffer, LibraryCall, Loop, Opaque, View
 from perfuse.schedule.memory import (
     first_and_last,
     is_forgotten_early,
@@ -118,7 +118,7 @@ class HostWriter(WatchedMemory):
         for buffer in self.program.buffers.values():
             dims += [*buffer.shape, *buffer.strides]
         for step in self.plan.steps:
-            if isinstance(step, Extern):
+            if isinstance(step, LibraryCall):
                 for leaf in step.leaves():
                     dims += (
                         [*leaf.shape, *leaf.strides, leaf.offset]
@@ -192,7 +192,7 @@ class HostWriter(WatchedMemory):
     def _set_pointer(self, name: str) -> None:
         self.w.line(f"P[{self.places[name]}] = {name}.data_ptr()")
 
-    def _call(self, step: Extern) -> None:
+    def _call(self, step: LibraryCall) -> None:
         args = [self._argument(a) for a in step.args]
         args += [f"{k}={self._argument(v)}" for k, v in step.kwargs]
         if step.into_out:
@@ -348,7 +348,7 @@ class _CpuWriter(HostWriter):
             tuple(self.program.constants),
             len(self.program.inputs),
             tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
-            tuple(dict.fromkeys(s.op for s in self.sources.steps if isinstance(s, Extern))),
+            tuple(dict.fromkeys(s.op for s in self.sources.steps if isinstance(s, LibraryCall))),
             guards=self._guards(),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfuse.graph.storage_ops import Treatment, storage_treatment
-from perfuse.ir.program import Extern, Opaque, View
+from perfuse.ir.program import LibraryCall, Opaque, View
 from perfuse.schedule.plan import Plan
 
 _VIEWING = frozenset({Treatment.LOWERED, Treatment.OWNED, Treatment.VIEW})
@@ -12,7 +12,7 @@ _VIEWING = frozenset({Treatment.LOWERED, Treatment.OWNED, Treatment.VIEW})
 def storage_inputs(plan: Plan) -> set[str]:
     """Inputs that calls address by their place in storage, themselves or through views."""
     seen: set[str] = set()
-    for step in reversed([s for s in plan.steps if isinstance(s, Extern)]):
+    for step in reversed([s for s in plan.steps if isinstance(s, LibraryCall)]):
         treatment = storage_treatment(step.op)
         is_chained = treatment in _VIEWING and not seen.isdisjoint(step.makes())
         if treatment is Treatment.LOWERED or is_chained:
@@ -29,7 +29,7 @@ def views_from_calls(plan: Plan) -> tuple[set[str], set[str]]:
     given = {*plan.program.inputs, *plan.program.constants}
     own: set[str] = set()
     for step in plan.steps:
-        if not isinstance(step, Extern) or step.returns_view or not step.args:
+        if not isinstance(step, LibraryCall) or step.returns_view or not step.args:
             continue
         source = step.args[0]
         if storage_treatment(step.op) in _VIEWING and isinstance(source, View | Opaque):

@@ -5,16 +5,15 @@ Small ones are loops on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
+from perfuse.decision import library
 from perfuse.graph import product_ops
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
-from perfuse.ir.dtype import DType
-from perfuse.ir.index import Dim
-from perfuse.ir.program import Buffer, Extern, View
+from perfuse.ir.matmul import Operands
+from perfuse.ir.program import Buffer, Matmul, View
 from perfuse.lower.builder import Builder, unsqueeze_dims
 from perfuse.lower.families.pointwise import add as add_tensors
 from perfuse.lower.families.pointwise import multiply
@@ -27,17 +26,13 @@ assert product_ops  # importing it defines the op of our own that is lowered her
 _LIBRARY = "matrix products go to the library"
 
 
-def _call(
-    builder: Builder, op: str, args: Sequence[Tensor], shape: Sequence[Dim], dtype: DType, **kw: Any
-) -> Tensor:
+def _call(builder: Builder, op: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    given = [x for x in (bias, a, b) if x is not None]
     # Only what comes last was traced as an argument: a product with a bias is called for its parts.
-    traced = builder.arguments[-len(args) :]
-    windows = tuple(_window(builder, a, t) for a, t in zip(args, traced, strict=True))
-    out = builder.new_buffer(dtype, shape)
-    builder.extern(
-        Extern(op, (out.name,), windows, tuple(kw.items()), _LIBRARY, into_out=True,
-               origin=builder.origin)
-    )  # fmt: skip
+    traced = builder.arguments[-len(given) :]
+    *added, left, right = (_window(builder, x, t) for x, t in zip(given, traced, strict=True))
+    out = builder.new_buffer(a.dtype, (*a.shape[:-1], b.shape[-1]))
+    _multiply(builder, op, Operands(left, right, *added), out)
     return builder.tensor_of(out)
 
 
@@ -78,13 +73,12 @@ def _as_loop(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     if _is_small(builder, a, b):
         return _as_loop(builder, a, b)
-    return _call(builder, "aten.mm.out", [a, b], (a.shape[0], b.shape[1]), a.dtype)
+    return _call(builder, "aten.mm.out", a, b)
 
 
 @lowers("aten.bmm.default")
 def bmm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
-    shape = (a.shape[0], a.shape[1], b.shape[2])
-    return _call(builder, "aten.bmm.out", [a, b], shape, a.dtype)
+    return _call(builder, "aten.bmm.out", a, b)
 
 
 @lowers("aten.addmm.default")
@@ -96,8 +90,7 @@ def addmm(
     is_plain = beta == 1 and alpha == 1 and bias.ndim == 1
     if builder.feeds_calls and is_plain and not _is_small(builder, a, b):
         # Nobody could add the bias on the way: the library does it while it multiplies.
-        shape = (a.shape[0], b.shape[1])
-        return _call(builder, "aten.addmm.out", [bias, a, b], shape, a.dtype)
+        return _call(builder, "aten.addmm.out", a, b, bias)
     return _with_bias(builder, mm(builder, a, b), bias, beta, alpha)
 
 
@@ -144,21 +137,24 @@ def aligned_product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
         strides = (apart * columns, 1)
         window = View(out.name, (some.shape[0], width), strides, first * columns + start)
         reason = f"{_LIBRARY}: rows {first}, {first + apart}, ... of {rows} start alike"
-        _multiply(builder, some, _columns_of(right, start, width), out, reason, window)
+        operands = Operands(some, _columns_of(right, start, width))
+        _multiply(builder, "aten.mm.out", operands, out, reason, window)
     for start in (0, columns - unit):
         edge = builder.new_buffer(a.dtype, (rows, unit))
         reason = f"{_LIBRARY}: the columns at an edge of unaligned rows"
-        _multiply(builder, left, _columns_of(right, start, unit), edge, reason)
+        operands = Operands(left, _columns_of(right, start, unit))
+        _multiply(builder, "aten.mm.out", operands, edge, reason)
         row, column = positions(edge.shape)
         builder.store(builder.tensor_of(edge), out, out.index((row, ix.add(column, start))))
     return builder.tensor_of(out)
 
 
 def _multiply(
-    builder: Builder, left: View, right: View, out: Buffer, reason: str, window: View | None = None
-) -> None:
-    builder.extern(
-        Extern("aten.mm.out", (out.name,), (left, right), (), reason, into_out=True, window=window,
+    builder: Builder, op: str, operands: Operands[View], out: Buffer, reason: str = _LIBRARY,
+    window: View | None = None,
+) -> None:  # fmt: skip
+    builder.call(
+        Matmul(operands, out.name, library(op), out.dtype.compute, reason, window=window,
                origin=builder.origin)
     )  # fmt: skip
 

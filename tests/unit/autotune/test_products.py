@@ -12,12 +12,12 @@ from perfuse.autotune import products
 from perfuse.autotune.products import Decision, Product, choose_products, decide, race
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.ir.program import Extern, Program
+from perfuse.ir.program import LibraryCall, Program
 from perfuse.testing import fresh_cache
 from tests.unit.lower.rows import compiled
 from tests.unit.lower.samples import f32
 
-LINEAR = products._LINEAR
+LINEAR = products.LINEAR
 PRODUCT = Product(64, 256, 256, (256, 1), (256, 1), has_bias=False)
 
 
@@ -146,7 +146,7 @@ def program_of(fn: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Progra
 
 
 def calls(program: Program) -> list[str]:
-    return [node.op for node in program.nodes if isinstance(node, Extern)]
+    return [node.op for node in program.nodes if isinstance(node, LibraryCall)]
 
 
 LARGE = (f32(64, 256), f32(256, 256))

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
-from perfuse.ir.program import Extern, Program
+from perfuse.ir.program import LibraryCall, Program
 from perfuse.lower.graph import lower_graph
 from tests.reference.evaluate import evaluate
 
@@ -47,7 +47,7 @@ class Row:
         ours = self._run(traced, self.inputs)
         eager = self._run(self.fn, self.inputs)
         text = "\n".join(map(str, programs))
-        calls = [n for p in programs for n in p.nodes if isinstance(n, Extern)]
+        calls = [n for p in programs for n in p.nodes if isinstance(n, LibraryCall)]
         refused = [f"{n.op}: {n.reason}" for n in calls if n.op not in self.calls]
         assert not refused, f"{refused}\n{text}"
         if any(_is_narrow(leaf) for leaf in (*tree_leaves(self.inputs), *eager)):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perfuse.context import Context
+from perfuse.counters import Counters
 from perfuse.graph.product_ops import aligned_product
-from perfuse.ir.program import Extern, View
+from perfuse.ir.program import LibraryCall, Matmul, Program, View
 from perfuse.schedule.plan import Plan
-from tests.unit.lower.rows import Row
+from tests.unit.lower.rows import Row, compiled
 from tests.unit.lower.samples import bf16, f16, f32
 from tests.unit.planning import plans_of
 
@@ -47,7 +52,7 @@ def test_matches_eager(row: Row) -> None:
 
 
 def operands(plan: Plan) -> list[View]:
-    calls = [s for s in plan.steps if isinstance(s, Extern)]
+    calls = [s for s in plan.steps if isinstance(s, LibraryCall)]
     return [arg for call in calls for arg in call.args if isinstance(arg, View)]
 
 
@@ -108,7 +113,7 @@ def test_an_aligned_product_is_the_product(row: Row) -> None:
 @pytest.mark.parametrize("columns", [1025, 1026, 1027, 1028, 1030, 1031])
 def test_every_call_of_an_aligned_product_sees_aligned_rows(columns: int) -> None:
     plan = only_plan(by_rows_alike, bf16(21, 16), bf16(columns, 16))
-    calls = [s for s in plan.steps if isinstance(s, Extern)]
+    calls = [s for s in plan.steps if isinstance(s, LibraryCall)]
     for view in (v for call in calls for v in (*call.args, call.window) if v is not None):
         pitch = max(view.strides)  # from one row, or column, to the next
         assert view.offset % 8 == 0 and pitch % 8 == 0, str(plan)
@@ -119,3 +124,34 @@ def test_an_aligned_product_holds_one_result() -> None:
     sizes = {n: b.num_elements for n, b in plan.program.buffers.items() if b.role == "temp"}
     assert sorted(sizes.values()) == [256 * 8, 256 * 8, 256 * 1025]
     assert sum(k.num_bytes for k in plan.kernels) == 2 * 2 * 256 * 8 * 2, "edges, in and out"
+
+
+i8 = torch.randint(-4, 4, (32, 32), dtype=torch.int8)
+PLANNED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "linear": (F.linear, (bf16(4, 8), bf16(6, 8), bf16(6))),
+    "scaled": (partial(torch.addmm, beta=0.5, alpha=2), (f16(6), f16(4, 8), f16(8, 6))),
+    "batched": (torch.baddbmm, (bf16(2, 4, 6), bf16(2, 4, 8), bf16(2, 8, 6))),
+    "of_integers": (torch.addmm, (i8[0].long(), i8.long(), i8.long())),
+    "of_bytes": (torch._int_mm, (i8, i8)),
+    "vector": (torch.addmv, (f32(4), f32(4, 8), f32(8))),
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_planned_matmul_is_not_a_fallback(name: str) -> None:
+    fn, inputs = PLANNED[name]
+    programs: list[Program] = []
+    context = replace(Context.default(), counters=Counters())
+    got = compiled(fn, programs, context=context)(*inputs)
+    (node,) = programs[0].nodes
+    assert isinstance(node, Matmul), str(programs[0])
+    counted = [name for name in context.counters.snapshot() if name.startswith("fallback")]
+    assert not counted
+    assert torch.equal(got, fn(*inputs)), "the same call of the same library"
+
+
+def test_a_complex_matmul_is_a_fallback() -> None:
+    x, programs = f32(4, 4).to(torch.complex64), list[Program]()
+    context = replace(Context.default(), counters=Counters())
+    compiled(torch.mm, programs, context=context)(x, x)
+    assert context.counters.snapshot() == {"fallback.aten.mm.default": 1}

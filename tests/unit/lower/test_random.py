@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perfuse import config
 from perfuse.context import Context
-from perfuse.ir.program import Extern, Program
+from perfuse.ir.program import LibraryCall, Program
 from tests.unit.lower.rows import compiled
 from tests.unit.lower.samples import f32
 
@@ -23,7 +23,7 @@ def _drawn(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Any, Program]:
     programs: list[Program] = []
     torch.manual_seed(0)
     result = compiled(fn, programs)(*inputs)
-    assert not any(isinstance(node, Extern) for node in programs[0].nodes)
+    assert not any(isinstance(node, LibraryCall) for node in programs[0].nodes)
     return result, programs[0]
 
 
