@@ -1,27 +1,16 @@
-"""When each buffer of a plan takes memory: launch by launch, as the host program makes and forgets.
-
-The host works in *turns*: the kernels between two calls, launched in one go, or one call. Before a
-turn it makes what the turn touches, after it it forgets what no later turn touches. On a GPU a turn
-also ends where much memory dies, and what dies inside one is used again there.
-"""
+"""How much memory each buffer of a plan takes, and in which turns: a plan's decision, in bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfuse.context import Context
 from perfuse.ir.program import Buffer, LibraryCall, View
 from perfuse.schedule.likely import Hints, value_of
-from perfuse.schedule.memory import (
-    allocated_bytes,
-    first_and_last,
-    is_forgotten_early,
-    num_bytes,
-    output_buffers,
-    touched,
-)
+from perfuse.schedule.memory import allocated_bytes, output_buffers
 from perfuse.schedule.plan import Plan, Step
+from perfuse.schedule.turns import Source
 from perfuse.schedule.workspace import workspace_of_call, workspace_of_kernel
 
 ARENA_SLACK = 64  # the runtime aligns the arena itself
@@ -93,40 +82,49 @@ class Lifetimes:
 
 def lifetimes(plan: Plan, where: Where = ONE_THREAD) -> Lifetimes:
     """The lifetimes of a plan's buffers; symbols count with their likely sizes."""
-    turns = turns_of(plan, where.device)
-    used = (sorted({name for step in steps for name in touched(step)}) for steps in turns)
-    first, last = first_and_last(used)
-    leaving = output_buffers(plan.program)
-    shared = plan.over if where.device == "cpu" else _reused(plan, turns)
-    for name, old in shared.items():
-        # The memory counts once, for the one that lasts longer.
-        kept, dropped = (name, old) if name in leaving else (old, name)
-        first[kept], last[kept] = first[old], max(last[old], last[name])
-        del first[dropped]
+    turns = [[plan.steps[n] for n in turn.numbers] for turn in plan.memory.turns]
     return Lifetimes(
         tuple(_label(steps) for steps in turns),
         _arena(plan.arena_bytes, where.device),
-        (*_buffers(plan, where.device, first, last, len(turns)), *_workspaces(plan, where)),
+        (*_buffers(plan, where.device), *_workspaces(plan, turns, where)),
         tuple(o.buffer if isinstance(o, View) else None for o in plan.program.outputs),
         tuple(i if i in plan.program.buffers else None for i in plan.program.inputs),
     )
 
 
-def _buffers(
-    plan: Plan, device: str, first: Mapping[str, int], last: Mapping[str, int], num_turns: int
-) -> Iterator[Lifetime]:
-    leaving = output_buffers(plan.program)
+def _buffers(plan: Plan, device: str) -> Iterator[Lifetime]:
+    leaving, num_turns = output_buffers(plan.program), len(plan.memory.turns)
+    begins, ends = _spans(plan, leaving)
     for name, buffer in plan.program.buffers.items():
-        if name in plan.places or not _is_counted(buffer, plan, first):
-            continue
-        stays = name in leaving or (buffer.role == "input" and not _is_forgotten(buffer, plan))
-        ends = num_turns if stays else last.get(name, 0)
-        begins = 0 if buffer.role == "input" else first[name]
-        size = buffer_bytes(buffer, plan.program.hints, device)
-        yield Lifetime(name, _kind(buffer, leaving), size, begins, ends)
+        if name in begins:
+            last = num_turns if name in leaving else ends.get(name, num_turns)
+            size = buffer_bytes(buffer, plan.program.hints, device)
+            yield Lifetime(name, _kind(buffer, leaving), size, begins[name], last)
 
 
-def _workspaces(plan: Plan, where: Where) -> Iterator[Lifetime]:
+def _spans(plan: Plan, leaving: set[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """The turns in which each buffer outside of the arena is allocated and freed.
+
+    Memory that is reused counts once: for its first owner, or for the result that it ends as.
+    """
+    memory, given_up = plan.memory, plan.program.given_up
+    begins = {name: 0 for name in given_up if name in plan.program.buffers}
+    ends = dict.fromkeys(memory.freed_at_entry, 0)
+    owner: dict[str, str] = {}
+    for number, turn in enumerate(memory.turns):
+        for made in (a for added in turn.allocated for a in added):
+            if made.source is Source.REUSED:
+                first = owner.get(made.of, made.of)
+                owner[made.name] = first
+                if made.name in leaving:
+                    begins[made.name] = begins.pop(first)
+            elif made.source in (Source.NEW, Source.CALL):
+                begins[made.name] = number
+        ends |= {owner.get(name, name): number for name in turn.freed}
+    return begins, ends
+
+
+def _workspaces(plan: Plan, turns: Sequence[Sequence[Step]], where: Where) -> Iterator[Lifetime]:
     """The most that any step of a turn takes while it runs."""
     buffers, hints = plan.program.buffers, plan.program.hints
 
@@ -137,90 +135,12 @@ def _workspaces(plan: Plan, where: Where) -> Iterator[Lifetime]:
             return 0  # a thread's own memory, kept
         return workspace_of_kernel(step, buffers, hints, where.num_parallel)
 
-    for number, steps in enumerate(turns_of(plan, where.device)):
+    for number, steps in enumerate(turns):
         # Scratch of all kernels of a turn is made before it is launched.
         size = sum(map(taken, steps))
         if size:
             label = f"workspace of {_label(steps)}"
             yield Lifetime(label, "workspace", size, number, number)
-
-
-def _is_counted(buffer: Buffer, plan: Plan, first: Mapping[str, int]) -> bool:
-    """Its memory comes or goes with the program: made by it, or given up to it."""
-    if buffer.role == "input":
-        return buffer.name in plan.program.given_up
-    return buffer.role != "constant" and buffer.name in first
-
-
-def turns_of(plan: Plan, device: str = "cpu") -> list[list[Step]]:
-    """Steps as the host runs them: kernels in a row together, each call by itself."""
-    _, last = first_and_last(map(touched, plan.steps))
-    turns: list[list[Step]] = []
-    ended = True
-    for number, step in enumerate(plan.steps):
-        if ended or isinstance(step, LibraryCall) or isinstance(turns[-1][-1], LibraryCall):
-            turns.append([step])
-        else:
-            turns[-1].append(step)
-        ended = device != "cpu" and _is_much(_dying(plan, step, last, number), plan)
-    return turns
-
-
-def _dying(plan: Plan, step: Step, last: Mapping[str, int], number: int) -> list[Buffer]:
-    """Buffers that the host forgets after this step."""
-    leaving = output_buffers(plan.program)
-    found = [plan.program.buffers.get(n) for n in sorted(touched(step)) if last[n] == number]
-    return [b for b in found if b is not None and _is_ours(b, plan) and b.name not in leaving]
-
-
-def _is_ours(buffer: Buffer, plan: Plan) -> bool:
-    if buffer.role == "input":
-        return buffer.name in plan.program.given_up and _is_forgotten(buffer, plan)
-    return buffer.role != "constant"
-
-
-def _is_forgotten(buffer: Buffer, plan: Plan) -> bool:
-    return is_forgotten_early(buffer, plan.thresholds.forget_bytes)
-
-
-def _is_much(buffers: Sequence[Buffer], plan: Plan) -> bool:
-    sizes = [num_bytes(buffer) for buffer in buffers]
-    known = sum(filter(None, sizes))
-    return any(size is None for size in sizes) or known >= plan.thresholds.gpu_release_bytes
-
-
-def _reused(plan: Plan, turns: Sequence[Sequence[Step]]) -> dict[str, str]:
-    """Temporaries of a turn that lie where one of equal size died in it: name -> the first."""
-    _, last = first_and_last(map(touched, plan.steps))
-    shown = output_buffers(plan.program).union(
-        *(touched(step) for step in plan.steps if isinstance(step, LibraryCall))
-    )
-    buffers = plan.program.buffers
-    taken: dict[str, str] = {}
-    seen: set[str] = set()
-    number = 0
-    for steps in turns:
-        spare: list[Buffer] = []
-        for step in steps:
-            for name in sorted(touched(step) - seen):
-                seen.add(name)
-                old = _spare_for(buffers.get(name), spare, name not in shown)
-                if old is not None:
-                    spare.remove(old)
-                    taken[name] = old.name
-            dead = [b for b in _dying(plan, step, last, number) if b.role == "temp"]
-            spare += [buffers[taken.get(b.name, b.name)] for b in dead]
-            number += 1
-    return taken
-
-
-def _spare_for(buffer: Buffer | None, spare: Sequence[Buffer], is_private: bool) -> Buffer | None:
-    """A dead temporary whose memory serves; what others see has to be laid out like it too."""
-    if buffer is None or buffer.role != "temp":
-        return None
-    fits = [b for b in spare if num_bytes(b) is not None and num_bytes(b) == num_bytes(buffer)]
-    layout = (buffer.dtype, buffer.shape, buffer.strides)
-    return next((b for b in fits if is_private or (b.dtype, b.shape, b.strides) == layout), None)
 
 
 def _label(steps: Sequence[Step]) -> str:

@@ -9,6 +9,7 @@ from perfuse.config import ThresholdSettings
 from perfuse.ir.index import Dim
 from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Program
 from perfuse.schedule.tile import Tile
+from perfuse.schedule.turns import MemoryPlan
 
 # How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
 #   full    one value for each row and column          row     one value for each row
@@ -128,6 +129,7 @@ class Plan:
     over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py
     is_guarded: bool = False  # buffers have bands around them, which the host program watches
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
+    memory: MemoryPlan = field(default_factory=MemoryPlan)  # see schedule/allocate.py
     tiles: Mapping[str, Tile] = field(default_factory=dict)  # by kernel, where measured or refitted
 
     @property

@@ -9,6 +9,7 @@ from perfuse.context import Context
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import LibraryCall, Loop, Program
 from perfuse.schedule import memory, shape
+from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.batch import batched
 from perfuse.schedule.fuse import Fuser, Group, accesses
 from perfuse.schedule.in_place import written_over
@@ -100,14 +101,15 @@ def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) ->
 def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
     """The plan with temporaries in an arena: all, or those smaller than `largest`."""
     if context.target.gpu is not None:
-        return _placed_on_gpu(plan, context)
+        return with_memory(_placed_on_gpu(plan, context), is_gpu=True)
     # A budget counts the memory of each buffer by itself.
     is_bound = context.settings.memory_budget is not None
     arena = memory.arena_buffers(plan.program, plan.steps, largest)
     over = {} if is_bound else written_over(plan.program, plan.steps, arena)
     guard = 1 if plan.is_guarded else None
     places, arena_bytes = memory.place(plan.program, plan.steps, largest, over, guard)
-    return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest, over=over)
+    plan = replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest, over=over)
+    return with_memory(plan, is_gpu=False)
 
 
 def _placed_on_gpu(plan: Plan, context: Context) -> Plan:

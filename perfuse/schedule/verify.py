@@ -10,6 +10,7 @@ from perfuse.ir.program import LibraryCall
 from perfuse.ir.verify import given_names, is_empty
 from perfuse.schedule.memory import arena_buffers, first_and_last, output_buffers, touched
 from perfuse.schedule.plan import ROLES, Batch, Kernel, Member, Plan, Step
+from perfuse.schedule.verify_memory import verify_memory
 
 _STAGE = "after schedule"
 
@@ -36,6 +37,7 @@ def verify_plan(plan: Plan) -> None:
             raise SpecError(f"{_STAGE}: the result {name} never reaches memory")
     _check_places(plan)
     _check_over(plan)
+    verify_memory(plan)
 
 
 def _check_coverage(plan: Plan) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfuse.codegen.triton.sources import Launch, Scratch, TritonKernel, TritonSources
+from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import Loop
 from perfuse.schedule.plan import Kernel, Plan
+from perfuse.schedule.turns import Scratch
 
 TYPES = {
     DType.F32: "fp32", DType.F64: "fp64", DType.F16: "fp16", DType.BF16: "bf16",
@@ -87,7 +88,7 @@ def _loop(loop: Loop, step: Kernel, plan: Plan, number: int) -> tuple[str, Trito
     return (
         "\n".join(lines),
         kernel,
-        Launch(name, tuple(names), tuple(symbols), (grid, 1, 1), (), scratch),
+        Launch(name, tuple(names), tuple(symbols), (grid, 1, 1), scratch),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfuse.codegen.cpp.batch import batch_tables, generate_batch
+from perfuse.codegen.cpp.batch import BatchText, batch_tables, generate_batch
 from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
@@ -66,52 +66,79 @@ class CppSources:
 
 def generate_sources(plan: Plan, context: Context) -> CppSources:
     """Spell the plan; equal kernels share one function."""
-    functions: dict[str, str] = {}  # text after the name -> name
-    long: set[str] = set()  # names of the functions that are long: much arithmetic
-    wide: set[str] = set()  # and of long maps that may be little else than loads and stores
-    leading = leading_inputs(plan)
-    pointers = {name: place for place, name in enumerate(leading)}
-    sizes: dict[str, int] = {}
-    steps: list[Segment | LibraryCall] = []
-    segments: list[str] = []
-    tables: list[str] = []
-    pending: list[tuple[str, str, bool]] = []
-    read_again = frozenset(name for step in plan.steps for name in step.reads())
+    return _Sources(plan, context).run()
 
-    def flush() -> None:
-        if pending:
-            name = f"segment{len(segments)}"
-            calls = "".join(f"  {call}\n" for _, call, _ in pending)
-            segments.append(f'extern "C" void {name}(void** p, const int64_t* s) {{\n{calls}}}\n')
-            steps.append(
-                Segment(name, tuple(k for k, _, _ in pending), any(c for _, _, c in pending))
-            )
-            pending.clear()
 
-    for step in plan.steps:
-        if isinstance(step, LibraryCall):
-            flush()
-            steps.append(step)
-            continue
-        if step.batch is not None:
-            call = _batch_call(step, plan, context, functions, pointers, tables)
-            pending.append((step.name, call, False))
-            continue
-        kernel, starts = rebased(step, plan.over)
-        text = generate(kernel, plan.program.buffers, context, read_again, plan.over)
+class _Sources:
+    """What the turns of a plan have become so far."""
+
+    def __init__(self, plan: Plan, context: Context) -> None:
+        self.plan = plan
+        self.context = context
+        self.functions: dict[str, str] = {}  # text after the name -> name
+        self.long: set[str] = set()  # names of the functions that are long: much arithmetic
+        self.wide: set[str] = set()  # and of long maps, perhaps little else than loads and stores
+        self.pointers = {name: place for place, name in enumerate(leading_inputs(plan))}
+        self.sizes: dict[str, int] = {}
+        self.steps: list[Segment | LibraryCall] = []
+        self.segments: list[str] = []
+        self.tables: list[str] = []
+        self.read_again = frozenset(name for step in plan.steps for name in step.reads())
+
+    def run(self) -> CppSources:
+        for turn in self.plan.memory.turns:
+            steps = [self.plan.steps[number] for number in turn.numbers]
+            kernels = [step for step in steps if isinstance(step, Kernel)]
+            if kernels:
+                self._add_segment(kernels)
+            self.steps += [step for step in steps if not isinstance(step, Kernel)]
+        lowered, texts = (self.long, self.wide), [*self.tables, *self.segments]
+        return CppSources(
+            units=_units(self.functions, lowered, texts, self.context),
+            steps=tuple(self.steps),
+            pointers=tuple(self.pointers),
+            sizes=tuple(self.sizes),
+            num_distinct=len(self.functions),
+        )
+
+    def _add_segment(self, kernels: list[Kernel]) -> None:
+        rows = [self._kernel(k) if k.batch is None else self._batch(k) for k in kernels]
+        name, calls = f"segment{len(self.segments)}", "".join(f"  {call}\n" for call, _ in rows)
+        self.segments.append(f'extern "C" void {name}(void** p, const int64_t* s) {{\n{calls}}}\n')
+        checks_indices = any(needs_status for _, needs_status in rows)
+        self.steps.append(Segment(name, tuple(k.name for k in kernels), checks_indices))
+
+    def _function(self, text: KernelText | BatchText) -> str:
+        """The name of a function of this text."""
         key = f"({text.parameters}) {{\n{text.body}}}\n"
-        name = functions.setdefault(key, f"kernel{len(functions)}")
+        return self.functions.setdefault(key, f"kernel{len(self.functions)}")
+
+    def _kernel(self, step: Kernel) -> tuple[str, bool]:
+        """The call of a kernel, and whether it reports a status."""
+        plan = self.plan
+        kernel, starts = rebased(step, plan.over)
+        text = generate(kernel, plan.program.buffers, self.context, self.read_again, plan.over)
+        name = self._function(text)
         if is_long(kernel.members):
-            long.add(name)
+            self.long.add(name)
         elif _is_wide(kernel, text):
-            wide.add(name)
-        call = _call(name, text, plan, starts, pointers, sizes)
-        pending.append((step.name, call, text.needs_status))
-        if plan.is_guarded:
-            flush()  # so that each kernel is checked by itself
-    flush()
-    units = _units(functions, (long, wide), [*tables, *segments], context)
-    return CppSources(units, tuple(steps), tuple(pointers), tuple(sizes), len(functions))
+            self.wide.add(name)
+        return _call(name, text, plan, starts, self.pointers, self.sizes), text.needs_status
+
+    def _batch(self, step: Kernel) -> tuple[str, bool]:
+        """The call of a batch, whose table of pointers is built into the library."""
+        assert step.batch is not None
+        text = generate_batch(step.batch, self.context)
+        name = self._function(text)
+        order = [int(buffer[1:]) for buffer in text.arguments]  # t3: the fourth of a part's buffers
+        places = []
+        for part in step.batch.parts:
+            for number in order:
+                buffer = self.plan.over.get(part.buffers[number], part.buffers[number])
+                places.append(self.pointers.setdefault(buffer, len(self.pointers)) + 1)
+        self.tables.append(batch_tables(step.name, step.batch, places))
+        own = ", ".join(f"{what}_{step.name}" for what in ("places", "starts", "counts"))
+        return f"{name}(p, {own}, {len(step.batch.parts)}, (int)s[0]);", False
 
 
 def _call(
@@ -132,30 +159,6 @@ def _call(
     if text.needs_status:
         arguments.append("(int64_t*)p[0]")
     return f"{name}({', '.join(arguments)}, (int)s[0]);"
-
-
-def _batch_call(
-    step: Kernel,
-    plan: Plan,
-    context: Context,
-    functions: dict[str, str],
-    pointers: dict[str, int],
-    tables: list[str],
-) -> str:
-    """The call of a batch, whose table of pointers is built into the library."""
-    assert step.batch is not None
-    text = generate_batch(step.batch, context)
-    key = f"({text.parameters}) {{\n{text.body}}}\n"
-    name = functions.setdefault(key, f"kernel{len(functions)}")
-    order = [int(buffer[1:]) for buffer in text.arguments]  # t3 is the fourth of a part's buffers
-    places = []
-    for part in step.batch.parts:
-        for number in order:
-            buffer = plan.over.get(part.buffers[number], part.buffers[number])
-            places.append(pointers.setdefault(buffer, len(pointers)) + 1)
-    tables.append(batch_tables(step.name, step.batch, places))
-    own = ", ".join(f"{what}_{step.name}" for what in ("places", "starts", "counts"))
-    return f"{name}(p, {own}, {len(step.batch.parts)}, (int)s[0]);"
 
 
 def _is_wide(kernel: Kernel, text: KernelText) -> bool:

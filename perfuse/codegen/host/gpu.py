@@ -1,14 +1,14 @@
 """`generate_gpu_host`: the Plan's steps as one Python function that launches GPU kernels.
 
 Names in the text, besides those of program.py: `G` the table of grids, `F` the segments. Small
-temporaries lie in the arena of a frame, which belongs to one stream. Other memory comes from
-PyTorch's allocator, in the order of the stream, and goes back after its last use.
-Kernels between two calls are one segment, launched by one call: what dies inside a segment is used
-again inside it, and where much memory dies, the segment ends.
+temporaries are in the arena of a frame, which belongs to one stream. Other memory comes from
+PyTorch's allocator, in the order of the stream. A turn of kernels is one segment, launched by one
+call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,39 +17,34 @@ from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.storage import storage_inputs
 from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow
-from perfuse.codegen.triton.sources import Launch, Scratch, TritonSources
-from perfuse.ir.dtype import DType, to_torch
+from perfuse.codegen.triton.sources import Launch, TritonSources
+from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Buffer, LibraryCall, Opaque, View
-from perfuse.schedule.memory import leading_inputs, num_bytes, touched
+from perfuse.ir.program import LibraryCall, Opaque, View
+from perfuse.schedule.allocate import scratch_name, with_memory
+from perfuse.schedule.memory import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
+from perfuse.schedule.turns import Allocation, Scratch, Source
+from perfuse.schedule.verify_memory import verify_memory
 from perfuse.torch_compat import element_bytes
 
 
 def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) -> HostSource:
+    """The host program; the memory of the plan is decided with the scratch that sources need."""
+    plan = with_memory(plan, is_gpu=True, scratch=_scratch_of(plan, sources))
+    verify_memory(plan)  # always: a mistake here would change values and report nothing
     return _GpuWriter(plan, sources, device).run()
 
 
-# Scratch of one kernel that shares a piece of memory starts at multiples of this.
-ALIGNMENT = 256
-
-
-def _num_bytes(scratch: Scratch) -> int:
-    assert isinstance(scratch.size, int)
-    return scratch.size * scratch.dtype.num_bytes
-
-
-def _rounded_up(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _scoped(kernel: Kernel, scratch: str) -> str:
-    """The host's name of a kernel's scratch: unique in the program."""
-    return f"{kernel.name}_{scratch}"
+def _scratch_of(plan: Plan, sources: TritonSources) -> dict[str, tuple[Scratch, ...]]:
+    """The scratch of each kernel that needs some."""
+    every = zip(plan.kernels, sources.launches, strict=True)
+    found = {k.name: {s.name: s for each in runs for s in each.scratch} for k, runs in every}
+    return {name: tuple(scratch.values()) for name, scratch in found.items() if scratch}
 
 
 def _renamed(kernel: Kernel, launches: tuple[Launch, ...]) -> dict[str, str]:
-    return {s.name: _scoped(kernel, s.name) for launch in launches for s in launch.scratch}
+    return {s.name: scratch_name(kernel, s.name) for launch in launches for s in launch.scratch}
 
 
 def _leading(plan: Plan, sources: TritonSources) -> list[str]:
@@ -79,7 +74,6 @@ def _pointers(plan: Plan, sources: TritonSources) -> tuple[str, ...]:
         names = _renamed(kernel, launches)
         for launch in launches:
             found |= dict.fromkeys(names.get(b, b) for b in launch.buffers)
-            found |= dict.fromkeys(name for name, _ in launch.fills)
             found |= dict.fromkeys(names[s.name] for s in launch.scratch)
     return tuple(found)
 
@@ -99,26 +93,18 @@ class _GpuWriter(HostWriter):
         self.sources = sources
         self.device = device
         self.leading = _leading(plan, sources)
-        outputs: list[Any] = list(self.program.outputs)
-        self.leaving |= {o.name for o in outputs if isinstance(o, Opaque)}
-        self.seen_by_calls = self._seen_by_calls()
         self.aligned = _aligned(sources)
+        self.written = {name for step in plan.steps for name in _written(step)}
         self.records: list[LaunchRow | FillRow] = []
         self.segments: list[tuple[int, int]] = []
         self.kept: list[KeptRow] = []
-        self.pending = 0  # records since the last launch call
-        self.names: list[str] = []  # the kernels of these
-        self.sizes_now: list[str] = []  # lines that fill G for the pending records
-        self.spare: dict[str, int] = {}  # dead temporaries of the pending segment, their bytes
-        self.made_as: dict[str, str] = {}  # whose tensor a buffer is that took over another's
-        self.scratch_bytes: dict[str, int | None] = {}
-        self.scratch_places: dict[int, int] = {}  # place in P -> byte offset in the arena
-        self.scratch_guards: list[GuardRow] = []
-        self.arena_bytes = _rounded_up(plan.arena_bytes)
-
-    def _seen_by_calls(self) -> set[str]:
-        calls = [step for step in self.plan.steps if isinstance(step, LibraryCall)]
-        return {name for step in calls for name in touched(step)}
+        self.sizes_now: list[str] = []  # lines that fill G for the records of the turn
+        self.scratch = {
+            scratch_name(kernel, scratch.name): scratch
+            for kernel, launches in zip(plan.kernels, sources.launches, strict=True)
+            for launch in launches
+            for scratch in launch.scratch
+        }
 
     def run(self) -> HostSource:
         w = self.w
@@ -143,39 +129,24 @@ class _GpuWriter(HostWriter):
         self._plain_results()
         if not self.plan.is_guarded:
             w.line("frame.home.append(frame)")
-        w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
-        return HostSource(
-            "def call(args):\n" + w.text(),
-            len(self.places) + 1,
-            len(self.sizes) + 1,
-            self.arena_bytes,
-            tuple(self.windows),
-            (*self._fixed_pointers(), *self.scratch_places.items()),
-            tuple(self.program.constants),
-            len(self.program.inputs),
-            (),
-            tuple(dict.fromkeys(s.op for s in self.plan.steps if isinstance(s, LibraryCall))),
-            self._tables(),
-            (*self._guards(), *self.scratch_guards),
-        )
+        self._results()
+        return self._host_source(gpu=self._tables())
 
     def _has_unknown_grid(self) -> bool:
         every = [launch for launches in self.sources.launches for launch in launches]
         dims = [d for launch in every for d in (*launch.grid, *(s.size for s in launch.scratch))]
-        dims += [self.program.buffers[n].num_elements for launch in every for n, _ in launch.fills]
         return any(not isinstance(d, int) for d in dims)
 
     def _tables(self) -> GpuTables:
-        written = {name for step in self.plan.steps for name in _written(step)}
-        numbers = [k for k, name in enumerate(self.program.inputs) if name in written]
+        numbers = [k for k, name in enumerate(self.program.inputs) if name in self.written]
         return GpuTables(
-            str(self.device),
-            tuple(self.records),
-            tuple(self.segments),
-            tuple(self.kept),
-            tuple(numbers),
-            "memory_is_watched" if self.plan.is_guarded else _reason_unfit(self.plan),
-            self._is_dynamic(),
+            device=str(self.device),
+            records=tuple(self.records),
+            segments=tuple(self.segments),
+            kept=tuple(self.kept),
+            written=tuple(numbers),
+            unfit="memory_is_watched" if self.plan.is_guarded else _reason_unfit(self.plan),
+            is_dynamic=self._is_dynamic(),
         )
 
     def _is_dynamic(self) -> bool:
@@ -198,7 +169,7 @@ class _GpuWriter(HostWriter):
         for name in passed:
             self.w.line(f"p{name} = {name}.data_ptr()")
         promised = [n for n in passed if n in self.aligned]
-        seen = storage_inputs(self.plan) - {n for step in self.plan.steps for n in _written(step)}
+        seen = storage_inputs(self.plan) - self.written
         for name in sorted(seen.intersection(promised)):
             # Kernels get an aligned copy; calls look at the storage of the input itself.
             self.w.line(f"if p{name} & 15: k{name} = aligned({name}); p{name} = k{name}.data_ptr()")
@@ -218,38 +189,55 @@ class _GpuWriter(HostWriter):
     # -- steps -----------------------------------------------------------------------------
 
     def _steps(self) -> None:
-        launches = iter(self.sources.launches)
-        number = -1
-        for number, step in enumerate(self.plan.steps):
-            if isinstance(step, LibraryCall):
-                self._flush(number - 1)
-                self.turns[number] = self.turn
-                self._call(step)
-                self.ready |= {o for o in step.outs if o and o not in self.program.buffers}
-                self._release(number)
-            else:
-                self._kernel(step, next(launches), number)
-        self._flush(number)
+        memory, launches = self.plan.memory, iter(self.sources.launches)
+        self._release(memory.freed_at_entry)
+        for self.turn, turn in enumerate(memory.turns):
+            names: list[str] = []
+            first = len(self.records)
+            for number, added in zip(turn.numbers, turn.allocated, strict=True):
+                step = self.plan.steps[number]
+                self._allocate(added)
+                if isinstance(step, LibraryCall):
+                    self._call(step)
+                else:
+                    self._kernel(step, next(launches))
+                    names.append(step.name)
+            self._segment(first, names)
+            self._release(turn.freed)
 
-    def _kernel(self, kernel: Kernel, launches: tuple[Launch, ...], number: int) -> None:
-        self.turns[number] = self.turn
-        self.names.append(kernel.name)
-        for name in sorted(touched(kernel)):
-            self._allocate(name)
-        self._scratch(kernel, launches, number)
+    def _segment(self, first: int, names: list[str]) -> None:
+        """Launch the records from `first` on; a kernel of no elements has none."""
+        if len(self.records) > first:
+            for line in self.sizes_now:
+                self.w.line(line)
+            line = f"if code := launch(F[{len(self.segments)}], stream): failed(code)"
+            self._run(line, ", ".join(names))
+            self.segments.append((first, len(self.records) - first))
+            self.sizes_now.clear()
+
+    def _kernel(self, kernel: Kernel, launches: tuple[Launch, ...]) -> None:
         names = _renamed(kernel, launches)
         filled: set[str] = set()
         for launch in launches:
             for scratch in launch.scratch:
-                is_new = scratch.name not in filled and not scratch.is_kept
-                if is_new and scratch.fill is not None:
-                    self._fill(names[scratch.name], scratch.dtype, scratch.fill, scratch.size)
+                if scratch.name not in filled:
+                    self._prepare(names[scratch.name], scratch)
                 filled.add(scratch.name)
-            for buffer, value in launch.fills:
-                made = self.program.buffers[buffer]
-                self._fill(buffer, made.dtype, value, made.num_elements)
             self._launch(launch, names)
-        self._retire(number)
+
+    def _prepare(self, name: str, scratch: Scratch) -> None:
+        """Have scratch filled: before each launch, or once where it is kept."""
+        value = scratch.fill or 0 if scratch.is_kept else scratch.fill
+        if value is None:
+            return
+        pattern = element_bytes(value, to_torch(scratch.dtype)).hex()
+        if scratch.is_kept:
+            assert isinstance(scratch.size, int), "kept memory has a size known now"
+            self.kept.append(KeptRow(self.places[name], pattern, scratch.size))
+            return
+        self._grid((scratch.size,))
+        known = scratch.size if isinstance(scratch.size, int) else UNKNOWN
+        self.records.append(FillRow(self.places[name], pattern, known))
 
     def _launch(self, launch: Launch, names: dict[str, str]) -> None:
         self._grid(launch.grid)
@@ -257,14 +245,6 @@ class _GpuWriter(HostWriter):
         pointers = tuple(self.places[names.get(b, b)] for b in launch.buffers)
         sizes = tuple(self.sizes.index(s) + 1 for s in launch.symbols)
         self.records.append(LaunchRow(launch.kernel, pointers, sizes, (x, y, z)))
-        self.pending += 1
-
-    def _fill(self, name: str, dtype: DType, value: int | float, count: Dim) -> None:
-        self._grid((count,))
-        known = count if isinstance(count, int) else UNKNOWN
-        pattern = element_bytes(value, to_torch(dtype)).hex()
-        self.records.append(FillRow(self.places[name], pattern, known))
-        self.pending += 1
 
     def _grid(self, dims: tuple[Dim, ...]) -> None:
         first = 3 * len(self.records)
@@ -272,137 +252,52 @@ class _GpuWriter(HostWriter):
             if not isinstance(dim, int):
                 self.sizes_now.append(f"G[{first + k}] = {self._dim(dim)}")
 
-    def _scratch(self, kernel: Kernel, launches: tuple[Launch, ...], number: int) -> None:
-        """Memory for what a kernel's launches need besides buffers; one piece where sizes allow."""
-        every = {s.name: s for launch in launches for s in launch.scratch}
-        for scratch in every.values():
-            if scratch.is_kept:
-                self._keep(_scoped(kernel, scratch.name), scratch)
-        fresh = [s for s in every.values() if not s.is_kept]
-        known = [s for s in fresh if isinstance(s.size, int)]
-        if sum(_num_bytes(s) for s in known) <= self.plan.thresholds.gpu_scratch_bytes:
-            self._place_scratch(kernel, known)
-            fresh, known = [s for s in fresh if s not in known], []
-        if len(known) > 1:
-            self._one_piece(kernel, known, number)
-        for scratch in fresh:
-            if scratch not in known or len(known) == 1:
-                name, size = _scoped(kernel, scratch.name), self._dim(scratch.size)
-                bytes_known = _num_bytes(scratch) if scratch in known else None
-                made = self._memory(name, f"({size},), (1,), {to_torch(scratch.dtype)}")
-                self._own(name, made, bytes_known, number)
-                self._set_pointer(name)
-
-    def _place_scratch(self, kernel: Kernel, known: list[Scratch]) -> None:
-        """After the arena, where the scratch of every kernel lies: they run one after another."""
-        offset = _rounded_up(self.plan.arena_bytes)
-        for scratch in known:
-            name, size = _scoped(kernel, scratch.name), _num_bytes(scratch)
-            self.scratch_places[self.places[name]] = offset
-            if self.plan.is_guarded:
-                kind, turn = str(to_torch(scratch.dtype)), self.turn
-                self.scratch_guards.append(GuardRow(name, offset, size, kind, turn, turn))
-                offset += ALIGNMENT  # a band
-            offset += _rounded_up(size)
-        self.arena_bytes = max(self.arena_bytes, offset)
-
-    def _keep(self, name: str, scratch: Scratch) -> None:
-        assert isinstance(scratch.size, int), "kept memory has a size known now"
-        pattern = element_bytes(scratch.fill or 0, to_torch(scratch.dtype)).hex()
-        self.kept.append(KeptRow(self.places[name], pattern, scratch.size))
-
-    def _one_piece(self, kernel: Kernel, known: list[Scratch], number: int) -> None:
-        offsets, total = [], 0
-        for scratch in known:
-            offsets.append(total)
-            total += _rounded_up(_num_bytes(scratch))
-        piece = _scoped(kernel, "scratch")
-        self._own(piece, self._memory(piece, f"({total},), (1,), torch.uint8"), total, number)
-        self.w.line(f"p = {piece}.data_ptr()")
-        for scratch, offset in zip(known, offsets, strict=True):
-            place = self.places[_scoped(kernel, scratch.name)]
-            self.w.line(f"P[{place}] = p + {offset}" if offset else f"P[{place}] = p")
-
-    def _own(self, name: str, made: str, num_bytes: int | None, number: int) -> None:
-        """Memory that is needed by one step alone."""
-        self.w.line(f"{name} = {made}")
-        self.scratch_bytes[name] = num_bytes
-        self.ready.add(name)
-        self.last_use[name] = number
-
     # -- memory ----------------------------------------------------------------------------
 
-    def _flush(self, number: int) -> None:
-        """Launch what is pending, and give back what was needed last by the steps so far."""
-        if self.pending:
-            for line in self.sizes_now:
-                self.w.line(line)
-            line = f"if code := launch(F[{len(self.segments)}], stream): failed(code)"
-            self._turn(line, ", ".join(self.names))
-            self.names.clear()
-            self.segments.append((len(self.records) - self.pending, self.pending))
-            self.pending = 0
-            self.sizes_now.clear()
-        self.spare.clear()
-        self._release(number)
+    def _source(self, made: Allocation) -> str:
+        if made.name in self.program.buffers:
+            return super()._source(made)
+        scratch = self.scratch.get(made.name)
+        if scratch is None:  # a piece for several
+            return self._memory(made.name, f"({made.num_bytes},), (1,), torch.uint8")
+        size = self._dim(scratch.size)
+        return self._memory(made.name, f"({size},), (1,), {to_torch(scratch.dtype)}")
 
-    def _retire(self, number: int) -> None:
-        """After a kernel: end the segment where much memory dies, else keep it for the next."""
-        alive = (self.ready | self.held) - self.leaving
-        dying = [n for n in sorted(alive) if self.last_use.get(n) == number]
-        sizes = {name: self._bytes(name) for name in dying}
-        known = sum(filter(None, sizes.values()))
-        # Giving much memory back is worth a launch call of its own (about a microsecond).
-        if None in sizes.values() or known >= self.plan.thresholds.gpu_release_bytes:
-            self._flush(number)
+    def _point(self, made: Allocation) -> None:
+        place = self.places.get(made.name)
+        if made.source is Source.PART:
+            self.w.line(f"P[{place}] = p + {made.offset}" if made.offset else f"P[{place}] = p")
+        elif made.source is Source.REUSED and place is not None and made.of in self.places:
+            self.w.line(f"P[{place}] = P[{self.places[made.of]}]")
+        elif place is None and made.name not in self.program.buffers:
+            self.w.line(f"p = {made.name}.data_ptr()")
         else:
-            ours = {n for n in dying if n in self.program.buffers}
-            temps = {n for n in ours if self.program.buffers[n].role == "temp"}
-            self.spare |= {n: size for n, size in sizes.items() if n in temps and size}
+            super()._point(made)
 
-    def _bytes(self, name: str) -> int | None:
-        if name in self.scratch_bytes:
-            return self.scratch_bytes[name]
-        buffer = self.program.buffers.get(name)
-        return num_bytes(buffer) if buffer is not None else 0
+    def _scratch_in_arena(self) -> Iterator[tuple[Allocation, int]]:
+        """The scratch that is in the arena, with the turn of its kernel."""
+        for number, turn in enumerate(self.plan.memory.turns):
+            for made in (made for added in turn.allocated for made in added):
+                if made.source is Source.ARENA and made.name in self.scratch:
+                    yield made, number
 
-    def _allocate(self, name: str) -> None:
-        buffer = self.program.buffers[name]
-        is_new = name not in self.ready and name not in self.plan.places
-        found = self._spare_for(buffer) if is_new else None
-        if found is None:
-            super()._allocate(name)
-            return
-        del self.spare[found]
-        self.made_as[name] = self.made_as.get(found, found)
-        self.w.line(f"{name} = {found}")
-        self.w.line(f"P[{self.places[name]}] = P[{self.places[found]}]")
-        self.ready.add(name)
+    def _fixed_pointers(self) -> tuple[tuple[int, int], ...]:
+        scratch = ((self.places[made.name], made.offset) for made, _ in self._scratch_in_arena())
+        return (*super()._fixed_pointers(), *scratch)
 
-    def _spare_for(self, buffer: Buffer) -> str | None:
-        """A dead temporary of the pending segment whose memory serves for this buffer."""
-        if buffer.role != "temp" or buffer.name not in self.places:
-            return None
-        size = num_bytes(buffer)
-        is_private = buffer.name not in self.seen_by_calls | self.leaving
-        for name, spare in self.spare.items():
-            old = self.program.buffers[self.made_as.get(name, name)]
-            same = (old.dtype, old.shape, old.strides) == (
-                buffer.dtype,
-                buffer.shape,
-                buffer.strides,
-            )
-            if spare == size and (is_private or same):
-                return name
-        return None
+    def _guards(self) -> tuple[GuardRow, ...]:
+        rows = [*super()._guards()]
+        for made, turn in self._scratch_in_arena() if self.plan.is_guarded else ():
+            kind, size = str(to_torch(self.scratch[made.name].dtype)), made.num_bytes or 0
+            rows.append(GuardRow(made.name, made.offset, size, kind, turn, turn))
+        return tuple(rows)
 
     def _adopt(self, name: str) -> None:
         super()._adopt(name)
         if name in self.aligned:
             place = f"P[{self.places[name]}]"
             # What is not written stays itself: a result may be a view of an input, at its offset.
-            is_written = any(name in _written(step) for step in self.plan.steps)
-            copy = name if is_written else f"k{name}"
+            copy = name if name in self.written else f"k{name}"
             moved = f"{copy} = aligned({name}); {place} = {copy}.data_ptr()"
             self.w.line(f"if {place} & 15: {moved}")
 

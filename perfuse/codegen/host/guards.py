@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfuse.codegen.writer import Writer
@@ -23,12 +23,12 @@ class GuardRow:
     last: int
 
 
-def guard_rows(plan: Plan, turns: Mapping[int, int]) -> Iterator[GuardRow]:
-    """The rows of a plan; `turns` says in which turn of the host each step runs."""
+def guard_rows(plan: Plan) -> Iterator[GuardRow]:
+    """The rows of a plan's buffers."""
     used: dict[str, list[int]] = {}
-    for number, step in enumerate(plan.steps):
-        for name in touched(step):
-            used.setdefault(plan.over.get(name, name), []).append(turns[number])
+    for turn, run in enumerate(plan.memory.turns):
+        for name in {name for number in run.numbers for name in touched(plan.steps[number])}:
+            used.setdefault(plan.over.get(name, name), []).append(turn)
     for name in sorted(plan.places.keys() & used.keys()):
         buffer = plan.program.buffers[name]
         size = num_bytes(buffer)
@@ -46,9 +46,7 @@ class WatchedMemory:
         self.plan = plan
         self.w = Writer(1)
         self.leaving = output_buffers(plan.program)
-        self.ready: set[str] = set()
-        self.turn = 0  # segments and calls so far
-        self.turns: dict[int, int] = {}  # the turn of each step
+        self.turn = 0  # the one that is being written
 
     def _memory(self, name: str, layout: str) -> str:
         """New memory of a shape, strides and a dtype."""
@@ -61,7 +59,7 @@ class WatchedMemory:
         if self.plan.is_guarded:
             self.w.line("memory = guard(frame)")
 
-    def _turn(self, line: str, what: str, copied: Sequence[str] = ()) -> None:
+    def _run(self, line: str, what: str, copied: Sequence[str] = ()) -> None:
         """A line that runs a segment or a call, and what surrounds it.
 
         Results that look at an argument's memory are copied before that is poisoned.
@@ -73,14 +71,14 @@ class WatchedMemory:
             self.w.line(f"{name} = {name}.clone()")
         if self.plan.is_guarded:
             self.w.line(f"memory.after({self.turn}, {what!r})")
-        self.turn += 1
 
     def _plain_results(self) -> None:
         """Before leaving: results as tensors that own their memory."""
         if self.plan.is_guarded:
             self.w.line("memory.finish()")
-            for name in sorted(self.leaving & self.ready & self.plan.program.buffers.keys()):
+            made = {allocation.name for allocation in self.plan.memory.allocations()}
+            for name in sorted(self.leaving & made):
                 self.w.line(f"{name} = memory.result({name})")
 
     def _guards(self) -> tuple[GuardRow, ...]:
-        return tuple(guard_rows(self.plan, self.turns)) if self.plan.is_guarded else ()
+        return tuple(guard_rows(self.plan)) if self.plan.is_guarded else ()

@@ -15,8 +15,8 @@ from perfuse.codegen.cpp.unit import CppSources, Segment
 from perfuse.errors import ArtefactError
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.program import Buffer, LibraryCall, Matmul, View
-from perfuse.schedule.memory import num_bytes, touched
 from perfuse.schedule.plan import Plan
+from perfuse.schedule.turns import Allocation, Source
 
 NO_MATRIX = "- 0 0 0 0"
 
@@ -42,43 +42,38 @@ class _Native:
         self.sources = sources
         self.buffers = plan.program.buffers
         self.places = {name: k + 1 for k, name in enumerate(sources.pointers)}
-        self.ready: set[str] = set()
 
     def lines(self) -> Iterator[str]:
         yield f"tables {len(self.places) + 1} {len(self.sources.sizes) + 1} {self.plan.arena_bytes}"
         for name in self.sources.pointers:
             if self.buffers[name].role in ("input", "constant"):
                 yield f"point {self.places[name]} {name}"
-        number = 0
-        for step in self.sources.steps:
+        for turn, step in zip(self.plan.memory.turns, self.sources.steps, strict=True):
             if isinstance(step, LibraryCall) and not step.into_out:
                 raise cannot(f"it calls {step.op}")
-            count = len(step.kernels) if isinstance(step, Segment) else 1
-            for inner in self.plan.steps[number : number + count]:
-                for name in sorted(touched(inner)):
-                    yield from self._made(name)
-            number += count
+            for added in turn.allocated:
+                for made in added:
+                    yield from self._made(made)
             if isinstance(step, Segment):
                 yield f"segment {step.name} {step.checks_indices:d}"
             else:
                 assert isinstance(step, Matmul), "no other call writes into memory of ours"
                 yield self._matmul(step)
+        for made in self.plan.memory.at_exit:
+            yield from self._made(made)
         for out in self.plan.program.outputs:
-            yield from self._output(out)
+            yield self._output(out)
 
-    def _made(self, name: str) -> Iterator[str]:
-        buffer = self.buffers.get(name)
-        if buffer is None or buffer.role in ("seeds", "extern"):
-            raise cannot("it draws random numbers or carries values that are not tensors")
-        if name in self.ready or buffer.role in ("input", "constant"):
-            return
-        self.ready.add(name)
-        if name in self.plan.places:
-            yield f"place {name} {self.plan.places[name]}"
-        elif name in self.plan.over:
-            yield f"same {name} {self.plan.over[name]}"
+    def _made(self, made: Allocation) -> Iterator[str]:
+        name = made.name
+        if self.buffers[name].role == "seeds":
+            raise cannot("it draws random numbers")
+        if made.source is Source.ARENA:
+            yield f"place {name} {made.offset}"
+        elif made.source is Source.REUSED:
+            yield f"same {name} {made.of}"
         else:
-            yield f"make {name} {_known(num_bytes(buffer))}"
+            yield f"make {name} {_known(made.num_bytes)}"
         if name in self.places:
             yield f"point {self.places[name]} {name}"
 
@@ -97,14 +92,13 @@ class _Native:
         rest = " ".join([*(_matrix(v, v.shape) for v in views), third])
         return f"product {head} {numbers[0]!r} {numbers[1]!r} {rest}"
 
-    def _output(self, out: Any) -> Iterator[str]:
+    def _output(self, out: Any) -> str:
         if not isinstance(out, View):
             raise cannot("a result is not a tensor that it computes")
-        yield from self._made(out.buffer)
         buffer = self.buffers[out.buffer]
         if buffer.role in ("input", "constant") or out.buffer in self.plan.places:
             raise cannot("a result is memory of an argument")
-        yield f"output {layout(out.buffer, out.offset, buffer, out)}"
+        return f"output {layout(out.buffer, out.offset, buffer, out)}"
 
 
 def layout(name: str, offset: Any, buffer: Buffer, view: View | Buffer) -> str:

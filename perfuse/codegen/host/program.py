@@ -7,6 +7,7 @@ use: tables, arena, windows; calls that overlap take different frames.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,9 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Atom, Dim, Index
 from perfuse.ir.program import Buffer, LibraryCall, Loop, Opaque, View
-from perfuse.schedule.memory import (
-    first_and_last,
-    is_forgotten_early,
-    leading_inputs,
-    touched,
-)
+from perfuse.schedule.memory import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Step
+from perfuse.schedule.turns import Allocation, Source
 from perfuse.torch_compat import OpOverload
 
 
@@ -73,14 +70,6 @@ class HostWriter(WatchedMemory):
         self.places = {name: k + 1 for k, name in enumerate(pointers)}
         self.windows: dict[Window, int] = {}
         self.given, self.own_views = views_from_calls(plan)
-        _, self.last_use = first_and_last(map(touched, plan.steps))
-        self.held = {
-            name
-            for name in self.program.given_up
-            if name in self.program.buffers
-            and name not in self.leaving
-            and is_forgotten_early(self.program.buffers[name], plan.thresholds.forget_bytes)
-        }
         self.known_symbols: set[str] = set()
 
     # -- entry -----------------------------------------------------------------------------
@@ -155,35 +144,31 @@ class HostWriter(WatchedMemory):
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _release(self, number: int) -> None:
-        """Forget tensors after their last use, so that their memory can be used again.
-
-        Inputs too, where they were saved for this program alone.
-        """
-        alive = (self.ready | self.held) - self.leaving
-        gone = {n for n in alive if self.last_use.get(n, -1) <= number}
+    def _release(self, names: Iterable[str]) -> None:
+        """Forget tensors, so that their memory can be used again."""
+        gone = ", ".join(names)
         if gone:
-            self.w.line(f"del {', '.join(sorted(gone))}")
-            self.ready -= gone
-            self.held -= gone
+            self.w.line(f"del {gone}")
 
-    def _allocate(self, name: str) -> None:
-        buffer = self.program.buffers[name]
-        if (
-            name in self.ready
-            or name in self.plan.places
-            or buffer.role in ("input", "constant", "extern")
-        ):
-            return
-        if name in self.plan.over:
-            self.w.line(f"{name} = {self.plan.over[name]}")
-        elif buffer.role == "seeds":
-            self.w.line(f"{name} = new_seeds({self._dim(buffer.shape[0])})")
-        else:
-            self.w.line(f"{name} = {self._empty(buffer)}")
-        self.ready.add(name)
-        if name in self.places:
-            self._set_pointer(name)
+    def _allocate(self, allocations: Iterable[Allocation]) -> None:
+        """Write what the plan decided; arenas are placed before, calls return their results."""
+        for made in allocations:
+            if made.source in (Source.NEW, Source.REUSED):
+                self.w.line(f"{made.name} = {self._source(made)}")
+            if made.source not in (Source.ARENA, Source.CALL):
+                self._point(made)
+
+    def _point(self, made: Allocation) -> None:
+        if made.name in self.places:
+            self._set_pointer(made.name)
+
+    def _source(self, made: Allocation) -> str:
+        if made.source is Source.REUSED:
+            return made.of
+        buffer = self.program.buffers[made.name]
+        if buffer.role == "seeds":
+            return f"new_seeds({self._dim(buffer.shape[0])})"
+        return self._empty(buffer)
 
     def _empty(self, buffer: Buffer) -> str:
         dims = f"{self._dims(buffer.shape)}, {self._dims(buffer.strides)}"
@@ -198,15 +183,14 @@ class HostWriter(WatchedMemory):
         if step.into_out:
             (name,) = step.outs
             assert name is not None
-            self._allocate(name)
             out = self._whole(name) if step.window is None else self._view(step.window)
             line = f"{function_name(step.op)}({', '.join([*args, f'out={out}'])})"
-            self._turn(line, step.op)
+            self._run(line, step.op)
             return
         names = [o or "_" for o in step.outs]
         left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
         copied = [name for name in step.outs if name and step.returns_view]
-        self._turn(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op, copied)
+        self._run(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op, copied)
         for size in step.measured:
             self.w.line(f"{size.symbol} = {size.out}.size({size.axis})")
         for made in step.outs:
@@ -219,7 +203,6 @@ class HostWriter(WatchedMemory):
     def _adopt(self, name: str) -> None:
         """A tensor that ATen made: kernels rely on the strides it was traced with."""
         buffer = self.program.buffers[name]
-        self.ready.add(name)
         if buffer.shape:
             self.w.line(f"{name} = with_strides({name}, {self._dims(buffer.strides)})")
         if name in self.places:
@@ -262,7 +245,6 @@ class HostWriter(WatchedMemory):
         buffer = self.program.buffers[view.buffer]
         if view.buffer in self.plan.places:
             return self._arena_view(view, buffer)
-        self._allocate(view.buffer)
         if _is_whole(view, buffer):
             return view.buffer
         if _is_transpose(view, buffer):
@@ -293,9 +275,31 @@ class HostWriter(WatchedMemory):
         return f"T[{self.windows.setdefault(made, len(self.windows))}]"
 
     def _fixed_pointers(self) -> tuple[tuple[int, int], ...]:
-        """Places in P of what lies in the arena, with its byte offset there."""
+        """Places in P of what is in the arena, with its byte offset there."""
         every = ((place, self.plan.places.get(name)) for name, place in self.places.items())
         return tuple((place, offset) for place, offset in every if offset is not None)
+
+    def _results(self) -> None:
+        self._allocate(self.plan.memory.at_exit)
+        self.w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
+
+    def _host_source(
+        self, segments: tuple[str, ...] = (), gpu: GpuTables | None = None
+    ) -> HostSource:
+        return HostSource(
+            text="def call(args):\n" + self.w.text(),
+            num_pointers=len(self.places) + 1,
+            num_sizes=len(self.sizes) + 1,
+            arena_bytes=self.plan.memory.arena_bytes,
+            windows=tuple(self.windows),
+            fixed_pointers=self._fixed_pointers(),
+            constants=tuple(self.program.constants),
+            num_inputs=len(self.program.inputs),
+            segments=segments,
+            ops=tuple(dict.fromkeys(s.op for s in self.plan.steps if isinstance(s, LibraryCall))),
+            gpu=gpu,
+            guards=self._guards(),
+        )
 
     def _output(self, value: Any) -> str:
         """A result. Windows on the program's own memory are not views in the sense of autograd.
@@ -336,47 +340,33 @@ class _CpuWriter(HostWriter):
         self._plain_results()
         if self.keeps_frames:
             w.line("frames.append(frame)")
-        w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
-        text = "def call(args):\n" + w.text()
-        return HostSource(
-            text,
-            len(self.places) + 1,
-            len(self.sources.sizes) + 1,
-            self.plan.arena_bytes,
-            tuple(self.windows),
-            self._fixed_pointers(),
-            tuple(self.program.constants),
-            len(self.program.inputs),
-            tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
-            tuple(dict.fromkeys(s.op for s in self.sources.steps if isinstance(s, LibraryCall))),
-            guards=self._guards(),
+        self._results()
+        return self._host_source(
+            segments=tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
         )
 
     def _steps(self) -> None:
-        number, last = 0, len(self.plan.steps)
-        for step in self.sources.steps:
+        turns = self.plan.memory.turns
+        for number, (turn, step) in enumerate(zip(turns, self.sources.steps, strict=True)):
+            self.turn = number
+            for added in turn.allocated:
+                self._allocate(added)
             if isinstance(step, Segment):
-                count = len(step.kernels)
-                for kernel in self.plan.steps[number : number + count]:
-                    for name in sorted(touched(kernel)):
-                        self._allocate(name)
-                self.turns |= dict.fromkeys(range(number, number + count), self.turn)
-                line = f"{step.name}(frame.pointers_at, frame.sizes_at)"
-                self._turn(line, ", ".join(step.kernels))
-                if step.checks_indices:
-                    where = _origins(self.plan.steps[number : number + count])
-                    sizes = self._dims(_checked_sizes(self.plan.steps[number : number + count]))
-                    self.w.line(f"if frame.status[0]: bad_index(frame, {where!r}, {sizes})")
-                number += count
+                self._segment(step, [self.plan.steps[number] for number in turn.numbers])
             else:
-                self.turns[number] = self.turn
                 self._call(step)
-                number += 1
-            if number < last:  # else all of them go with the function
-                self._release(number - 1)
+            if turn is not turns[-1]:  # else all of them go with the function
+                self._release(turn.freed)
+
+    def _segment(self, segment: Segment, steps: Sequence[Step]) -> None:
+        line = f"{segment.name}(frame.pointers_at, frame.sizes_at)"
+        self._run(line, ", ".join(segment.kernels))
+        if segment.checks_indices:
+            sizes = self._dims(_checked_sizes(steps))
+            self.w.line(f"if frame.status[0]: bad_index(frame, {_origins(steps)!r}, {sizes})")
 
 
-def _origins(steps: tuple[Step, ...]) -> str:
+def _origins(steps: Sequence[Step]) -> str:
     """The user's lines of those loops that look something up by an index that is data."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
     lines = [loop.origin.line for loop in loops if loop.origin.line and _looks_up(loop)]
@@ -388,7 +378,7 @@ def _looks_up(loop: Loop) -> bool:
     return any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
 
 
-def _checked_sizes(steps: tuple[Step, ...]) -> tuple[Dim, ...]:
+def _checked_sizes(steps: Sequence[Step]) -> tuple[Dim, ...]:
     """The sizes that indices read from data are held against."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
     indices = [at for loop in loops for at in [*(r.attr[1] for r in loop.reads()), loop.index]]

@@ -52,13 +52,13 @@ class GpuTables:
 def tables_of(document: dict[str, Any]) -> GpuTables:
     """The tables that `dataclasses.asdict` made this of."""
     return GpuTables(
-        str(document["device"]),
-        tuple(_record_of(row) for row in document["records"]),
-        tuple((int(first), int(count)) for first, count in document["segments"]),
-        tuple(KeptRow(**row) for row in document["kept"]),
-        tuple(document["written"]),
-        str(document["unfit"]),
-        bool(document["is_dynamic"]),
+        device=str(document["device"]),
+        records=tuple(_record_of(row) for row in document["records"]),
+        segments=tuple((int(first), int(count)) for first, count in document["segments"]),
+        kept=tuple(KeptRow(**row) for row in document["kept"]),
+        written=tuple(document["written"]),
+        unfit=str(document["unfit"]),
+        is_dynamic=bool(document["is_dynamic"]),
     )
 
 

@@ -16,13 +16,13 @@ from perfuse.codegen.triton.blocks import flat_members
 from perfuse.codegen.triton.carry import Carry
 from perfuse.codegen.triton.emit import ROWS, Block, Dialect, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
-from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.tiling import Machine, power_of_two
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Part
 from perfuse.schedule.tile import Tile
+from perfuse.schedule.turns import Scratch
 
 # Arguments of one launch: 4 KiB are what every driver takes.
 _MOST_ARGUMENTS = 480

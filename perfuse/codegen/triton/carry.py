@@ -10,7 +10,6 @@ from __future__ import annotations
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import COLUMNS, Block, Dialect, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
-from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.tiling import num_blocks, power_of_two
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
@@ -18,6 +17,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.schedule.plan import Kernel, Member
 from perfuse.schedule.tile import Tile
+from perfuse.schedule.turns import Scratch
 
 _MOST_JOINED = 2048  # what blocks found is read in steps of this many
 

@@ -18,7 +18,6 @@ from perfuse.codegen.triton.emit import (
     Scope,
     Value,
 )
-from perfuse.codegen.triton.sources import Scratch
 from perfuse.codegen.triton.spelling import POINTER_TYPE, quotient, start
 from perfuse.codegen.triton.streaming import streamed_places
 from perfuse.codegen.triton.tiling import columns_of, moves_float32, rows_of
@@ -31,6 +30,7 @@ from perfuse.ir.index import Atom, Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, Member, static_product
 from perfuse.schedule.tile import Tile
+from perfuse.schedule.turns import Scratch
 
 _MOST_NARROW = 2**31 - 1
 

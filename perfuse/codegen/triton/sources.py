@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
+from perfuse.schedule.turns import Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,6 @@ class TritonKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
-    """Memory that the generator needs beside the program's buffers; `name` is its own to choose.
-
-    Without `fill` its contents are undefined at each call. With `fill` it is filled before the
-    launch that lists it. With `is_kept` it is filled once, when it is made, and then lives as long
-    as the program: a kernel that leaves it as it found it (a counter of finished blocks, reset by
-    the last one) pays for no fill. Kept memory is never shared by launches that may overlap.
-    """
-
-    name: str
-    dtype: DType
-    size: Dim  # in elements; a kept one has a size known now
-    fill: int | float | None = None
-    is_kept: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a kernel. Names in `buffers` are the program's, or those in `scratch`.
 
@@ -53,7 +36,6 @@ class Launch:
     buffers: tuple[str, ...]
     symbols: tuple[str, ...]  # size symbols, passed after the buffers
     grid: tuple[Dim, Dim, Dim]
-    fills: tuple[tuple[str, int | float], ...] = ()  # program buffers filled before the launch
     scratch: tuple[Scratch, ...] = ()
 
 

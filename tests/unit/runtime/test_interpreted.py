@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import perfuse
-from perfuse.codegen.triton.sources import Launch, Scratch, TritonKernel, TritonSources
+from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.counters import counters
 from perfuse.graph.product_ops import aligned_product
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Plan
+from perfuse.schedule.turns import Scratch
 from perfuse.testing import fresh_cache, rand_strided, run_and_get_code
 from perfuse.torch_compat import reset_dynamo
 from tests.harness import plain_triton
@@ -208,11 +209,11 @@ import triton
 import triton.language as tl
 
 @triton.jit
-def total(x, out, done, n: tl.constexpr, BLOCK: tl.constexpr):
+def total(x, out, so_far, done, n: tl.constexpr, BLOCK: tl.constexpr):
   at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-  tl.atomic_add(out, tl.sum(tl.load(x + at, at < n, 0.0), 0))
+  tl.atomic_add(so_far, tl.sum(tl.load(x + at, at < n, 0.0), 0))
   if tl.atomic_add(done, 1) == tl.num_programs(0) - 1:
-    tl.store(out, tl.load(out) * 2)
+    tl.store(out, tl.load(so_far) * 2)
     tl.store(done, 0)
 """
 
@@ -221,11 +222,13 @@ def counting(plan: Plan, context: Any) -> TritonSources:
     """Twice the sum, taken by the last block to finish: needs a fill, and a counter that stays."""
     (step,) = plan.kernels
     (out,) = step.stored
-    signature = (("x", "*fp32"), ("out", "*fp32"), ("done", "*i32"))
+    signature = (("x", "*fp32"), ("out", "*fp32"), ("so_far", "*fp32"), ("done", "*i32"))
     constants = (("n", 100), ("BLOCK", 32))
     kernel = TritonKernel("total", signature, constants, frozenset({"x"}), 4, 1)
     done = Scratch("done", DType.I32, 1, 0, is_kept=True)
-    launch = Launch("total", ("i0", out, "done"), (), (4, 1, 1), ((out, 0.0),), (done,))
+    so_far = Scratch("so_far", DType.F32, 1, 0.0)
+    buffers = ("i0", out, "so_far", "done")
+    launch = Launch("total", buffers, (), (4, 1, 1), (so_far, done))
     return TritonSources(COUNTING, (kernel,), ((launch,),))
 
 
