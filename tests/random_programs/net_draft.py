@@ -125,7 +125,7 @@ class Filling:
 
     def numbers(self, dims: str) -> str:
         """A shape with its letters replaced: "O, C // G" becomes "4, 2"."""
-        letters = {n: self.token(n, None) for n in set(re.findall(r"\b[A-Z]\b", dims))}
+        letters = {n: self.token(n, None) for n in dict.fromkeys(re.findall(r"\b[A-Z]\b", dims))}
         values = eval(f"({dims},)", dict(letters))
         return ", ".join(map(str, values))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from random import Random
 
 import pytest
@@ -50,6 +53,26 @@ def test_hypothesis_finds_no_counterexample(rng: Random) -> None:
 
 def test_same_seed_same_program() -> None:
     assert from_seed(5).source() == from_seed(5).source()
+
+
+DIGEST = """
+import hashlib
+from tests.random_programs.kinds import KINDS, program_of
+texts = [program_of(kind, seed).standalone() for kind in sorted(KINDS) for seed in range(40)]
+print(hashlib.sha256("".join(texts).encode()).hexdigest())
+"""
+
+
+def test_a_seed_is_the_same_program_in_every_process() -> None:
+    """Python orders sets of strings differently from process to process."""
+
+    def digest(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", DIGEST]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert digest("1") == digest("2")
 
 
 def test_seeds_of_the_plain_kind_keep_their_programs() -> None:
