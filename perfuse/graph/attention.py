@@ -26,8 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 from perfuse.graph.aliases import mutated_inputs
 from perfuse.graph.attention_match import RESHAPES, Attention, match_attention
 from perfuse.graph.facts import is_same_size, is_same_tensor, packet_name, tensor_of
-from perfuse.graph.rewrite import Builder, scalar_of
-from perfuse.torch_compat import module_of
+from perfuse.graph.rewrite import Builder, replace_calls, scalar_of
 
 aten = torch.ops.aten
 _LOOKS = (*RESHAPES, "expand", "unsqueeze", "squeeze", "slice", "clone")
@@ -36,7 +35,7 @@ _LOOKS = (*RESHAPES, "expand", "unsqueeze", "squeeze", "slice", "clone")
 def fuse_attention(gm: GraphModule) -> GraphModule:
     """The pass."""
     found = {match.product: match for match in _matches(gm.graph) if _can_shape(match)}
-    return _replaced(gm, found) if found else gm
+    return replace_calls(gm, found, _kernel)
 
 
 def _matches(graph: Graph) -> Iterator[Attention]:
@@ -49,17 +48,9 @@ def _matches(graph: Graph) -> Iterator[Attention]:
             yield match
 
 
-def _replaced(gm: GraphModule, found: dict[Node, Attention]) -> GraphModule:
-    """A new module with the kernel's result in place of the last products."""
-    new = Graph()
-    copy: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
-        if node in found:
-            copy[node] = _Call(found[node], Builder(new), copy).emit()
-        else:
-            copy[node] = new.node_copy(node, lambda n: copy[n])
-    new._codegen = gm.graph._codegen
-    return module_of(gm, new)
+def _kernel(node: Node, match: Attention, build: Builder, copy: dict[Node, Node]) -> Node:
+    """The kernel's result in place of the last product."""
+    return _Call(match, build, copy).emit()
 
 
 def _has_heads(match: Attention) -> bool:

@@ -15,16 +15,15 @@ So: weights that are inputs stay as they are, whatever their size, and so do pro
 """
 
 from collections import defaultdict
-from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
-from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import attribute_of, attributes_of, tensor_of
+from perfuse.graph.rewrite import Builder, replace_calls
 from perfuse.ir.matmul import matmul_op
-from perfuse.torch_compat import disable_dispatch_modes, module_of
+from perfuse.torch_compat import disable_dispatch_modes
 
 MIN_PRODUCTS = 3
 MAX_WEIGHT = 64 * 64
@@ -36,8 +35,9 @@ Key = tuple[Node, tuple[int, ...], torch.dtype]
 
 def batch_products(gm: GraphModule) -> GraphModule:
     """The pass."""
-    groups = _groups(gm)
-    return _Batch(gm, groups).run() if groups else gm
+    batch = _Batch(gm)
+    found = {node: group for group in _groups(gm) for node in group}
+    return replace_calls(gm, found, batch.part, batch.attributes)
 
 
 def _groups(gm: GraphModule) -> list[list[Node]]:
@@ -71,53 +71,32 @@ def _key(node: Node, aliases: Aliases) -> Key | None:
 
 
 class _Batch:
-    """Builds the new graph: the batched product where the first of its parts stood."""
+    """Makes each of the products anew: as a part of the batched one, which the first brings."""
 
-    def __init__(self, gm: GraphModule, groups: list[list[Node]]) -> None:
+    def __init__(self, gm: GraphModule) -> None:
         self._gm = gm
-        self._group = {node: group for group in groups for node in group}
-        self._new = Graph()
-        self._copy: dict[Node, Node] = {}
         self._whole: dict[Node, Node] = {}  # the first of a group -> the batched product
-        self._weights: dict[str, torch.Tensor] = {}
+        self.attributes = attributes_of(gm)
 
-    def run(self) -> GraphModule:
-        for node in self._gm.graph.nodes:
-            part = self._part(node) if node in self._group else None
-            self._copy[node] = part or copy_node(self._new, node, self._copy)
-        self._new._codegen = self._gm.graph._codegen
-        return module_of({**attributes_of(self._gm), **self._weights}, self._new)
-
-    def _part(self, node: Node) -> Node:
-        group = self._group[node]
+    def part(self, node: Node, group: list[Node], build: Builder, copy: dict[Node, Node]) -> Node:
         if group[0] not in self._whole:
-            self._whole[group[0]] = self._product(group)
-        index = group.index(node)
-        return self._call(node, aten.select.int, self._whole[group[0]], 0, index)
+            self._whole[group[0]] = self._product(group, build, copy)
+        whole = self._whole[group[0]]
+        return build.call(node, aten.select.int, whole, 0, group.index(node))
 
-    def _product(self, group: list[Node]) -> Node:
+    def _product(self, group: list[Node], build: Builder, copy: dict[Node, Node]) -> Node:
         first = group[0]
-        x = self._copy[first.all_input_nodes[0]]
+        x = copy[first.all_input_nodes[0]]
         sizes = [len(group), *x.meta["val"].shape]
-        batch = self._call(first, aten.unsqueeze.default, x, 0)
-        batch = self._call(first, aten.expand.default, batch, sizes)
-        return self._call(first, aten.bmm.default, batch, self._stacked(group))
+        batch = build.call(first, aten.unsqueeze.default, x, 0)
+        batch = build.call(first, aten.expand.default, batch, sizes)
+        return build.call(first, aten.bmm.default, batch, self._stacked(group, build))
 
-    def _stacked(self, group: list[Node]) -> Node:
+    def _stacked(self, group: list[Node], build: Builder) -> Node:
         weights = [node.all_input_nodes[-1] for node in group]
-        name = f"_stacked_{len(self._weights)}"
+        name = f"_stacked_{len(self._whole)}"
         with disable_dispatch_modes(), torch.no_grad():
-            self._weights[name] = torch.stack(
+            self.attributes[name] = torch.stack(
                 [attribute_of(self._gm, str(w.target)) for w in weights]
             )
-        node = self._new.create_node("get_attr", name)
-        node.meta = dict(weights[0].meta)
-        node.meta["val"] = torch.stack([w.meta["val"] for w in weights])
-        return node
-
-    def _call(self, like: Node, target: Any, *args: Any) -> Node:
-        node = self._new.call_function(target, args)
-        node.meta = dict(like.meta)
-        values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-        node.meta["val"] = target(*values)
-        return node
+        return build.attribute(weights[0], name, torch.stack([w.meta["val"] for w in weights]))

@@ -7,12 +7,12 @@ for the same tensor (`alias`, `detach`, `lift_fresh`) disappear.
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
-from perfuse.graph.copying import copy_node
+from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import tensor_of
 from perfuse.graph.rewrite import Builder, Rule, index_rules, rewrite
-from perfuse.torch_compat import OpOverload, module_of
+from perfuse.torch_compat import OpOverload
 
 ALIASES = ("alias", "detach", "lift_fresh", "lift_fresh_copy", "lift")
 
@@ -40,15 +40,15 @@ def _spelled(gm: GraphModule) -> GraphModule:
     """Every call in its schema's spelling."""
     if not any(_spelling(node) is not None for node in gm.graph.nodes):
         return gm
-    new = Graph()
-    copy: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
-        copied = copy[node] = copy_node(new, node, copy)
-        spelled = _spelling(copied)
-        if spelled is not None:
-            copied.args, copied.kwargs = spelled
-    new._codegen = gm.graph._codegen
-    return module_of(gm, new)
+    return copy_but_for(gm, _spelled_copy)
+
+
+def _spelled_copy(node: Node, new: GraphCopy) -> Node:
+    copied = new.copy(node)
+    spelled = _spelling(copied)
+    if spelled is not None:
+        copied.args, copied.kwargs = spelled
+    return copied
 
 
 def _spelling(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -1,9 +1,51 @@
-"""The copy of a node in another graph."""
+"""Copies of graphs, but for the nodes that a pass makes differently."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+
+from perfuse.torch_compat import module_of
+
+
+class GraphCopy:
+    """A new graph under construction: `of` maps each node of the old one to its replacement."""
+
+    def __init__(self, source: Graph) -> None:
+        self.graph = Graph()
+        self.graph._codegen = source._codegen
+        self.of: dict[Node, Node] = {}
+
+    def copy(self, node: Node) -> Node:
+        """`node` at the end of the new graph."""
+        return copy_node(self.graph, node, self.of)
+
+
+# What stands for a node in the new graph; None leaves it out.
+Make = Callable[[Node, GraphCopy], Node | None]
+
+
+def copy_but_for(
+    gm: GraphModule, make: Make, attributes: Mapping[str, Any] | None = None
+) -> GraphModule:
+    """A new module of what `make` returns for each node, in order.
+
+    `attributes` are those of the new module, where they differ from the old one's; they are read
+    when all nodes are made.
+    """
+    new = copied_graph(gm.graph, make)
+    return module_of(gm if attributes is None else attributes, new)
+
+
+def copied_graph(graph: Graph, make: Make) -> Graph:
+    """A new graph of what `make` returns for each node, in order."""
+    new = GraphCopy(graph)
+    for node in graph.nodes:
+        made = make(node, new)
+        if made is not None:
+            new.of[node] = made
+    return new.graph
 
 
 def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:

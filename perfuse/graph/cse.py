@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases, mutated_inputs
-from perfuse.graph.copying import copy_node
+from perfuse.graph.copying import copied_graph
 from perfuse.graph.facts import SECOND, has_effects, is_known, is_pure
 from perfuse.torch_compat import module_of
 
@@ -35,13 +35,9 @@ def fx_graph_cse(graph: Graph) -> Graph:
 
 def _copied(graph: Graph, kept: dict[Node, Node]) -> Graph:
     """The graph with each node read where its first equal is."""
-    new = Graph()
-    copy: dict[Node, Node] = {}
-    for node in graph.nodes:
-        first = kept[node]
-        copy[node] = copy_node(new, node, copy) if first is node else copy[first]
-    new._codegen = graph._codegen
-    return new
+    return copied_graph(
+        graph, lambda node, new: new.copy(node) if kept[node] is node else new.of[kept[node]]
+    )
 
 
 class _Sweep:

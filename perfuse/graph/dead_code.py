@@ -2,9 +2,8 @@
 
 from torch.fx import Graph, GraphModule, Node
 
-from perfuse.graph.copying import copy_node
+from perfuse.graph.copying import copy_but_for
 from perfuse.graph.facts import has_effects
-from perfuse.torch_compat import module_of
 
 
 def eliminate_dead_code(gm: GraphModule) -> GraphModule:
@@ -12,13 +11,7 @@ def eliminate_dead_code(gm: GraphModule) -> GraphModule:
     live = _live_nodes(gm.graph)
     if len(live) == len(gm.graph.nodes):
         return gm
-    new = Graph()
-    copy: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
-        if node in live:
-            copy[node] = copy_node(new, node, copy)
-    new._codegen = gm.graph._codegen
-    return module_of(gm, new)
+    return copy_but_for(gm, lambda node, new: new.copy(node) if node in live else None)
 
 
 def _live_nodes(graph: Graph) -> set[Node]:

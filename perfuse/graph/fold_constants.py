@@ -8,10 +8,10 @@ costs less than reading them.
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
-from perfuse.graph.copying import copy_node
+from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import (
     attribute_of,
     attributes_of,
@@ -20,7 +20,7 @@ from perfuse.graph.facts import (
     packet_name,
     tensor_of,
 )
-from perfuse.torch_compat import disable_dispatch_modes, module_of
+from perfuse.torch_compat import disable_dispatch_modes
 
 MAX_ELEMENTS = 1024
 
@@ -112,20 +112,16 @@ class _Fold:
     def __init__(self, gm: GraphModule, values: dict[Node, torch.Tensor]) -> None:
         self._gm = gm
         self._values = values
-        self._new = Graph()
-        self._tables: dict[str, torch.Tensor] = {}
+        self._attributes = attributes_of(gm)
+        self._num_tables = 0
         self._outputs = {leaf for leaf in output_leaves(gm.graph) if isinstance(leaf, Node)}
 
     def run(self) -> GraphModule:
-        copy: dict[Node, Node] = {}
-        for node in self._gm.graph.nodes:
-            folded = self._folded(node)
-            copy[node] = folded or copy_node(self._new, node, copy)
-        self._new._codegen = self._gm.graph._codegen
-        root: dict[str, Any] = {**attributes_of(self._gm), **self._tables}
-        return module_of(root, self._new)
+        return copy_but_for(
+            self._gm, lambda node, new: self._folded(node, new) or new.copy(node), self._attributes
+        )
 
-    def _folded(self, node: Node) -> Node | None:
+    def _folded(self, node: Node, new: GraphCopy) -> Node | None:
         value = self._values.get(node)
         tensor = tensor_of(node)
         if value is None or tensor is None or packet_name(node) in _SOURCES:
@@ -135,7 +131,7 @@ class _Fold:
         number = uniform_value(value)
         if number is None and (node.op == "get_attr" or not self._is_frontier(node)):
             return None
-        folded = self._table(value) if number is None else self._full(tensor, number)
+        folded = self._table(value, new) if number is None else self._full(tensor, number, new)
         folded.meta = dict(node.meta)
         return folded
 
@@ -143,14 +139,15 @@ class _Fold:
         """Somebody who is not folded himself reads it."""
         return any(user not in self._values for user in node.users)
 
-    def _full(self, tensor: torch.Tensor, number: bool | int | float) -> Node:
+    def _full(self, tensor: torch.Tensor, number: bool | int | float, new: GraphCopy) -> Node:
         kwargs: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         args = (list(tensor.shape), number)
-        return self._new.call_function(torch.ops.aten.full.default, args, kwargs)
+        return new.graph.call_function(torch.ops.aten.full.default, args, kwargs)
 
-    def _table(self, value: torch.Tensor) -> Node:
-        name = f"_folded_{len(self._tables)}"
+    def _table(self, value: torch.Tensor, new: GraphCopy) -> Node:
+        name = f"_folded_{self._num_tables}"
         while hasattr(self._gm, name):
             name += "_"
-        self._tables[name] = value.contiguous().clone()
-        return self._new.create_node("get_attr", name)
+        self._num_tables += 1
+        self._attributes[name] = value.contiguous().clone()
+        return new.graph.create_node("get_attr", name)

@@ -12,19 +12,18 @@ the mask, which all layers share, is 40 us.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from perfuse.graph.copying import GraphCopy, copy_but_for, copy_node
 from perfuse.graph.facts import ancestors
 from perfuse.torch_compat import (
     OpOverload,
     OpOverloadPacket,
     disable_dispatch_modes,
-    module_of,
 )
 
 MAX_ELEMENTS = 1 << 27  # of a mask, computed on the CPU: a byte each, most often
@@ -190,28 +189,27 @@ def _real(tree: Any, values: dict[Node, Any]) -> Any:
 
 
 def _rewritten(gm: GraphModule, forms: dict[Node, str | None], sparse: set[Node]) -> GraphModule:
-    graph = Graph()
-    copy: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
+    def made(node: Node, new: GraphCopy) -> Node:
         if node in sparse:
-            mask = copy[_argument(node, 3, "attn_mask")]
-            dense = graph.call_method("contiguous", (mask,))
-            copy[node] = graph.node_copy(node, partial(_or_dense, copy, mask, dense))
-            continue
-        made = copy[node] = graph.node_copy(node, lambda n: copy[n])
+            mask = _argument(node, 3, "attn_mask")
+            dense = new.graph.call_method("contiguous", (new.of[mask],))
+            return copy_node(new.graph, node, {**new.of, mask: dense})
+        copied = new.copy(node)
         if node in forms:
-            tensors = {name: copy[value] for name, value in _operands(node).items()}
-            rest = {k: v for k, v in made.kwargs.items() if k not in ("attn_mask", "is_causal")}
-            dropout = _argument(node, 4, "dropout_p")
-            rest |= {} if dropout is None else {"dropout_p": dropout}
-            made.args = ()
-            made.kwargs = {**rest, **tensors, "is_causal": forms[node] == "causal"}
-    graph._codegen = gm.graph._codegen
-    return module_of(gm, graph)
+            _say_form(copied, node, forms[node], new)
+        return copied
+
+    return copy_but_for(gm, made)
 
 
-def _or_dense(copy: dict[Node, Node], mask: Node, dense: Node, node: Node) -> Node:
-    return dense if copy[node] is mask else copy[node]
+def _say_form(copied: Node, node: Node, form: str | None, new: GraphCopy) -> None:
+    """Replace the mask of a call by the kernel's own word for it."""
+    tensors = {name: new.of[value] for name, value in _operands(node).items()}
+    rest = {k: v for k, v in copied.kwargs.items() if k not in ("attn_mask", "is_causal")}
+    dropout = _argument(node, 4, "dropout_p")
+    rest |= {} if dropout is None else {"dropout_p": dropout}
+    copied.args = ()
+    copied.kwargs = {**rest, **tensors, "is_causal": form == "causal"}
 
 
 def _operands(node: Node) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
-from perfuse.graph.copying import copy_node
+from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import is_same_tensor, output_leaves, packet_name, tensor_of
 from perfuse.torch_compat import module_of
 
@@ -32,6 +32,12 @@ class Builder:
         node = self._graph.call_function(target, args, kwargs)
         node.meta = {key: value for key, value in like.meta.items() if key != "val"}
         node.meta["val"] = target(*_values(args), **_values(kwargs))
+        return node
+
+    def attribute(self, like: Node, name: str, value: Any) -> Node:
+        """An attribute of the new module, in place of `like`; `value` is fake."""
+        node = self._graph.create_node("get_attr", name)
+        node.meta = {**like.meta, "val": value}
         return node
 
 
@@ -78,19 +84,18 @@ class _Rewrite:
     def __init__(self, gm: GraphModule, rules: Mapping[str, Sequence[Rule]]) -> None:
         self._gm = gm
         self._rules = rules
-        self._new = Graph()
+        self._copy = GraphCopy(gm.graph)
+        self._new = self._copy.graph
         self._builder = Builder(self._new)
         self._aliases = Aliases.of(gm.graph)
         self._outputs = {leaf for leaf in output_leaves(gm.graph) if isinstance(leaf, Node)}
-        self._copy: dict[Node, Node] = {}
         self._origin: dict[Node, Node] = {}  # new node -> old node of the same memory
 
     def run(self) -> GraphModule:
         for node in self._gm.graph.nodes:
-            copied = copy_node(self._new, node, self._copy)
+            copied = self._copy.copy(node)
             self._origin[copied] = node
-            self._copy[node] = self._simplify(node, copied)
-        self._new._codegen = self._gm.graph._codegen
+            self._copy.of[node] = self._simplify(node, copied)
         return module_of(self._gm, self._new)
 
     def _simplify(self, old: Node, node: Node) -> Node:
@@ -185,17 +190,15 @@ def replace_calls(
     gm: GraphModule,
     found: Mapping[Node, Found],
     make: Callable[[Node, Found, Builder, dict[Node, Node]], Node],
+    attributes: Mapping[str, Any] | None = None,
 ) -> GraphModule:
     """Each found call made anew, from what was found of it and the copies so far."""
     if not found:
         return gm
-    new = Graph()
-    build = Builder(new)
-    copy: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
-        if node in found:
-            copy[node] = make(node, found[node], build, copy)
-        else:
-            copy[node] = copy_node(new, node, copy)
-    new._codegen = gm.graph._codegen
-    return module_of(gm, new)
+
+    def made(node: Node, new: GraphCopy) -> Node:
+        if node not in found:
+            return new.copy(node)
+        return make(node, found[node], Builder(new.graph), new.of)
+
+    return copy_but_for(gm, made, attributes)

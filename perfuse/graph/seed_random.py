@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
+from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import ancestors, is_sym, tensor_of
 from perfuse.graph.random_ops import normal_at, seeds, uniform_at
-from perfuse.torch_compat import module_of, sym_expression
+from perfuse.torch_compat import sym_expression
 
 aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ def seed_random_values(joint: GraphModule, results: Sequence[Node]) -> GraphModu
     devices = {_tensor(node).device for node in drawn}
     if len(devices) != 1:
         return joint  # none, or seeds that would have to move between devices
-    return module_of(joint, _Seeded(joint.graph, drawn).graph)
+    return copy_but_for(joint, _Seeded(drawn).made)
 
 
 def _can_seed(node: Node) -> bool:
@@ -49,28 +50,26 @@ def _tensor(node: Node) -> torch.Tensor:
 class _Seeded:
     """Copies a graph; `drawn` become functions of a seed."""
 
-    def __init__(self, graph: Graph, drawn: Sequence[Node]) -> None:
-        self.graph = Graph()
-        self._copy: dict[Node, Node] = {}
+    def __init__(self, drawn: Sequence[Node]) -> None:
+        self._index = {node: i for i, node in enumerate(drawn)}
         self._sizes: dict[Any, Node] = {}  # by what they are in terms of symbols
         self._source: Node | None = None
-        index = {node: i for i, node in enumerate(drawn)}
-        for node in graph.nodes:
-            if node in index:
-                self._copy[node] = self._from_seed(node, index[node], len(drawn))
-            else:
-                self._copy[node] = self.graph.node_copy(node, lambda n: self._copy[n])
-            if is_sym(node):
-                self._sizes.setdefault(sym_expression(node.meta["val"]), self._copy[node])
-        self.graph._codegen = graph._codegen
 
-    def _from_seed(self, node: Node, index: int, count: int) -> Node:
+    def made(self, node: Node, new: GraphCopy) -> Node:
+        """What stands for a node in the new graph."""
+        self.graph, self._copy = new.graph, new.of
+        copied = self._from_seed(node) if node in self._index else new.copy(node)
+        if is_sym(node):
+            self._sizes.setdefault(sym_expression(node.meta["val"]), copied)
+        return copied
+
+    def _from_seed(self, node: Node) -> Node:
         if self._source is None:
-            device = _tensor(node).device
+            count, device = len(self._index), _tensor(node).device
             self._source = self.graph.call_function(seeds, (count,), {"device": device})
             made = _tensor(node).new_empty(count, dtype=torch.int64)
             self._source.meta = {**node.meta, "val": made}
-        return _DRAWS[node.target](_Draw(self, node, index))
+        return _DRAWS[node.target](_Draw(self, node, self._index[node]))
 
     def draw(self, op: Any, like: Node, index: int, dtype: torch.dtype) -> Node:
         """Numbers in the shape of a node's, from the seed of this index."""
