@@ -59,8 +59,10 @@ def _products_of(cat: Node) -> list[Node] | None:
 def _can_join(product: Node) -> bool:
     """A plain product on the CPU, of known sizes, whose weights are few beside its result."""
     given = _operands(product)
-    x, weight = tensor_of(given.a), tensor_of(given.b)
-    if x is None or weight is None or x.device.type != "cpu" or product.kwargs:
+    x, weight, result = tensor_of(given.a), tensor_of(given.b), tensor_of(product)
+    if x is None or weight is None or result is None or x.dtype != result.dtype:
+        return False
+    if x.device.type != "cpu" or product.kwargs:
         return False
     if not all(isinstance(size, int) for size in (*x.shape, *weight.shape)):
         return False

@@ -554,7 +554,10 @@ def _feeds_calls(node: FxNode) -> bool:
 
 
 def _runs_in_library(node: FxNode) -> bool:
-    return node.target not in LOWERINGS or matmul_op(node.target) is not None
+    row = matmul_op(node.target)
+    # A bias of batches is added by a loop, which takes formulas.
+    is_matmul = row is not None and not (row.rank == 3 and row.bias is not None)
+    return is_matmul or node.target not in LOWERINGS
 
 
 _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
