@@ -180,10 +180,10 @@ def partition_seconds(engine: str, device: str) -> Row:
 
 def own_times() -> list[float]:
     """Filled as Perfuse partitions."""
-    from perfuse.capture.backend import TrainingGraphs
+    from perfuse.capture.trace import Capture
 
     times: list[float] = []
-    partition = TrainingGraphs.partition
+    partition = Capture.partition
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -191,7 +191,7 @@ def own_times() -> list[float]:
         times.append(time.perf_counter() - began)
         return halves
 
-    TrainingGraphs.partition = timed  # type: ignore[method-assign]
+    Capture.partition = timed  # type: ignore[method-assign]
     return times
 
 

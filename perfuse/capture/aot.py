@@ -11,7 +11,7 @@ from typing import Any
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.launcher import build_launcher
 from perfuse.cache.access import open_store
-from perfuse.capture.aot_capture import Capture, capture_call, own_tensors
+from perfuse.capture.aot_capture import CapturedCall, capture_call, own_tensors
 from perfuse.capture.aot_document import Held, document_of
 from perfuse.capture.native import NATIVE, native_table
 from perfuse.capture.request import Request
@@ -80,7 +80,7 @@ def aot_compile(
 
 
 def _files(
-    captures: Sequence[tuple[tuple[Any, ...], Capture]],
+    captures: Sequence[tuple[tuple[Any, ...], CapturedCall]],
     kwargs: dict[str, Any],
     function: Callable[..., Any],
     name: str,
@@ -130,7 +130,7 @@ def _gpu_arch(context: Context) -> str:
     return "" if gpu is None or context.device.type == "cpu" else gpu.arch
 
 
-def _add_program(files: dict[str, bytes], capture: Capture, compiled: Compiled) -> int:
+def _add_program(files: dict[str, bytes], capture: CapturedCall, compiled: Compiled) -> int:
     """Add the files of one graph, and say under which number."""
     known = number_functions(compiled.host.ops)
     held = compiled.program.constants

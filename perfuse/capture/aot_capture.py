@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from perfuse.capture.backend import TrainingGraphs
 from perfuse.capture.device import device_of
 from perfuse.capture.facts import facts_or_reason
 from perfuse.capture.request import Request
-from perfuse.capture.trace import trace
+from perfuse.capture.trace import TrainingGraphs
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.errors import ArtefactError, PerfuseError
@@ -53,7 +52,7 @@ def own_tensors(arguments: Any, is_dynamic: bool) -> Any:
 
 
 @dataclass(slots=True)
-class Capture:
+class CapturedCall:
     """The one graph of a call: what went in, what it compiled to, what came out."""
 
     settings: Settings
@@ -74,15 +73,9 @@ class Capture:
         if self.graphs:
             raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
         context = self.context = Context.on(device_of(module, inputs), self.settings)
-        halves = TrainingGraphs(context, [self.graphs.append])
-        trace(
-            module,
-            inputs,
-            self.settings,
-            compiler=halves.compile,
-            partition=halves.partition,
-        )
-        found = facts_or_reason(halves.graphs, len(inputs), takes_any_size=True)
+        graphs = TrainingGraphs(context, [self.graphs.append])
+        graphs.capture.trace(module, inputs)
+        found = facts_or_reason(graphs.capture.graphs, len(inputs), takes_any_size=True)
         if isinstance(found, str):
             raise _refused(found)
         self.facts = found
@@ -92,11 +85,9 @@ class Capture:
         for tensor, like in zip(self.arguments, traced_forms(module, self.arguments), strict=True):
             if like is not None:
                 self.traced_arguments[id(tensor)] = like
-        backward = None
-        if self.facts.is_training:
-            halves.compile("backward", halves.graphs["backward"])
-            backward = partial(getattr, halves.executables["backward"], "call")
-        run = wrap(halves.forward().call, backward, self.facts)
+        back = graphs.backward() if self.facts.is_training else None
+        backward = None if back is None else partial(getattr, back, "call")
+        run = wrap(graphs.forward.call, backward, self.facts)
         written = self.facts.written
 
         def call(*args: Any) -> Any:
@@ -136,7 +127,7 @@ def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-def _check_numbers(capture: Capture) -> None:
+def _check_numbers(capture: CapturedCall) -> None:
     """Refuse numbers as results that would be constants in the artefact, and are not."""
     is_shape = partial(_is_instance, torch.Size)
     leaves = tree_leaves(capture.result, is_shape)
@@ -159,9 +150,9 @@ def _is_instance(kind: type, value: Any) -> bool:
 
 def capture_call(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], is_training: bool
-) -> Capture:
+) -> CapturedCall:
     leaves = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
-    capture = Capture(request.settings(), leaves, bool(request.is_dynamic))
+    capture = CapturedCall(request.settings(), leaves, bool(request.is_dynamic))
     sizes = untied_sizes() if request.is_dynamic else nullcontext()
     with torch.set_grad_enabled(is_training), sizes:
         try:

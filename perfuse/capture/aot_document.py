@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from perfuse.capture.aot_capture import Capture
+from perfuse.capture.aot_capture import CapturedCall
 from perfuse.errors import ArtefactError, UnsupportedOp
 from perfuse.lower.symbols import host_formula
 from perfuse.runtime.saved import pack_tensors
@@ -49,7 +49,7 @@ class Held:
 
 
 def document_of(
-    capture: Capture, args: Sequence[Any], kwargs: dict[str, Any], held: Held
+    capture: CapturedCall, args: Sequence[Any], kwargs: dict[str, Any], held: Held
 ) -> dict[str, Any]:
     """What a loaded artefact must know to call one variant."""
     facts = capture.facts

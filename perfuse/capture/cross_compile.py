@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from perfuse.budget.choose import choose_cut
 from perfuse.build.bundle import Bundle, CodeObject, read_bundle
 from perfuse.build.triton import assembly_of
 from perfuse.cache.access import open_store
 from perfuse.capture.failure import eager_call
 from perfuse.capture.request import Request
-from perfuse.capture.trace import trace
+from perfuse.capture.trace import Capture, cut_for
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
 from perfuse.errors import CannotBuild
-from perfuse.graph.partition import Joint, plain_cut
+from perfuse.graph.partition import Cut, Joint, plain_cut
 from perfuse.pipeline import Compiled, compile_graph
+from perfuse.runtime.executable import Call
 from perfuse.target import Target, target_of
 from perfuse.torch_compat import (
     as_if_on,
@@ -119,7 +119,9 @@ def codegen_for(
     settings = request.settings()
     chosen = target_of(target, settings)
     device = CPU if chosen.gpu is None else GPU
-    collector = _Collector(Context(chosen, settings, counters, device))
+    context = Context(chosen, settings, counters, device)
+    graphs: list[GeneratedGraph] = []
+    backend = CrossCompile([context], lambda *graph: graphs.append(generated(*graph)))
     given = [list(args), dict(kwargs or {})]
     is_traced_there = torch.cuda.is_available() or not _needs_grad(request.function, given)
     with fake_gpu():
@@ -127,8 +129,8 @@ def codegen_for(
         function = move.module(request.function)
         positional, named = move.tree(given)
         moved = dataclasses.replace(request, function=function, is_dynamic=dynamic)
-        moved.call(positional, named, collector.backend)
-    return Generated(chosen, tuple(collector.graphs))
+        moved.call(positional, named, backend)
+    return Generated(chosen, tuple(graphs))
 
 
 def _needs_grad(fn: Any, given: Any) -> bool:
@@ -179,52 +181,48 @@ def moved_graph(module: GraphModule, device: torch.device) -> GraphModule:
     return module_of(module, graph)
 
 
-class _Collector:
-    """Dynamo's backend: compiles every graph, and runs it on fake tensors instead."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CrossCompile:
+    """A Dynamo backend for machines that need not be here: eager runs what is captured.
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.graphs: list[GeneratedGraph] = []
+    `take` gets every graph with its kind and context, as the target of that context would have it.
+    """
 
-    def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return trace(
-            module,
-            inputs,
-            self.context.settings,
-            compiler=self._forward,
-            partition=self._partition,
-        )
+    contexts: Sequence[Context]  # which differ in targets, not in settings
+    take: Callable[[str, GraphModule, Context], None]
 
-    def _partition(
-        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
-    ) -> tuple[GraphModule, GraphModule]:
-        """Generate both halves as the target would have them cut; any cut will do to run."""
-        settings, device = self.context.settings, self.context.device
-        whole = Joint.of(moved_graph(joint, device), num_fwd_outputs, settings)
-        cut, _ = choose_cut(whole, self.context)
-        self._add("backward", cut.backward)
-        self._add("forward", cut.forward)
-        runs = plain_cut(Joint.of(joint, num_fwd_outputs, settings), settings)
-        return runs.forward, runs.backward
+    def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return Capture(self.contexts[0].settings, self._cut, self._run).trace(module, inputs)
 
-    def _forward(self, kind: str, graph: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+    def _cut(self, joint: GraphModule, num_results: int) -> Cut:
+        """Take both halves as each target would have them cut; any cut will do to run."""
+        for context in self.contexts:
+            cut, _ = cut_for(context, moved_graph(joint, context.device), num_results)
+            self.take("backward", cut.backward, context)
+            self.take("forward", cut.forward, context)
+        settings = self.contexts[0].settings
+        return plain_cut(Joint.of(joint, num_results, settings), settings)
+
+    def _run(self, kind: str, graph: GraphModule) -> Call:
         if kind == "inference":
-            self._add(kind, moved_graph(graph, self.context.device))
+            for context in self.contexts:
+                self.take(kind, moved_graph(graph, context.device), context)
         return eager_call(graph)
 
-    def _add(self, kind: str, graph: GraphModule) -> None:
-        made = compile_graph(graph, self.context, loads=False)
-        bundle, assembly = self._code(made)
-        kernels, host = "\n".join(made.texts()[:-1]), made.host.text
-        found = GeneratedGraph(kind, str(made.plan), kernels, host, bundle.objects, assembly)
-        self.graphs.append(found)
 
-    def _code(self, made: Compiled) -> tuple[Bundle, tuple[str, ...]]:
-        gpu = self.context.target.gpu
-        if gpu is None or not isinstance(made.sources, TritonSources) or made.library is None:
-            return Bundle("cpu", ""), ()
-        entry = open_store(self.context).get(made.library)
-        if entry is None:
-            raise CannotBuild("the bundle that was just built cannot be read back")
-        bundle = read_bundle(entry.read_bytes)
-        return bundle, tuple(assembly_of(made.sources, gpu, self.context))
+def generated(kind: str, graph: GraphModule, context: Context) -> GeneratedGraph:
+    """The graph compiled for the target of a context, as text and machine code."""
+    made = compile_graph(graph, context, loads=False)
+    bundle, assembly = _code(made, context)
+    kernels, host = "\n".join(made.texts()[:-1]), made.host.text
+    return GeneratedGraph(kind, str(made.plan), kernels, host, bundle.objects, assembly)
+
+
+def _code(made: Compiled, context: Context) -> tuple[Bundle, tuple[str, ...]]:
+    gpu = context.target.gpu
+    if gpu is None or not isinstance(made.sources, TritonSources) or made.library is None:
+        return Bundle("cpu", ""), ()
+    entry = open_store(context).get(made.library)
+    if entry is None:
+        raise CannotBuild("the bundle that was just built cannot be read back")
+    return read_bundle(entry.read_bytes), tuple(assembly_of(made.sources, gpu, context))

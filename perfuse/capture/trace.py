@@ -1,31 +1,110 @@
-"""From Dynamo's graph to functional ATen graphs: what every way to compile does first."""
+"""One capture for every customer: a Dynamo graph, traced once, becomes functional ATen graphs.
+
+Customers differ in how they cut the joint graph and in what runs each graph; `cut_for` is the cut
+that a context asks for, with its memory budget, whoever asks.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
 
+from perfuse.budget.choose import choose_cut
+from perfuse.capture.failure import compile_or_eager
+from perfuse.capture.observe import Observer, cut_observers
+from perfuse.capture.replay import replayed
 from perfuse.config import Settings
+from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.known_masks import use_known_masks
+from perfuse.graph.partition import Cut, Joint
+from perfuse.graph_cache import Executable, load_or_compile
+from perfuse.pipeline import Compiled
+from perfuse.runtime.executable import Call
 from perfuse.torch_compat import aot_compile_graph
 
 
-def trace(
-    module: GraphModule,
-    example_inputs: Sequence[Any],
-    settings: Settings,
-    *,
-    compiler: Callable[[str, GraphModule], Any],
-    partition: Callable[..., tuple[GraphModule, GraphModule]],
-) -> Callable[..., Any]:
-    """What runs the graphs; `compiler` gets each with its kind, `partition` the joint one."""
-    return aot_compile_graph(
-        use_known_masks(module),
-        example_inputs,
-        compiler=compiler,
-        decompositions=decomposition_table(fallback_random=settings.fallback_random),
-        partition=partition,
-    )
+def cut_for(context: Context, joint: GraphModule, num_results: int) -> tuple[Cut, bool]:
+    """The joint graph cut as the settings say, and whether that keeps the memory budget, if any."""
+    found = choose_cut(Joint.of(joint, num_results, context.settings), context)
+    for observer in cut_observers():
+        observer(found[0], context)
+    return found
+
+
+@dataclass(slots=True)
+class Capture:
+    """The ATen graphs of one Dynamo graph, by kind: "inference", or "forward" and "backward"."""
+
+    settings: Settings
+    cut: Callable[[GraphModule, int], Cut]  # of a joint graph and its number of results
+    run: Callable[[str, GraphModule], Call]  # takes each graph, and returns what runs it
+    graphs: dict[str, GraphModule] = field(default_factory=dict)
+
+    def trace(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What runs the graphs under AOTAutograd."""
+        return aot_compile_graph(
+            use_known_masks(module),
+            inputs,
+            compiler=self.take,
+            decompositions=decomposition_table(fallback_random=self.settings.fallback_random),
+            partition=self.partition,
+        )
+
+    def take(self, kind: str, graph: GraphModule) -> Call:
+        """Hand on one of the graphs."""
+        self.graphs[kind] = graph
+        return self.run(kind, graph)
+
+    def partition(
+        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        """Cut the joint graph. The backward is handed on when it first runs, if ever."""
+        cut = self.cut(joint, num_fwd_outputs)
+        self.graphs["backward"] = cut.backward
+        return cut.forward, cut.backward
+
+
+class TrainingGraphs:
+    """A capture whose graphs are compiled and run: a forward with its backward, or inference."""
+
+    def __init__(self, context: Context, watching: Sequence[Observer]) -> None:
+        self.context = context
+        self.watching = watching
+        self.capture = Capture(context.settings, self._cut, self._compile)
+        self.executables: dict[str, Executable] = {}
+        # How many of the results are the user's: the rest is saved, or gradients.
+        self.num_results = {"inference": sys.maxsize, "forward": 0, "backward": 0}
+        self.keeps_budget = True
+
+    @property
+    def forward(self) -> Executable:
+        """What runs first: a forward or an inference graph."""
+        return self.executables.get("forward") or self.executables["inference"]
+
+    def backward(self) -> Executable:
+        """What runs the backward, which is compiled now."""
+        self.capture.take("backward", self.capture.graphs.pop("backward"))
+        return self.executables["backward"]
+
+    def _cut(self, joint: GraphModule, num_results: int) -> Cut:
+        cut, self.keeps_budget = cut_for(self.context, joint, num_results)
+        self.num_results["forward"] = num_results
+        return cut
+
+    def _compile(self, kind: str, graph: GraphModule) -> Call:
+        observe = self._observe if self.watching else None
+        made = compile_or_eager(
+            graph, self.context, kind, lambda: load_or_compile(graph, self.context, observe)
+        )
+        made = replayed(made, kind, self.num_results[kind], self.context)
+        self.executables[kind] = made
+        return made.call
+
+    def _observe(self, compiled: Compiled) -> None:
+        for observer in self.watching:
+            observer(compiled)

@@ -19,16 +19,12 @@ import torch
 from torch.fx import GraphModule
 
 from perfuse.backends import backend_of
-from perfuse.budget.choose import choose_cut
-from perfuse.capture.cross_compile import GPU, moved_graph
-from perfuse.capture.failure import eager_call
-from perfuse.capture.trace import trace
+from perfuse.capture.cross_compile import GPU, CrossCompile
 from perfuse.codegen import cpp
 from perfuse.config import CpuSettings, Settings
 from perfuse.context import CPU, Context
 from perfuse.counters import Counters
 from perfuse.gpu import gpu_of_name
-from perfuse.graph.partition import Joint, plain_cut
 from perfuse.pipeline import plan_graph
 from perfuse.target import LANES, Target
 from tests.replay.corpus import HEADERS, play
@@ -76,37 +72,19 @@ class Recorder:
     num_graphs: int = 0
 
     def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return trace(
-            module, inputs, self.settings, compiler=self._compile, partition=self._partition
-        )
+        traced = CrossCompile([*self._contexts()], self._add)(module, inputs)
+        self.num_graphs += 1
+        return traced
 
-    def _contexts(self) -> Iterator[tuple[str, Context]]:
-        for name, make in TARGETS.items():
+    def _contexts(self) -> Iterator[Context]:
+        for make in TARGETS.values():
             target = make()
             device = CPU if target.gpu is None else GPU
-            yield name, Context(target, self.settings, Counters(), device)
+            yield Context(target, self.settings, Counters(), device)
 
-    def _partition(
-        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
-    ) -> tuple[GraphModule, GraphModule]:
-        for name, context in self._contexts():
-            moved = moved_graph(joint, context.device)
-            cut, _ = choose_cut(Joint.of(moved, num_fwd_outputs, self.settings), context)
-            self._add(name, "forward", cut.forward, context)
-            self._add(name, "backward", cut.backward, context)
-        self.num_graphs += 1
-        runs = plain_cut(Joint.of(joint, num_fwd_outputs, self.settings), self.settings)
-        return runs.forward, runs.backward
-
-    def _compile(self, kind: str, graph: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
-        if kind == "inference":
-            for name, context in self._contexts():
-                self._add(name, kind, moved_graph(graph, context.device), context)
-            self.num_graphs += 1
-        return eager_call(graph)
-
-    def _add(self, target: str, kind: str, graph: GraphModule, context: Context) -> None:
-        name = f"{target}/{self.num_graphs}_{kind}"
+    def _add(self, kind: str, graph: GraphModule, context: Context) -> None:
+        gpu = context.target.gpu
+        name = f"{context.target.isa if gpu is None else gpu.arch}/{self.num_graphs}_{kind}"
         for part, text in generated(graph, context).items():
             self.texts[f"{name}.{part}"] = text
 

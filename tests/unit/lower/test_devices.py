@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from perfuse import config
-from perfuse.capture.cross_compile import GPU, GeneratedGraph, _Collector
+from perfuse.capture.cross_compile import GPU, CrossCompile, GeneratedGraph
+from perfuse.capture.cross_compile import generated as generated_graph
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.target import target_of
@@ -29,11 +30,13 @@ def generated(
     fn: Callable[..., Any], *devices_and_shapes: tuple[str, tuple[int, ...]]
 ) -> GeneratedGraph:
     settings = config.snapshot()
-    collector = _Collector(Context(target_of("cuda:90", settings), settings, Counters(), GPU))
+    context = Context(target_of("cuda:90", settings), settings, Counters(), GPU)
+    graphs: list[GeneratedGraph] = []
+    backend = CrossCompile([context], lambda *graph: graphs.append(generated_graph(*graph)))
     with fake_gpu():
         args = [torch.empty(shape, device=device) for device, shape in devices_and_shapes]
-        torch.compile(fn, backend=collector.backend, fullgraph=True)(*args)
-    (graph,) = collector.graphs
+        torch.compile(fn, backend=backend, fullgraph=True)(*args)
+    (graph,) = graphs
     return graph
 
 
