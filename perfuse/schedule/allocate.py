@@ -80,7 +80,8 @@ class _Decision:
         self.made: set[str] = set()
         # What is freed after its last use, with its bytes where they are known.
         self.alive = {name: num_bytes(self.buffers[name]) for name in freed_inputs(plan)}
-        self.arena_bytes = _rounded_up(plan.arena_bytes) if is_gpu else plan.arena_bytes
+        self.arena_start = _rounded_up(plan.arena_bytes) if is_gpu else plan.arena_bytes
+        self.arena_bytes = self.arena_start  # and scratch behind it
         self.turns: list[Turn] = []
         # Of the turn that has not ended yet:
         self.allocated: list[tuple[Allocation, ...]] = []
@@ -210,7 +211,7 @@ class _Decision:
 
     def _in_arena(self, sizes: Mapping[str, int]) -> Iterator[Allocation]:
         """Behind the plan's places, at one place for all kernels: they run one after another."""
-        offset = _rounded_up(self.plan.arena_bytes)
+        offset = self.arena_start
         for name, size in sizes.items():
             yield Allocation(name, Source.ARENA, size, offset=offset)
             band = ALIGNMENT if self.plan.is_guarded else 0

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfuse.config import ThresholdSettings
+from perfuse.decision import library
 from perfuse.errors import SpecError
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Axis, Buffer, Extern, Loop, Program, View
+from perfuse.ir.matmul import Operands
+from perfuse.ir.program import Axis, Buffer, Extern, LibraryCall, Loop, Matmul, Program, View
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.memory import place, touched
 from perfuse.schedule.plan import Kernel, Member, Plan, Step
@@ -33,9 +35,13 @@ def loop(out: Buffer, reads: list[Buffer]) -> Loop:
     return Loop(out.name, (Axis("d0", out.shape[0]),), "map", value, 0)
 
 
-def call(out: Buffer, reads: list[Buffer]) -> Extern:
-    views = tuple(View(b.name, b.shape, b.strides) for b in reads)
-    return Extern("aten.any", (out.name,), views, (), "", into_out=out.role == "temp")
+def call(out: Buffer, reads: list[Buffer]) -> LibraryCall:
+    """One that writes into memory of ours, or one that returns its own."""
+    views = [View(b.name, b.shape, b.strides) for b in reads]
+    if out.role == "extern":
+        return Extern("aten.any", (out.name,), tuple(views), (), "")
+    operands = Operands(views[0], views[-1])
+    return Matmul(operands, out.name, library("aten.mm.out"), DType.F32, "")
 
 
 def random_plan(seed: int, *, is_gpu: bool) -> Plan:
@@ -136,6 +142,7 @@ def test_values_survive_until_they_are_read(seed: int, is_gpu: bool) -> None:
     plan = random_plan(seed, is_gpu=is_gpu)
     verify_memory(plan)
     Machine(plan).run()
+    assert is_gpu or plan.memory.arena_bytes == plan.arena_bytes
 
 
 def test_random_plans_use_every_source() -> None:
@@ -254,7 +261,7 @@ def scratch_past_its_end(plan: Plan) -> Iterator[Plan]:
 def call_among_kernels(plan: Plan) -> Iterator[Plan]:
     turns = plan.memory.turns
     for k, (a, b) in enumerate(pairwise(turns)):
-        if any(isinstance(plan.steps[n], Extern) for n in (*a.numbers, *b.numbers)):
+        if any(isinstance(plan.steps[n], LibraryCall) for n in (*a.numbers, *b.numbers)):
             both = Turn(a.first, (*a.allocated, *b.allocated), (*a.freed, *b.freed))
             joined = (*turns[:k], both, *turns[k + 2 :])
             yield replace(plan, memory=replace(plan.memory, turns=joined))
