@@ -74,10 +74,10 @@ def _scatter_step(frame: Frame, scope: Scope, tail: str | None) -> None:
     add = "pf::lor" if frame.buffers[out].dtype is DType.BOOL else "pf::add"
     stride = 0 if lane is None else ix.coefficient_of(m.loop.index, lane)
     if lane is None or stride == 1:
-        at = ix.render(m.loop.index, emitter.atom)
+        at = emitter.index(m.loop.index)
         emitter.update(f"{pointer} + {at}", kind, add, value)
         return
-    index, is_vector = emitter.index(m.loop.index)
+    index, is_vector = emitter.lane_index(m.loop.index)
     at = index if is_vector else f"pf::splat(int64_t({index}))"
     live = tail or "pf::lanes"
     emitter.line(f"pf::scatter_add_n<{kind}>({pointer}, {at}, {value.vector}, {live});")

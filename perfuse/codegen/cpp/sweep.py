@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from perfuse.codegen.cpp.emit import Emitter, Scope, Value
+from perfuse.codegen.cpp.emit import Emitter, Resolver, Scope, Value
 from perfuse.codegen.cpp.frame import Frame
 from perfuse.codegen.cpp.partials import Partials
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE
 from perfuse.codegen.cpp.tiles import Tiles
+from perfuse.codegen.emitter import Formula
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
@@ -171,11 +172,16 @@ class Sweeps:
 
     def _row_emitter(self, row: Row) -> Emitter:
         lane = self.shape.lane if self.shape.is_vertical else None
-        return Emitter(
-            self.frame.names, row.scope, lane, row.tail, lambda e: self._find(e, row, None)
-        )
+        return Emitter(self.frame.names, row.scope, lane, row.tail, self._resolver(row, None))
 
     # -- where a load of something made in this kernel finds it ----------------------------
+
+    def _resolver(self, row: Row, stage: int | None) -> Resolver:
+        def resolve(load: Expr) -> Value | Formula[Value] | None:
+            found = self._find(load, row, stage)
+            return Formula(found, resolve) if isinstance(found, Expr) else found
+
+        return resolve
 
     def _find(self, load: Expr, row: Row, stage: int | None) -> Value | Expr | None:
         """A variable, a formula to compute in place, or None: read memory."""
@@ -322,9 +328,8 @@ class Sweeps:
         self, scope: Scope, row: Row, members: list[Member], tail: str | None, u: int
     ) -> None:
         stage = members[0].stage
-        emitter = Emitter(
-            self.frame.names, scope, self.shape.lane, tail, lambda e: self._find(e, row, stage)
-        )
+        resolve = self._resolver(row, stage)
+        emitter = Emitter(self.frame.names, scope, self.shape.lane, tail, resolve)
         for m in members:
             if m.role == "full":
                 self._full(emitter, m)

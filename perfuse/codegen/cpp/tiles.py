@@ -59,7 +59,7 @@ class Tiles:
         shape = self.frame.shape
         if shape.tile_axis is not None and atom is shape.tile_axis.atom:
             return "top"
-        return "first" if atom is shape.lane else self.frame.atom(atom)
+        return "first" if atom is shape.lane else self.frame.names.atom(atom)
 
     def read(self, load: Expr) -> Value | None:
         tile = self.loads.get(load)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.carry import Carry, joins_itself
-from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Scope, Value
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE
 from perfuse.codegen.triton.tiling import num_blocks
@@ -120,7 +121,7 @@ def scatter_text(frame: Frame) -> KernelText:
     if m.loop.kind != "scatter_add":
         frame.stored(emitter, m, ROWS)
     else:
-        value, _ = frame.value_of(emitter, m)
+        value = frame.value_of(emitter, m)
         address, _ = emitter.place(m.loop.out, m.loop.index, ROWS)
         mask = block.mask(ROWS)
         inside = "" if mask is None else f", {mask}"

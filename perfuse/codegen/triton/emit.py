@@ -7,9 +7,10 @@ Triton broadcasts. What does not change along a loop over columns is written bef
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from perfuse.codegen import emitter
+from perfuse.codegen.emitter import Value
 from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.codegen.triton.spelling import (
     COMPUTE_TYPE,
@@ -21,25 +22,14 @@ from perfuse.codegen.triton.spelling import (
     typed,
 )
 from perfuse.ir import expr as ex
-from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Atom, Dim
-from perfuse.ir.post_order import post_order
 from perfuse.ir.program import Buffer
 
 ROWS, COLUMNS = 1, 2  # the ways in which a value may vary
 
 _LARGEST = {DType.F8E4M3FN: 448.0, DType.F8E5M2: 57344.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A Triton expression: its text, dtype, and the lanes it varies along."""
-
-    text: str
-    dtype: DType
-    lanes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +42,20 @@ class Dialect:
     approximates: bool = False  # float32 too is divided by approximation
 
 
-class Names:
-    """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
+class Names(emitter.Names):
+    """Arguments of one Triton kernel."""
 
     def __init__(
         self, buffers: dict[str, Buffer], written: frozenset[str], dialect: Dialect,
         streamed: frozenset[tuple[str, Dim]] = frozenset(), *, is_rounded: bool = False,
     ) -> None:  # fmt: skip
-        self.buffers = buffers
+        super().__init__(buffers)
         self.streamed = streamed  # what is read just once, and where: not for the cache to keep
         self.is_rounded = is_rounded  # float32 is computed as eager would, not approximated
         self.written = written
         self.dialect = dialect
-        self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
-        self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...
         self.checks_indices = False
-        self._num_locals = 0
         self._reads_written: dict[Expr, bool] = {}
-
-    def argument(self, buffer: str) -> str:
-        return self.arguments.setdefault(buffer, f"a{len(self.arguments)}")
-
-    def symbol(self, name: str) -> str:
-        return self.symbols.setdefault(name, f"n{len(self.symbols)}")
-
-    def local(self) -> str:
-        self._num_locals += 1
-        return f"t{self._num_locals}"
 
     def reads_written(self, e: Expr) -> bool:
         """Whether a value is read, in part, from what the kernel itself writes."""
@@ -98,8 +75,12 @@ class Names:
         dtype = self.buffers[buffer].dtype
         return "*u8" if self.is_bits(dtype) else POINTER_TYPE[dtype]
 
+    def quotient(self, atom: Atom, numerator: str, divisor: str) -> str:
+        return quotient(atom, numerator, divisor)
+
 
 Scope = ScopeOf[Value]
+Resolver = emitter.Resolver[Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,77 +102,38 @@ class Block:
         return " & ".join(parts) or None
 
 
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """What to compute in place of a load, and how the loads inside it are answered."""
-
-    value: Expr
-    resolve: Resolver
-
-
-# Answers for loads of what the kernel itself makes; None: read memory.
-Resolver = Callable[[Expr], "Value | Formula | None"]
-
-
-class Emitter:
+class Emitter(emitter.Emitter[Names, Value]):
     """Writes the statements of values at one place of a kernel."""
 
     def __init__(self, names: Names, scope: Scope, block: Block, resolve: Resolver) -> None:
-        self.names = names
-        self.scope = scope
+        super().__init__(names, scope, resolve)
         self.block = block
-        self.resolve = resolve
+
+    def at(self, scope: Scope, resolve: Resolver) -> Emitter:
+        return Emitter(self.names, scope, self.block, resolve)
+
+    def stays(self, e: Expr) -> bool:
+        # What the kernel writes is read where it is asked for: it may change in between.
+        return self.names.reads_written(e)
+
+    def assignment(self, name: str, text: str) -> str:
+        return f"{name} = {text}"
 
     # -- values ----------------------------------------------------------------------------
 
-    def value(self, e: Expr) -> Value:
-        if e.op == "const":
-            return Value(literal(e.attr, e.dtype), e.dtype, 0)
-        found = self.scope.find(e)
-        if found is None:
-            for emitter, each in post_order((self._at(self._home(e)), e), _needed, _is_known):
-                found = emitter.scope.known[each] = emitter._made(each)
-        assert found is not None
-        return found
+    def constant(self, e: Expr) -> Value:
+        return Value(literal(e.attr, e.dtype), e.dtype, 0)
 
-    def needed(self, e: Expr) -> Iterable[tuple[Emitter, Expr]]:
-        """The values that `_made` will ask for, and where, so that asking does not nest."""
-        emitter, values = self, e.args
-        if e.op in ("load", "index"):
-            answer = self.resolve(e) if e.op == "load" else None
-            if isinstance(answer, Value):
-                return
-            if isinstance(answer, Formula):
-                emitter = Emitter(self.names, self.scope, self.block, answer.resolve)
-                values = (answer.value,)
-            else:
-                values = (*e.args, *ex.index_values(e))
-        for value in values:
-            yield emitter._at(emitter._home(value)), value
+    def position(self, e: Expr) -> Value:
+        lanes = self.block.lanes(e.variables())
+        return Value(f"tl.cast({self.index(e.attr)}, tl.int64)", e.dtype, lanes)
 
-    def _at(self, scope: Scope) -> Emitter:
-        if scope is self.scope:
-            return self
-        return Emitter(self.names, scope, self.block, self.resolve)
-
-    def _home(self, e: Expr) -> Scope:
-        # What the kernel writes is read where it is asked for: it may change in between.
-        if self.scope.parent is None or self.names.reads_written(e):
-            return self.scope
-        return self.scope.home_of(e.variables())
-
-    def _made(self, e: Expr) -> Value:
-        if e.op == "load":
-            return self._load(e)
-        if e.op == "index":
-            lanes = self.block.lanes(e.variables())
-            return self.named(Value(f"tl.cast({self.index(e.attr)}, tl.int64)", e.dtype, lanes))
-        args = [self.value(a) for a in e.args]
+    def computed(self, e: Expr, args: list[Value]) -> Value:
         lanes = 0
         for a in args:
             lanes |= a.lanes
         if e.op == "cast":
-            text = self._cast(args[0], e.dtype)
+            text = self.cast(args[0], e.dtype)
         elif e.op == "round_to":
             text = self._rounded(e, args[0].text)
         else:
@@ -202,9 +144,9 @@ class Emitter:
             kind = e.args[-1].dtype if e.args else e.dtype
             is_rounded = self.names.is_rounded and not _divides_exactly(e)
             text = spelling(e.op, kind, is_rounded=is_rounded).format(*texts)
-        return self.named(Value(text, e.dtype, lanes))
+        return Value(text, e.dtype, lanes)
 
-    def _cast(self, value: Value, dtype: DType) -> str:
+    def cast(self, value: Value, dtype: DType) -> str:
         if dtype is DType.BOOL:
             return f"({value.text} != 0)"
         return f"tl.cast({value.text}, {COMPUTE_TYPE[dtype]})"
@@ -235,61 +177,16 @@ class Emitter:
             return f"pf_from_{kind}({text})"
         return f"({text}).to(tl.float32)"
 
-    def named(self, value: Value) -> Value:
-        """The value in a variable of this scope."""
-        name = self.names.local()
-        self.line(f"{name} = {value.text}")
-        return Value(name, value.dtype, value.lanes)
-
-    def converted(self, value: Value, dtype: DType) -> Value:
-        """The value in another compute type."""
-        if value.dtype is dtype:
-            return value
-        return self.named(Value(self._cast(value, dtype), dtype, value.lanes))
-
-    def line(self, text: str) -> None:
-        self.scope.writer.line(text)
-
-    # -- indices ---------------------------------------------------------------------------
-
-    def index(self, index: Dim) -> str:
-        return ix.render(index, self.atom)
-
-    def atom(self, atom: Atom) -> str:
-        if atom.kind == "var":
-            return str(atom.parts[0])
-        if atom.kind == "sym":
-            return self.names.symbol(atom.parts[0])
-        if atom.kind == "value":
-            return self._checked(atom)
-        return quotient(atom, self.index(atom.parts[0]), self.index(atom.parts[1]))
-
-    def _checked(self, atom: Atom) -> str:
-        """An index read from data, asserted to lie inside."""
-        value, size = atom.parts
-        marker = ex.apply("fma", *[ex.cast(value, DType.I64)] * 3)  # a key no formula produces
-        found = self.scope.find(marker)
-        if found is None:
-            self.names.checks_indices = True
-            source = self.value(ex.cast(value, DType.I64))
-            inside = f"({source.text} >= 0) & ({source.text} < {self.index(size)})"
-            mask = self.block.mask(source.lanes)
-            if mask is not None:
-                inside = f"({inside}) | (({mask}) == 0)"
-            self.line(f"tl.device_assert({inside}, 'index out of range')")
-            found = self.scope.known[marker] = source
-        return found.text
-
     # -- memory ----------------------------------------------------------------------------
 
-    def _load(self, e: Expr) -> Value:
-        answer = self.resolve(e)
-        if isinstance(answer, Value):
-            return answer
-        if isinstance(answer, Formula):
-            inner = Emitter(self.names, self.scope, self.block, answer.resolve)
-            return self.converted(inner.value(answer.value), e.dtype)
-        return self.read(e)
+    def check(self, source: Value, value: Expr, size: Dim) -> Value:
+        self.names.checks_indices = True
+        inside = f"({source.text} >= 0) & ({source.text} < {self.index(size)})"
+        mask = self.block.mask(source.lanes)
+        if mask is not None:
+            inside = f"({inside}) | (({mask}) == 0)"
+        self.line(f"tl.device_assert({inside}, 'index out of range')")
+        return source
 
     def place(self, buffer: str, index: Dim, lanes: int) -> tuple[str, int]:
         """(address of an element, its lanes), at least as wide as asked for."""
@@ -344,16 +241,6 @@ class Emitter:
             formula = source if source is not None else ex.const(0.0, DType.F32)
             text = self.narrowed(formula, text if value.lanes else f"({text} + 0.0)", dtype)
         self.line(f"tl.store({address}, {text}{'' if mask is None else f', {mask}'})")
-
-
-def _needed(place: tuple[Emitter, Expr]) -> Iterable[tuple[Emitter, Expr]]:
-    emitter, value = place
-    return emitter.needed(value)
-
-
-def _is_known(place: tuple[Emitter, Expr]) -> bool:
-    emitter, value = place
-    return value.op == "const" or emitter.scope.find(value) is not None
 
 
 def _plain(value: bool | int | float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfuse.codegen.emitter import Formula, Value
+from perfuse.codegen.kernel_frame import KernelFrame
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import (
     COLUMNS,
@@ -12,13 +14,11 @@ from perfuse.codegen.triton.emit import (
     Block,
     Dialect,
     Emitter,
-    Formula,
     Names,
     Resolver,
     Scope,
-    Value,
 )
-from perfuse.codegen.triton.spelling import POINTER_TYPE, quotient, start
+from perfuse.codegen.triton.spelling import POINTER_TYPE, start
 from perfuse.codegen.triton.streaming import streamed_places
 from perfuse.codegen.triton.tiling import columns_of, moves_float32, rows_of
 from perfuse.codegen.writer import Writer
@@ -50,8 +50,8 @@ class KernelText:
     promised: frozenset[str] = frozenset()  # addresses passed as numbers, multiples of 16
 
 
-class Frame:
-    """One function being written."""
+class Frame(KernelFrame[Names, Value]):
+    """One Triton function being written."""
 
     def __init__(
         self,
@@ -60,12 +60,11 @@ class Frame:
         tile: Tile,
         dialect: Dialect,
     ) -> None:
-        self.kernel = kernel
-        self.buffers = buffers
-        self.tile = tile
         streamed = streamed_places(kernel, buffers, tile)
         is_rounded = not dialect.approximates and moves_float32(kernel, buffers)
-        self.names = Names(buffers, kernel.stored, dialect, streamed, is_rounded=is_rounded)
+        names = Names(buffers, kernel.stored, dialect, streamed, is_rounded=is_rounded)
+        super().__init__(kernel, buffers, names)
+        self.tile = tile
         self.rows, self.columns = rows_of(kernel), columns_of(kernel)
         self.makers: dict[str, list[Member]] = {}
         for m in kernel.members:
@@ -83,37 +82,25 @@ class Frame:
 
     # -- members ---------------------------------------------------------------------------
 
-    def of_role(self, *roles: str) -> list[Member]:
-        return [m for m in self.kernel.members if m.role in roles]
-
-    def short(self, member: Member) -> str:
-        return f"m{self.kernel.members.index(member)}"
-
     def parts(self, member: Member, prefix: str = "acc") -> tuple[str, ...]:
         """The variables of a member's accumulator."""
         own = f"{prefix}_{self.short(member)}"
         return (own, f"{own}_at") if reduce.is_position(member) else (own,)
 
-    def is_read_inside(self, name: str) -> bool:
-        return any(r.attr[0] == name for m in self.kernel.members for r in m.loop.reads())
-
-    def value_of(self, emitter: Emitter, member: Member) -> tuple[Value, Expr]:
-        """A member's value in the compute type of its buffer, and the formula it came from."""
-        formula, kind = member.loop.value, self.buffers[member.loop.out].dtype
-        if formula.op == "round_to" and formula.attr is kind:
-            if not self.is_read_inside(member.loop.out):
-                formula = formula.args[0]  # the store rounds anyway
-        return emitter.converted(emitter.value(formula), kind.compute), formula
-
     def stored(self, emitter: Emitter, member: Member, lanes: int) -> Value:
         """Store a member's value for every lane, though it may not vary along them."""
         self._read_first(emitter, member)
-        value, formula = self.value_of(emitter, member)
-        wide = Value(value.text, value.dtype, value.lanes | lanes)
-        emitter.store(member.loop.out, member.loop.index, wide, formula)
+        value = self.value_of(emitter, member)
+        self.store(emitter, member, value, lanes)
         return value
 
-    def find(self, load: Expr, reader: Member, results: dict[str, Value]) -> Value | Formula | None:
+    def store(self, emitter: Emitter, member: Member, value: Value, lanes: int) -> None:
+        wide = Value(value.text, value.dtype, value.lanes | lanes)
+        emitter.store(member.loop.out, member.loop.index, wide, self.formula_of(member))
+
+    def find(
+        self, load: Expr, reader: Member, results: dict[str, Value]
+    ) -> Value | Formula[Value] | None:
         """Where a load finds what this kernel makes; None: in memory."""
         name, index = load.attr
         for maker in self.makers.get(name, ()):
@@ -145,16 +132,6 @@ class Frame:
                         emitter.value(read)
 
     # -- sizes and places ------------------------------------------------------------------
-
-    def dim(self, dim: Dim) -> str:
-        return ix.render(dim, self._atom)
-
-    def _atom(self, atom: Atom) -> str:
-        if atom.kind == "var":
-            return str(atom.parts[0])
-        if atom.kind == "sym":
-            return self.names.symbol(atom.parts[0])
-        return quotient(atom, self.dim(atom.parts[0]), self.dim(atom.parts[1]))
 
     def size(self, axes: Sequence[Axis]) -> Dim:
         return ix.product([a.size for a in axes])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton import online, reduce
 from perfuse.codegen.triton.carry import Carry
-from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Scope, Value
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
@@ -134,11 +135,10 @@ class Rows:
     def row_value(self, row: Row, m: Member, *, stored: bool) -> None:
         frame = self.frame
         emitter = self._row_emitter(row, m)
-        value, formula = frame.value_of(emitter, m)
+        value = frame.value_of(emitter, m)
         row.results[m.loop.out] = value
         if stored and m.loop.out in frame.kernel.stored:
-            wide = Value(value.text, value.dtype, value.lanes | ROWS)
-            emitter.store(m.loop.out, m.loop.index, wide, formula)
+            frame.store(emitter, m, value, ROWS)
 
     def _row_emitter(self, row: Row, m: Member) -> Emitter:
         return self.frame.emitter(row.scope, self.frame.block(row.masks), m, row.results)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfuse.codegen.triton.emit import COLUMNS, ROWS, Scope, Value
+from perfuse.codegen.emitter import Value
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.rows import Row, Rows
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start

@@ -1,0 +1,224 @@
+"""The core of every code generator: an expression as statements, each where it belongs.
+
+A generator adds spelling: how a constant, an operation, a load, a check, an assignment is written.
+The rest is here: the names of arguments and variables, the values computed so far, the scope where
+each of them is computed (its home), and which loads the kernel itself answers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic, Self, TypeVar
+
+from perfuse.codegen.scope import Scope
+from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
+from perfuse.ir.index import Atom, Dim
+from perfuse.ir.post_order import post_order
+from perfuse.ir.program import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An expression of the generated language: its text, dtype, and the lanes it varies along."""
+
+    text: str
+    dtype: DType
+    lanes: int  # 0: one number
+
+
+class Names(ABC):
+    """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
+
+    def __init__(self, buffers: dict[str, Buffer]) -> None:
+        self.buffers = buffers
+        self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
+        self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...
+        self._num_locals = 0
+
+    def argument(self, buffer: str) -> str:
+        return self.arguments.setdefault(buffer, f"a{len(self.arguments)}")
+
+    def symbol(self, name: str) -> str:
+        return self.symbols.setdefault(name, f"n{len(self.symbols)}")
+
+    def local(self) -> str:
+        self._num_locals += 1
+        return f"t{self._num_locals}"
+
+    @abstractmethod
+    def quotient(self, atom: Atom, numerator: str, divisor: str) -> str:
+        """A quotient or remainder of an index, which rounds down."""
+
+    def dim(self, dim: Dim) -> str:
+        """A size, or an index that no data is part of."""
+        return ix.render(dim, self.atom)
+
+    def atom(self, atom: Atom, spell: Callable[[Dim], str] | None = None) -> str:
+        """A part of an index; `spell` writes the operands of a division."""
+        if atom.kind == "var":
+            return str(atom.parts[0])
+        if atom.kind == "sym":
+            return self.symbol(atom.parts[0])
+        assert atom.kind in ("div", "mod"), f"{atom} is read from data"
+        a, b = map(spell or self.dim, atom.parts)
+        return self.quotient(atom, a, b)
+
+
+N = TypeVar("N", bound=Names)
+V = TypeVar("V", bound=Value)
+
+
+@dataclass(frozen=True, slots=True)
+class Formula(Generic[V]):
+    """What to compute in place of a load, and how the loads inside it are answered."""
+
+    value: Expr
+    resolve: Resolver[V]
+
+
+# Answers for loads of what the kernel itself makes; None: read memory.
+Resolver = Callable[[Expr], V | Formula[V] | None]
+
+
+class Emitter(ABC, Generic[N, V]):
+    """Writes the statements of values at one place of a kernel."""
+
+    def __init__(self, names: N, scope: Scope[V], resolve: Resolver[V]) -> None:
+        self.names = names
+        self.scope = scope
+        self.resolve = resolve
+
+    # -- spelling --------------------------------------------------------------------------
+
+    @abstractmethod
+    def at(self, scope: Scope[V], resolve: Resolver[V]) -> Self:
+        """This emitter, writing into another scope."""
+
+    @abstractmethod
+    def stays(self, e: Expr) -> bool:
+        """Whether a value has to be computed where it is asked for: memory may change."""
+
+    @abstractmethod
+    def constant(self, e: Expr) -> V: ...
+
+    @abstractmethod
+    def computed(self, e: Expr, args: list[V]) -> V:
+        """An operation on values."""
+
+    @abstractmethod
+    def position(self, e: Expr) -> V:
+        """An index as a value."""
+
+    @abstractmethod
+    def read(self, e: Expr) -> V:
+        """A load from memory, in a variable."""
+
+    @abstractmethod
+    def check(self, source: V, value: Expr, size: Dim) -> V:
+        """An index read from data, verified to be inside of a size."""
+
+    @abstractmethod
+    def cast(self, value: V, dtype: DType) -> str: ...
+
+    @abstractmethod
+    def assignment(self, name: str, text: str) -> str: ...
+
+    def operands(self, e: Expr) -> tuple[Expr, ...]:
+        """The values that an operation is computed of."""
+        return e.args
+
+    # -- values ----------------------------------------------------------------------------
+
+    def value(self, e: Expr) -> V:
+        if e.op == "const":
+            return self.constant(e)
+        found = self.scope.find(e)
+        if found is None:
+            for emitter, each in post_order((self._at_home(e), e), _needed, _is_known):
+                found = emitter.scope.known[each] = emitter._made(each)
+        assert found is not None
+        return found
+
+    def needed(self, e: Expr) -> Iterable[tuple[Emitter[N, V], Expr]]:
+        """The values that `_made` will ask for, and where, so that asking does not nest."""
+        emitter, values = self, self.operands(e)
+        if e.op == "load" and (answer := self.resolve(e)) is not None:
+            if isinstance(answer, Value):
+                return
+            emitter, values = self.at(self.scope, answer.resolve), (answer.value,)
+        elif e.op in ("load", "index"):
+            values = (*e.args, *ex.index_values(e))
+        for value in values:
+            yield emitter._at_home(value), value
+
+    def _at_home(self, e: Expr) -> Self:
+        """This emitter where a value belongs: what does not vary in a loop goes before it."""
+        if self.scope.parent is None or self.stays(e):
+            return self
+        home = self.scope.home_of(e.variables())
+        return self if home is self.scope else self.at(home, self.resolve)
+
+    def _made(self, e: Expr) -> V:
+        if e.op == "load":
+            return self._load(e)
+        if e.op == "index":
+            return self.named(self.position(e))
+        return self.named(self.computed(e, [self.value(a) for a in self.operands(e)]))
+
+    def _load(self, e: Expr) -> V:
+        answer = self.resolve(e)
+        if isinstance(answer, Formula):
+            inner = self.at(self.scope, answer.resolve)
+            # What goes through memory is narrowed to the buffer's type; only bool and ints differ.
+            return self.converted(inner.value(answer.value), e.dtype)
+        return self.read(e) if answer is None else answer
+
+    def named(self, value: V) -> V:
+        """The value in a variable of this scope."""
+        name = self.names.local()
+        self.line(self.assignment(name, value.text))
+        return replace(value, text=name)
+
+    def converted(self, value: V, dtype: DType) -> V:
+        """The value in another compute type."""
+        if value.dtype is dtype:
+            return value
+        return self.named(replace(value, text=self.cast(value, dtype), dtype=dtype))
+
+    def line(self, text: str) -> None:
+        self.scope.writer.line(text)
+
+    # -- indices ---------------------------------------------------------------------------
+
+    def index(self, index: Dim) -> str:
+        return ix.render(index, self.atom)
+
+    def atom(self, atom: Atom) -> str:
+        if atom.kind == "value":
+            return self.checked(atom).text
+        return self.names.atom(atom, self.index)
+
+    def checked(self, atom: Atom) -> V:
+        """An index read from data; it is checked once in a scope."""
+        value, size = atom.parts
+        source = ex.cast(value, DType.I64)
+        marker = ex.apply("fma", source, source, source)  # a key no formula produces
+        found = self.scope.find(marker)
+        if found is None:
+            found = self.scope.known[marker] = self.check(self.value(source), value, size)
+        return found
+
+
+def _needed(place: tuple[Emitter[N, V], Expr]) -> Iterable[tuple[Emitter[N, V], Expr]]:
+    emitter, value = place
+    return emitter.needed(value)
+
+
+def _is_known(place: tuple[Emitter[N, V], Expr]) -> bool:
+    emitter, value = place
+    return value.op == "const" or emitter.scope.find(value) is not None
