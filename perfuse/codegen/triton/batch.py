@@ -65,8 +65,8 @@ def batch_texts(
     fills = [table.text(chunk, aligned) for chunk in table.chunks()]
     scratch = table.scratch()
     text = KernelText(
-        (("w0", "*i64"),), bodies, (scratch.name,), (), (body.num_blocks(), 1, 1), tile,
-        (scratch,), False,
+        parameters=(("w0", "*i64"),), body=bodies, buffers=(scratch.name,),
+        grid=(body.num_blocks(), 1, 1), tile=tile, scratch=(scratch,),
     )  # fmt: skip
     return [*fills, text]
 
@@ -268,9 +268,9 @@ class _Table:
         promised = frozenset(n for b, n in names.items() if self.named[b] in aligned)
         scratch = self.scratch()
         return KernelText(
-            parameters, w.text(), (*names, scratch.name), (), (num_blocks, 1, 1),
-            Tile("flat", 1, 1, 1),
-            (scratch,), False, promised,
+            parameters=parameters, body=w.text(), buffers=(*names, scratch.name),
+            grid=(num_blocks, 1, 1), tile=Tile("flat", 1, 1, 1), scratch=(scratch,),
+            promised=promised,
         )  # fmt: skip
 
     def _word(self, number: int, names: dict[str, str]) -> str:

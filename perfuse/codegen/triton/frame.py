@@ -35,18 +35,18 @@ from perfuse.schedule.turns import Scratch
 _MOST_NARROW = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelText:
     """A function without its name, and how it is launched."""
 
     parameters: tuple[tuple[str, str], ...]  # name -> Triton type
     body: str
     buffers: tuple[str, ...]
-    symbols: tuple[str, ...]
+    symbols: tuple[str, ...] = ()
     grid: tuple[Dim, Dim, Dim]
     tile: Tile
     scratch: tuple[Scratch, ...]
-    checks_indices: bool
+    checks_indices: bool = False
     promised: frozenset[str] = frozenset()  # addresses passed as numbers, multiples of 16
 
 
@@ -241,8 +241,13 @@ class Frame(KernelFrame[Names, Value]):
         parameters = [(p, names.pointer_type(b)) for b, p in names.arguments.items()]
         parameters += [(p, POINTER_TYPE[s.dtype]) for s, p in self.scratch.values()]
         parameters += [(n, "i64") for n in names.symbols.values()]
-        buffers = (*names.arguments, *self.scratch)
         return KernelText(
-            tuple(parameters), self.w.text(), buffers, tuple(names.symbols), grid, self.tile,
-            tuple(s for s, _ in self.scratch.values()), names.checks_indices,
-        )  # fmt: skip
+            parameters=tuple(parameters),
+            body=self.w.text(),
+            buffers=(*names.arguments, *self.scratch),
+            symbols=tuple(names.symbols),
+            grid=grid,
+            tile=self.tile,
+            scratch=tuple(s for s, _ in self.scratch.values()),
+            checks_indices=names.checks_indices,
+        )
