@@ -51,10 +51,9 @@ def aot_compile(
     on. `variants` are further arguments to compile for; a call takes the first that fit. With
     `training`, at fixed sizes or any, the results have gradients, which reach the arguments and
     the parameters of the loaded artefact; without, arguments that require gradients are refused
-    unless gradients are off. `native` demands that a C++
-    program can run it without PyTorch (perfuse/native/perfuse.h). `mode` and `options` are those
-    of `perfuse.compile`, by default those that `fn` was compiled with; `sign_with` is an Ed25519
-    private key.
+    unless gradients are off. `native` demands that a C++ program can run it without PyTorch
+    (perfuse/native/perfuse.h). `mode` and `options` are those of `perfuse.compile`, by default
+    those that `fn` was compiled with; `sign_with` is an Ed25519 private key.
     """
     calls = [_checked_args(given, bool(dynamic)) for given in (args, *variants)]
     request = _request(fn, mode, options, bool(dynamic), native)
@@ -67,15 +66,8 @@ def aot_compile(
         (given, capture_call(request, given, dict(kwargs or {}), training)) for given in calls
     ]
     files = _files(captures, dict(kwargs or {}), request.function, name)
-    first = captures[0][1]
-    context = first.context
-    assert context is not None
-    if native:
-        document = json.loads(files[ARTEFACT])["variants"][0]
-        files[NATIVE] = native_table(first.graphs[0], document, files, context.target.isa)
-    launcher = build_launcher(context) if _gpu_arch(context) else None
-    files |= {} if launcher is None else {LAUNCHER: launcher.read_bytes(LIBRARY)}
-    write_package(made, files, about_here(context.target.isa, _gpu_arch(context)), sign_with)
+    about = _add_runners(files, captures[0][1], native)
+    write_package(made, files, about, sign_with)
     return made
 
 
@@ -96,6 +88,19 @@ def _files(
     files[ARTEFACT] = json.dumps({"name": name, "held": rows, "variants": documents}).encode()
     files[PARAMETERS] = parameters
     return files
+
+
+def _add_runners(files: dict[str, bytes], first: CapturedCall, native: bool) -> dict[str, Any]:
+    """Add the table for C++ programs and the launcher, where needed; what the package is for."""
+    context = first.context
+    assert context is not None
+    arch, isa = _gpu_arch(context), context.target.isa
+    if native:
+        document = json.loads(files[ARTEFACT])["variants"][0]
+        files[NATIVE] = native_table(first.graphs[0], document, files, isa)
+    launcher = build_launcher(context) if arch else None
+    files |= {} if launcher is None else {LAUNCHER: launcher.read_bytes(BUILT)}
+    return about_here(isa, arch)
 
 
 def _request(

@@ -11,6 +11,7 @@ import sympy
 import torch
 
 from perfuse.capture.aot_capture import CapturedCall
+from perfuse.capture.facts import number_or_formula
 from perfuse.errors import ArtefactError, UnsupportedOp
 from perfuse.lower.symbols import host_formula
 from perfuse.runtime.saved import pack_tensors
@@ -119,11 +120,7 @@ def _layout(
 
 
 def _size(size: int | torch.SymInt, names: SizeNames) -> int | str:
-    """A number, or the formula of a size that calls may choose."""
-    if not isinstance(size, torch.SymInt):
-        return size
-    expression = names.named(size)
-    return int(expression) if expression.is_Integer else _formula(expression)
+    return number_or_formula(size, names.named, _formula)
 
 
 def _formula(expression: sympy.Basic) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import sympy
 import torch
 from torch.fx import GraphModule
 
@@ -113,19 +114,24 @@ def _tangents(backward: GraphModule, found: SimpleMetadata) -> tuple[Tangent, ..
         Tangent(
             output,
             str(v.dtype).removeprefix("torch."),
-            tuple(map(_number_or_formula, v.shape)),
-            tuple(map(_number_or_formula, v.stride())),
+            tuple(map(number_or_formula, v.shape)),
+            tuple(map(number_or_formula, v.stride())),
             str(v.device),
         )
         for output, v in zip(found.tangent_outputs, values, strict=False)
     )
 
 
-def _number_or_formula(size: int | torch.SymInt) -> int | str:
+def number_or_formula(
+    size: int | torch.SymInt,
+    expression_of: Callable[[torch.SymInt], sympy.Expr] = sym_expression,
+    spell: Callable[[sympy.Expr], str] = host_formula,
+) -> int | str:
+    """A number, or the formula of a size that calls may choose."""
     if not isinstance(size, torch.SymInt):
         return size
-    expression = sym_expression(size)
-    return int(expression) if expression.is_Integer else host_formula(expression)
+    expression = expression_of(size)
+    return int(expression) if expression.is_Integer else spell(expression)
 
 
 def _bound_sizes(

@@ -6,14 +6,14 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.errors import CompileFailed, PerfuseError
+from perfuse.graph.blame import node_of
 from perfuse.graph_cache import Executable
 from perfuse.torch_compat import source_line
 
@@ -57,7 +57,7 @@ def eager_call(module: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 def describe(error: Exception, module: GraphModule, name: str) -> PerfuseError:
     """The error with what was being compiled: the graph, the op, the user's line."""
-    node = _node_of(error)
+    node = node_of(error)
     where = f"the {name} graph, {len(module.graph.nodes)} nodes"
     line = (source_line(node) if node is not None else "") or _first_line(module)
     at = f"{line} ({where})" if line else where
@@ -69,23 +69,10 @@ def describe(error: Exception, module: GraphModule, name: str) -> PerfuseError:
     return CompileFailed(message, at=at)
 
 
-def _frames(error: BaseException) -> list[FrameType]:
-    """The frames the error went through, the innermost first."""
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
-
-
-def _node_of(error: BaseException) -> Node | None:
-    """The node that was worked on, told by the stages' own variable of that name."""
-    for frame in _frames(error):
-        node = frame.f_locals.get("node")
-        if isinstance(node, Node):
-            return node
-    return None
-
-
 def _room_of(error: BaseException) -> str:
-    for frame in _frames(error):
-        path = Path(frame.f_code.co_filename)
+    """The room of the innermost function of Perfuse that the error went through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
         if path.is_relative_to(PACKAGE):
             return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "the compiler"

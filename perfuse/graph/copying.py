@@ -6,6 +6,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from perfuse.graph.blame import working_on
 from perfuse.torch_compat import module_of
 
 
@@ -42,7 +43,8 @@ def copied_graph(graph: Graph, make: Make) -> Graph:
     """A new graph of what `make` returns for each node, in order."""
     new = GraphCopy(graph)
     for node in graph.nodes:
-        made = make(node, new)
+        with working_on(node):
+            made = make(node, new)
         if made is not None:
             new.of[node] = made
     return new.graph

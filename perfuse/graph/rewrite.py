@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
+from perfuse.graph.blame import working_on
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import is_same_tensor, output_leaves, packet_name, tensor_of
 from perfuse.torch_compat import module_of
@@ -95,7 +96,8 @@ class _Rewrite:
         for node in self._gm.graph.nodes:
             copied = self._copy.copy(node)
             self._origin[copied] = node
-            self._copy.of[node] = self._simplify(node, copied)
+            with working_on(node):
+                self._copy.of[node] = self._simplify(node, copied)
         return module_of(self._gm, self._new)
 
     def _simplify(self, old: Node, node: Node) -> Node:

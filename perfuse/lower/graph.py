@@ -13,6 +13,7 @@ from torch.fx import Node as FxNode
 
 from perfuse.context import Context
 from perfuse.graph.aliases import users_through
+from perfuse.graph.blame import working_on
 from perfuse.graph.facts import COMPARED, GIVEN_UP
 from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, storage_treatment
@@ -101,7 +102,8 @@ class _Lowering:
         for node in self.module.graph.nodes:
             self.builder.origin = self.origins.of(node)
             known, num_emitted = len(self.builder.buffers), len(self.builder.nodes)
-            handlers[node.op](node)
+            with working_on(node):
+                handlers[node.op](node)
             num_new = len(self.builder.buffers) - known
             for name in islice(reversed(self.builder.buffers), num_new):
                 self.owners[name] = node

@@ -11,10 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Graph
 
 import perfuse
 from perfuse import pipeline
 from perfuse.capture.failure import CompileWarning
+from perfuse.graph import simplify
+from perfuse.graph.rewrite import Rule
+from perfuse.lower.registry import LOWERINGS
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +47,22 @@ def test_the_error_names_graph_and_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert "inference graph" in text
     assert "test_failure.py" in text
     assert "on_error" in text
+
+
+@pytest.mark.parametrize("stage", ["lowering", "rule"])
+def test_the_error_names_the_op_whatever_its_frames_hold(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        node = Graph().placeholder("misleading")
+        raise ValueError(f"no such luck with {node.name}")
+
+    if stage == "lowering":
+        monkeypatch.setitem(LOWERINGS, torch.ops.aten.exp.default, broken)
+    else:
+        monkeypatch.setitem(simplify._INDEXED, "exp", [Rule("broken", ("exp",), broken)])
+    with pytest.raises(Exception, match=r"failed on aten\.exp\.default: ValueError: no such"):
+        torch.compile(function, backend="perfuse")(torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])

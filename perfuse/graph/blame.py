@@ -1,0 +1,31 @@
+"""Errors that know which node was worked on, so that a message can name the op and its line."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from torch.fx import Node
+
+_ATTRIBUTE = "perfuse_node"
+
+
+class working_on:  # noqa: N801 - reads as a function: `with working_on(node):`
+    """A block about one node: an error that leaves it carries the node of the innermost block."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and node_of(error) is None:
+            setattr(error, _ATTRIBUTE, self._node)
+
+
+def node_of(error: BaseException) -> Node | None:
+    """The node that was worked on when this error was raised, if known."""
+    return getattr(error, _ATTRIBUTE, None)
