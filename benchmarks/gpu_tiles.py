@@ -23,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import Case
-from benchmarks.contest import step_of, take_turns
+from benchmarks.contest import step_of
 from benchmarks.gpu_cases import Row, f32, gpu_cases
 from benchmarks.gpu_worker import Stopwatch
 from benchmarks.memory_cases import gelu_bias, swish
 from benchmarks.tiles import wider
 from perfuse import config
+from perfuse.autotune.race import Reading, Rules, race
 from perfuse.autotune.tiles import plan_of_one
 from perfuse.backends import backend_of
 from perfuse.build.bundle import read_bundle
@@ -38,15 +39,16 @@ from perfuse.codegen.triton.tiling import candidates, widest_of
 from perfuse.codegen.triton.unit import generate_triton, machine_of
 from perfuse.context import Context
 from perfuse.counters import counters
-from perfuse.runtime.measure import made_up_inputs
+from perfuse.decision import Choice
+from perfuse.runtime.measure import random_inputs
 from perfuse.schedule.plan import Kernel, Plan, with_tile
 from perfuse.schedule.tile import Tile
 from perfuse.target import target_of
 from tests.unit.planning import plans_of
 
 SMALLEST_BYTES = 32 << 20
-SECONDS = 0.7  # of measuring, a kernel
 WORTHWHILE = 0.98  # of the model's choice: below it, another should be chosen
+RULES = Rules(margin=WORTHWHILE, budget_s=0.7, fewest_rounds=5, most_rounds=200)
 
 # Beside the benchmark's: what is computed of floats, as eager would and by approximation.
 WIDE = f32(8192, 4096)
@@ -158,7 +160,7 @@ def _entrants(kernel: Kernel, alone: Plan, context: Context, *, runs: bool) -> l
         ways.append(Way(f"{tiles[0]}, {APPROXIMATE}", tiles[0], _approximating(context)))
     with ThreadPoolExecutor(context.num_jobs(len(ways))) as pool:
         built = list(pool.map(lambda way: _built(alone, way.tile, way.context), ways))
-    inputs = made_up_inputs(alone.program, context.device) if runs else []
+    inputs = random_inputs(alone.program, context.device) if runs else []
     return [
         _entrant(alone, way, made, inputs, runs=runs) for way, made in zip(ways, built, strict=True)
     ]
@@ -204,11 +206,17 @@ def _usage(entry: Entry) -> str:
 def _times(entrants: list[Entrant], device: str) -> dict[str, float]:
     """Microseconds of each, the medians of rounds in which all take their turn."""
     steps = {e.name: e.step for e in entrants if e.step is not None}
-    for step in list(steps.values()) * 2:  # compiled before anybody looks at a clock
+    for step in steps.values():  # compiled before anybody looks at a clock
         step()
-    clock = Stopwatch(device, steps, is_ahead=True)
-    found = take_turns(steps, SECONDS, clock)
-    return {name: 1e3 * times["median"] for name, times in found.items()}
+    clock, names = Stopwatch(device, steps, is_ahead=True), {s: n for n, s in steps.items()}
+
+    def timed(step: Step) -> Reading:
+        milliseconds = clock(names[step], step)
+        return lambda: milliseconds() / 1e3
+
+    choices = [Choice("tile", name) for name in steps]
+    decision = race("tiles", choices, lambda choice: steps[choice.name], RULES, timer=timed)
+    return {r.choice.name: r.median_us for r in decision.rivals if r.median_us is not None}
 
 
 def _table(title: str, entrants: list[Entrant], times: dict[str, float]) -> Table:

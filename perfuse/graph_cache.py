@@ -21,6 +21,7 @@ from perfuse.cache.keys import identity, key_of
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
+from perfuse.decision import Decision
 from perfuse.errors import MALFORMED, CacheDamaged, PerfuseError
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
 from perfuse.logs import channel
@@ -38,6 +39,7 @@ class Executable:
     call: Call
     key: str | None
     gpu: GpuTables | None = None  # what it launches, where it runs on a GPU
+    decisions: tuple[Decision, ...] = ()  # what was measured to choose among implementations
 
 
 def load_or_compile(
@@ -62,7 +64,7 @@ def load_or_compile(
         _skipped(context, "guards")  # a loaded program would lack them
         key = None
     kept = store_graph(key, compiled, context) if key else None
-    return Executable(compiled.call, kept, compiled.host.gpu)
+    return Executable(compiled.call, kept, compiled.host.gpu, compiled.decisions)
 
 
 def graph_key(module: GraphModule, context: Context) -> str | None:
@@ -98,7 +100,7 @@ def load_graph(key: str, context: Context) -> Executable | None:
         return None
     for name, n in saved.counts.items():
         context.counters.inc(name, n)
-    return Executable(call, key, saved.host.gpu)
+    return Executable(call, key, saved.host.gpu, saved.decisions)
 
 
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
@@ -111,7 +113,9 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
         _skipped(context, "constant")
         return None
     built = tuple(entry.key for entry in compiled.built)
-    saved = SavedProgram(compiled.host, built, constants, compiled.counts, str(compiled.plan))
+    saved = SavedProgram(
+        compiled.host, built, constants, compiled.counts, str(compiled.plan), compiled.decisions
+    )
     entry: Entry = open_store(context).put(key, files_of(saved))
     return entry.key
 

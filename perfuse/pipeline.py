@@ -20,6 +20,7 @@ from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.retile import retiled
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.decision import Decision
 from perfuse.errors import KernelTooLarge, PerfuseError
 from perfuse.graph.passes import run_passes
 from perfuse.ir.program import Extern, Loop, Program
@@ -79,6 +80,11 @@ class Compiled:
         """
         inputs = self.module.graph.find_nodes(op="placeholder")
         return "backward" if any("tangents" in node.name for node in inputs) else "forward"
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was measured to choose among implementations, now or by an earlier compile."""
+        return self.plan.decisions
 
     @property
     def library(self) -> str | None:

@@ -7,53 +7,61 @@ candidates compute the same loops, so there is nothing to prove but their speed.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from perfuse.autotune.race import Rules, Run, Timer, race
+from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
-from perfuse.cache.access import open_store
 from perfuse.cache.keys import identity, key_of
-from perfuse.cache.store import Store
 from perfuse.codegen.triton.tiling import candidates, widest_of
 from perfuse.codegen.triton.unit import machine_of
 from perfuse.context import Context
-from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
+from perfuse.decision import Choice, Decision
 from perfuse.ir import index as ix
 from perfuse.ir.program import Program, View
-from perfuse.logs import channel
 from perfuse.schedule.plan import Kernel, Plan, static_product
 from perfuse.schedule.tile import Tile
 
-_MARGIN = 0.97
-_FILE = "tile.json"
+# Readings are the GPU's own, with caches flushed before each turn: rounds are long enough for few.
+RULES = Rules(margin=0.97, fewest_rounds=15, most_rounds=15)
 
-# Seconds of one run of a plan of one kernel, cut by a tile.
-Measure = Callable[[Plan, Tile], float]
-# Compiles the same, so that measuring finds it done.
+# What runs a plan of one kernel, cut by a tile; asked once for a plan, then for every tile.
+Load = Callable[[Plan], Callable[[Tile], Run]]
+# Compiles the same, so that loading finds it done.
 Build = Callable[[Plan, Tile], object]
 
 
 @dataclass(frozen=True, slots=True)
-class TileDecision:
-    """What was chosen, and the microseconds of every candidate, the model's first."""
+class Device:
+    """What measuring takes from the later rooms."""
 
-    tile: dict[str, Any]
-    microseconds: list[tuple[str, float]]
-    failed: list[tuple[str, str]]  # candidates that did not run, and why
+    build: Build
+    load: Load
+    timer: Timer
 
 
-def choose_tiles(plan: Plan, context: Context, measure: Measure, build: Build) -> dict[str, Tile]:
-    """The fastest tile of each kernel that is worth measuring."""
-    chosen: dict[str, Tile] = {}
+def measured_tiles(plan: Plan, context: Context, device: Device) -> Plan:
+    """The plan with the fastest tile of each kernel that is worth measuring."""
+    decisions: dict[str, Decision] = {}
     least_bytes = context.settings.thresholds.tuned_tile_bytes  # smaller ones end before it matters
     for kernel in plan.kernels:
         if kernel.num_bytes >= least_bytes and _is_measurable(kernel, plan.program):
-            decision = decide(kernel, plan.program, context, measure, build)
-            chosen[kernel.name] = Tile(**decision.tile)
-    return chosen
+            decisions[kernel.name] = decide(kernel, plan.program, context, device)
+    tiles = {name: tile_of(decision.chosen) for name, decision in decisions.items()}
+    return replace(plan, tiles=tiles, decisions=(*plan.decisions, *decisions.values()))
+
+
+def choice_of(tile: Tile) -> Choice:
+    return Choice("tile", str(tile), tuple(asdict(tile).items()))
+
+
+def tile_of(choice: Choice) -> Tile:
+    """The tile of a choice; TypeError where its options are those of another version."""
+    options: dict[str, Any] = dict(choice.options)
+    return Tile(**options)
 
 
 def _is_measurable(kernel: Kernel, program: Program) -> bool:
@@ -72,40 +80,19 @@ def _is_measurable(kernel: Kernel, program: Program) -> bool:
     return not any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
 
 
-def decide(
-    kernel: Kernel, program: Program, context: Context, measure: Measure, build: Build
-) -> TileDecision:
+def decide(kernel: Kernel, program: Program, context: Context, device: Device) -> Decision:
     """The stored decision for a kernel on this GPU, or a new one."""
-    store = open_store(context)
     alone = plan_of_one(kernel, program)
-    key = _key(alone, context)
-    found = _stored(store, key) if context.settings.cache.enabled else None
-    if found is not None:
-        context.counters.inc("autotune.cache_hit")
-        return found
-    widest = widest_of(kernel, program.buffers)
-    tiles = candidates(kernel, machine_of(context.target), widest)
-    _build_together(alone, tiles, build, context.num_jobs(len(tiles)))
-    decision = race(alone, tiles, measure)
-    context.counters.inc("autotune.kernels_measured")
-    channel("tuning").info(
-        "%s: %s; microseconds %s", kernel.name, decision.tile, decision.microseconds
-    )
-    store.put(key, {_FILE: json.dumps(asdict(decision), indent=1).encode()})
-    return decision
+    shapes = [str(b) for b in alone.program.buffers.values()]
+    key = key_of(keys.TILE, *identity(context), str(alone), shapes, RULES)
 
+    def measure() -> Decision:
+        widest = widest_of(kernel, program.buffers)
+        tiles = candidates(kernel, machine_of(context.target), widest)
+        _build_together(alone, tiles, device.build, context.num_jobs(len(tiles)))
+        return race_tiles(alone, tiles, device.load(alone), device.timer)
 
-def _stored(store: Store, key: str) -> TileDecision | None:
-    entry = store.get(key)
-    if entry is None:
-        return None
-    try:
-        found = entry.read_json(_FILE)
-        rows = [[tuple(row) for row in found[name]] for name in ("microseconds", "failed")]
-        return TileDecision(asdict(Tile(**found["tile"])), *rows)
-    except (CacheDamaged, *MALFORMED):
-        store.discard(key)
-        return None
+    return stored_or_measured(key, context, tile_of, measure, "autotune.kernels_measured")
 
 
 def _build_together(alone: Plan, tiles: list[Tile], build: Build, num_jobs: int) -> None:
@@ -116,23 +103,13 @@ def _build_together(alone: Plan, tiles: list[Tile], build: Build, num_jobs: int)
                 made.result()
 
 
-def race(alone: Plan, tiles: list[Tile], measure: Measure) -> TileDecision:
-    """Measure every candidate; one that does not compile or run is out, its reason kept."""
-    times: list[tuple[Tile, float]] = []
-    failed: list[tuple[str, str]] = []
-    for tile in tiles:
-        try:
-            times.append((tile, measure(alone, tile)))
-        except Exception as error:
-            failed.append((str(tile), f"{type(error).__name__}: {error}"))
-            is_ours = tile == tiles[0] and not isinstance(error, KernelTooLarge)
-            if is_ours or len(failed) == len(tiles):
-                raise  # the model's own choice has to compile and run, if it fits
-    best = min(times, key=lambda row: row[1])
-    if best[1] > _MARGIN * times[0][1]:
-        best = times[0]
-    rows = [(str(t), round(1e6 * s, 2)) for t, s in times]
-    return TileDecision(asdict(best[0]), rows, failed)
+def race_tiles(
+    alone: Plan, tiles: list[Tile], load: Callable[[Tile], Run], timer: Timer
+) -> Decision:
+    """Race the tiles of a plan of one kernel, the model's choice first."""
+    choices = [choice_of(tile) for tile in tiles]
+    subject = f"kernel {alone.kernels[0].name}"
+    return race(subject, choices, lambda choice: load(tile_of(choice)), RULES, timer=timer)
 
 
 def plan_of_one(kernel: Kernel, program: Program) -> Plan:
@@ -147,8 +124,3 @@ def plan_of_one(kernel: Kernel, program: Program) -> Plan:
     given = tuple(n for n in buffers if n not in own)
     alone = Program(given, buffers, tuple(m.loop for m in kernel.members), outputs)
     return Plan(alone, (kernel,), (), {}, 0)
-
-
-def _key(alone: Plan, context: Context) -> str:
-    shapes = [str(b) for b in alone.program.buffers.values()]
-    return key_of(keys.TILE, *identity(context), str(alone), shapes, _MARGIN)

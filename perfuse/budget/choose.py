@@ -65,7 +65,7 @@ def _pick_of_all(peak_of: Callable[[int], int], estimates: Sequence[int], most: 
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CutDecision:
     """A cut, with what its plan takes."""
 
     name: str
@@ -90,13 +90,13 @@ def choose_cut(joint: Joint, context: Context) -> tuple[Cut, bool]:
     return choice.cut, choice.fits
 
 
-def choose_within(joint: Joint, context: Context) -> Choice:
+def choose_within(joint: Joint, context: Context) -> CutDecision:
     """The cheapest cut whose simulated peak fits the budget; the smallest if none does."""
     assert context.settings.memory_budget is not None
     budget = parse_budget(context.settings.memory_budget)
     values = Values.of(joint)
     candidates = frontier(joint, values, context.settings)
-    made: dict[int, Choice] = {}
+    made: dict[int, CutDecision] = {}
 
     def peak_of(number: int) -> int:
         if number not in made:
@@ -112,16 +112,16 @@ def choose_within(joint: Joint, context: Context) -> Choice:
     )
 
 
-def _choice(candidate: Candidate, joint: Joint, values: Values, context: Context) -> Choice:
+def _choice(candidate: Candidate, joint: Joint, values: Values, context: Context) -> CutDecision:
     saved, wanted = (
         [values.nodes[v] for v in sorted(numbers)]
         for numbers in (candidate.saved, candidate.wanted)
     )
     cut = joint.cut(saved, wanted)
-    return Choice(candidate.name, cut, simulate(cut, context))
+    return CutDecision(candidate.name, cut, simulate(cut, context))
 
 
-def _tell(choice: Choice, context: Context) -> None:
+def _tell(choice: CutDecision, context: Context) -> None:
     """The budget cannot be kept: say how low it can go."""
     assert choice.unconstrained is not None
     context.counters.inc("budget.missed")

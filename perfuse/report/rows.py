@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import Node
 
 from perfuse.config import Settings, describe
+from perfuse.decision import Decision
 from perfuse.graph.saving.costs import Work, num_flops, work_of
 from perfuse.ir.matmul import matmul_op
 from perfuse.ir.program import LibraryCall, Origin
@@ -106,6 +107,7 @@ class GraphReport:
     kernels: tuple[KernelRow, ...]
     refusals: tuple[str, ...]
     calls: tuple[CallRow, ...]
+    decisions: tuple[Decision, ...]
     library_flops: dict[str, int]  # by kind
     seconds: dict[str, float]  # by stage
     sources: tuple[str, ...]  # C++ or Triton, then the host program
@@ -128,6 +130,7 @@ class GraphReport:
             tuple(KernelRow.of(kernel, compiled, roofline) for kernel in compiled.plan.kernels),
             tuple(str(refusal) for refusal in compiled.plan.refusals),
             tuple(CallRow.of(call) for call in calls),
+            compiled.decisions,
             _library_flops(nodes),
             compiled.seconds,
             compiled.texts(),

@@ -49,6 +49,7 @@ def screen(explanation: Any) -> list[Line]:
     sections = [
         _library_lines(graphs),
         _fallback_lines(graphs),
+        _decision_lines(graphs),
         _training_lines(explanation.training),
         _compile_lines(explanation),
     ]
@@ -195,6 +196,15 @@ def _fallback_lines(graphs: Sequence[GraphReport]) -> list[Line]:
         rest = len(calls) - sum(count for _, count in counted[:MAX_FALLBACKS])
         lines.append(body(f'  ... and {rest} more: .stage("calls")'))
     return lines
+
+
+def _decision_lines(graphs: Sequence[GraphReport]) -> list[Line]:
+    decisions = [decision for graph in graphs for decision in graph.decisions]
+    if not decisions:
+        return []
+    num_changed = sum(d.chosen != d.rivals[0].choice for d in decisions if d.rivals)
+    found = f"{_number(len(decisions), 'choice')}, {num_changed} other than the default"
+    return [title(f'Measured: {found}; .stage("decisions")')]
 
 
 def _op(call: CallRow) -> str:

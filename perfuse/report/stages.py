@@ -8,6 +8,7 @@ STAGES = {
     "host": "the generated host program",
     "kernels": "every kernel with its figures",
     "calls": "library calls and fallbacks",
+    "decisions": "implementations chosen by measurement, and their rivals",
     "refusals": "fusions that were refused, and why",
     "memory": "what is saved and recomputed, and memory over time",
     "times": "seconds for each stage of the compiler",

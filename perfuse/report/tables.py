@@ -105,6 +105,20 @@ def _call_rows(graph: Any) -> Rows:
     return [(c.op, c.kind, c.reason, c.module, short_line(c.origin)) for c in graph.calls]
 
 
+def _decision_rows(graph: Any) -> Rows:
+    return [
+        (d.subject, "chosen" if r.choice == d.chosen else "", r.choice, _measured(r))
+        for d in graph.decisions
+        for r in d.rivals
+    ]
+
+
+def _measured(rival: Any) -> str:
+    if rival.median_us is None:
+        return f"refused: {rival.refusal}"
+    return f"{rival.median_us:,.1f} us, spread {rival.spread_us:,.1f}"
+
+
 def _time_rows(graph: Any) -> Rows:
     return [(name, f"{1e3 * seconds:.1f} ms") for name, seconds in graph.seconds.items()]
 
@@ -116,6 +130,7 @@ def _refusal_rows(graph: Any) -> Rows:
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[Any], Rows]]] = {
     "kernels": (("kernel", "bytes", "flops", "fused", "modules", "source"), _kernel_rows),
     "calls": (("operator", "kind", "reason", "module", "source"), _call_rows),
+    "decisions": (("what", "", "implementation", "measured"), _decision_rows),
     "refusals": (("what and why",), _refusal_rows),
     "times": (("stage", "time"), _time_rows),
 }

@@ -1,8 +1,7 @@
-"""How long a GPU takes for a call: caches flushed before each run, the median of several."""
+"""How long a GPU takes for a run, with its caches flushed before."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,7 +12,6 @@ from perfuse.ir.dtype import to_torch
 from perfuse.ir.program import Program
 
 _FLUSHED_BYTES = 256 << 20
-_WARM_UP, _RUNS = 3, 15
 
 
 @cache
@@ -21,7 +19,7 @@ def _flusher(device: torch.device) -> torch.Tensor:
     return torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
 
 
-def made_up_inputs(program: Program, device: torch.device) -> list[Any]:
+def random_inputs(program: Program, device: torch.device) -> list[Any]:
     """Random tensors of the shapes that a program takes."""
     made: list[Any] = []
     for name in program.inputs:
@@ -33,20 +31,24 @@ def made_up_inputs(program: Program, device: torch.device) -> list[Any]:
     return made
 
 
-def seconds(call: Callable[[list[Any]], Any], inputs: list[Any], device: torch.device) -> float:
-    """The median time of a call on the device."""
+def event_timer(device: torch.device) -> Callable[[Callable[[], Any]], Callable[[], float]]:
+    """Runs once with cold caches; the seconds that the GPU took, when asked."""
     flusher = _flusher(device)
-    times = []
-    for number in range(_WARM_UP + _RUNS):
+
+    def timed(run: Callable[[], Any]) -> Callable[[], float]:
         start, end = _event(), _event()
         flusher.zero_()
         start.record()
-        call(list(inputs))
+        run()
         end.record()
-        if number >= _WARM_UP:
-            times.append((start, end))
-    torch.cuda.synchronize(device)
-    return float(statistics.median(s.elapsed_time(e) for s, e in times)) / 1e3
+
+        def read() -> float:
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1e3
+
+        return read
+
+    return timed
 
 
 def _event() -> Any:

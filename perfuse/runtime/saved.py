@@ -19,6 +19,7 @@ from perfuse.cache.manifest import is_key
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, Window
 from perfuse.codegen.host.tables import tables_of
+from perfuse.decision import Decision
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph.facts import PURE_PYTHON
 from perfuse.torch_compat import op_name, raw_bytes, tensor_of_bytes
@@ -37,6 +38,7 @@ class SavedProgram:
     constants: Mapping[str, torch.Tensor]
     counts: Mapping[str, int]  # what compiling it counted, to be told again when it is loaded
     plan: str = ""  # the printed plan, for those who ask
+    decisions: tuple[Decision, ...] = ()  # what was measured to choose among implementations
 
 
 def files_of(saved: SavedProgram) -> dict[str, bytes]:
@@ -48,6 +50,7 @@ def files_of(saved: SavedProgram) -> dict[str, bytes]:
         "constants": rows,
         "counts": dict(saved.counts),
         "plan": saved.plan,
+        "decisions": [decision.to_json() for decision in saved.decisions],
     }
     return {PROGRAM: json.dumps(document).encode(), CONSTANTS: data}
 
@@ -65,6 +68,7 @@ def read_program(read: Callable[[str], bytes]) -> SavedProgram:
             unpack_tensors(document["constants"], read(CONSTANTS)),
             {str(name): int(n) for name, n in document["counts"].items()},
             str(document["plan"]),
+            tuple(map(Decision.from_json, document["decisions"])),
         )
     except MALFORMED as error:
         raise CacheDamaged(f"not a saved program: {type(error).__name__}: {error}") from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from perfuse.config import ThresholdSettings
+from perfuse.decision import Decision
 from perfuse.ir.index import Dim
 from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Program
 from perfuse.schedule.tile import Tile
@@ -131,6 +132,7 @@ class Plan:
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
     memory: MemoryPlan = field(default_factory=MemoryPlan)  # see schedule/allocate.py
     tiles: Mapping[str, Tile] = field(default_factory=dict)  # by kernel, where measured or refitted
+    decisions: tuple[Decision, ...] = ()  # what was measured to choose among implementations
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from perfuse.autotune import products
+from perfuse.autotune import matmuls
 from perfuse.build import loader
 from perfuse.cache.access import open_store
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.decision import Decision, library
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph_cache import load_or_compile
 from perfuse.system import replaced
@@ -110,24 +111,25 @@ def test_an_entry_that_does_not_work_is_built_again(tmp_path: Path, damage: str)
 
 
 DECISIONS = (b"", b"[]", b"\xff", b"{}", b'{"chosen": 1}', b"[" * 100_000, b'{"a": {}}')
-WRONG_CHOICE = b'{"chosen": "aten.no_such", "milliseconds": {}, "reason": ""}'
+OLDER = b'{"chosen": "aten.mm.out", "milliseconds": {}, "reason": ""}'
+WRONG_CHOICE = json.dumps(Decision("", library("aten.no_such"), (), "").to_json()).encode()
 
 
-@pytest.mark.parametrize("data", [*DECISIONS, WRONG_CHOICE], ids=range(8))
+@pytest.mark.parametrize("data", [*DECISIONS, OLDER, WRONG_CHOICE], ids=range(9))
 def test_a_decision_that_is_none_is_taken_again(
     tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = context(tmp_path)
-    product = products.Product(512, 512, 512, (512, 1), (512, 1), False)
-    decision = products.Decision("library", {}, "no race in this test")
-    monkeypatch.setattr(products, "race", lambda *args, **kwargs: decision)
-    assert products.decide(product, ctx) == decision
+    problem = matmuls.Problem(512, 512, 512, (512, 1), (512, 1), False)
+    decision = Decision("a test", library("aten.mm.out"), (), "no race in this test")
+    monkeypatch.setattr(matmuls, "race", lambda *args, **kwargs: decision)
+    assert matmuls.decide(problem, ctx) == decision
     replace(tmp_path, "decision.json", lambda _: data)
     again = context(tmp_path)
-    assert products.decide(product, again) == decision
+    assert matmuls.decide(problem, again) == decision
     assert again.counters["cache.damaged"] == 1
     assert again.counters["autotune.products_measured"] == 1
-    assert products.decide(product, context(tmp_path)) == decision
+    assert matmuls.decide(problem, context(tmp_path)) == decision
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b"9" * 10_000, b"{"])

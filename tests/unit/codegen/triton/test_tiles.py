@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from perfuse.autotune.tiles import plan_of_one, race
+from perfuse.autotune.tiles import plan_of_one, race_tiles, tile_of
 from perfuse.backends import backend_of
 from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile, smaller
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.decision import Decision
 from perfuse.errors import KernelTooLarge
 from perfuse.schedule.plan import Kernel, Plan, with_tile
 from perfuse.schedule.tile import Tile
@@ -127,45 +128,41 @@ def test_candidates_begin_with_the_models_choice_and_differ() -> None:
         assert len(set(tiles)) == len(tiles)
 
 
-def test_a_challenger_has_to_win_by_a_margin() -> None:
+def raced(seconds: dict[Tile, float | Exception]) -> Decision:
+    """The race of tiles that take these times, or fail."""
     _, alone = only_kernel(*_flat())
-    first, second = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
-    assert (
-        race(alone, [first, second], lambda _, t: 1.0 - 0.01 * (t == second)).tile["columns"] == 128
-    )
-    assert (
-        race(alone, [first, second], lambda _, t: 1.0 - 0.1 * (t == second)).tile["columns"] == 256
-    )
+
+    def load(tile: Tile) -> Callable[[], float]:
+        found = seconds[tile]
+        if isinstance(found, Exception):
+            raise found
+        return lambda: found
+
+    return race_tiles(alone, list(seconds), load, timer=lambda run: run)
+
+
+FIRST, SECOND = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
+
+
+def test_a_challenger_has_to_win_by_a_margin() -> None:
+    assert tile_of(raced({FIRST: 1.0, SECOND: 0.99}).chosen) == FIRST
+    assert tile_of(raced({FIRST: 1.0, SECOND: 0.9}).chosen) == SECOND
 
 
 def test_a_candidate_that_fails_is_out_but_the_models_choice_must_run() -> None:
-    _, alone = only_kernel(*_flat())
-    first, second = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
-
-    def measure(_: Plan, tile: Tile) -> float:
-        if tile == second:
-            raise RuntimeError("too many registers")
-        return 1.0
-
-    decision = race(alone, [first, second], measure)
-    assert decision.tile["columns"] == 128
-    assert decision.failed == [(str(second), "RuntimeError: too many registers")]
+    error = RuntimeError("too many registers")
+    decision = raced({FIRST: 1.0, SECOND: error})
+    assert tile_of(decision.chosen) == FIRST
+    assert decision.rivals[1].refusal == "RuntimeError: too many registers"
     with pytest.raises(RuntimeError):
-        race(alone, [second, first], measure)
+        raced({SECOND: error, FIRST: 1.0})
 
 
 def test_a_models_choice_that_does_not_fit_is_out_too() -> None:
-    _, alone = only_kernel(*_flat())
-    first, second = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
-
-    def measure(_: Plan, tile: Tile) -> float:
-        if tile == first:
-            raise KernelTooLarge("300000 bytes", ["kernel0"])
-        return 1.0
-
-    assert race(alone, [first, second], measure).tile["columns"] == 256
+    error = KernelTooLarge("300000 bytes", ["kernel0"])
+    assert tile_of(raced({FIRST: error, SECOND: 1.0}).chosen) == SECOND
     with pytest.raises(KernelTooLarge):
-        race(alone, [first], measure)
+        raced({FIRST: error})
 
 
 @pytest.mark.parametrize(

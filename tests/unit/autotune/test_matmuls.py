@@ -1,0 +1,144 @@
+"""Matmuls raced between libraries: what is remembered, replaced, shown, and left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import perfuse
+from perfuse.autotune import matmuls
+from perfuse.autotune.matmuls import Problem, choices_of, decide, entered, tune_matmuls
+from perfuse.context import Context
+from perfuse.counters import Counters
+from perfuse.decision import Decision, Rival, library
+from perfuse.graph_cache import load_or_compile
+from perfuse.ir.matmul import LINEAR
+from perfuse.ir.program import LibraryCall
+from perfuse.schedule.plan import Plan
+from perfuse.testing import fresh_cache
+from tests.unit.graph.tracing import traced
+from tests.unit.lower.samples import f32
+from tests.unit.planning import plan_of
+
+PROBLEM = Problem(64, 256, 256, (256, 1), (256, 1), has_bias=False)
+LARGE = (f32(64, 256), f32(256, 256))
+
+
+def chosen(op: str) -> Decision:
+    rivals = tuple(Rival(choice, 1.0, 1.0, 0.0) for choice in choices_of(PROBLEM))
+    return Decision("a test", library(op), rivals, "a test")
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    """A context with an empty cache and counters of its own."""
+    with fresh_cache():
+        yield replace(Context.default(), counters=Counters())
+
+
+def test_decision_is_remembered(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = decide(PROBLEM, context)
+    monkeypatch.setattr(matmuls, "race", None)  # to measure again would fail
+    assert decide(PROBLEM, context) == first
+    counts = context.counters.snapshot()
+    assert counts["autotune.products_measured"] == counts["autotune.cache_hit"] == 1
+
+
+def test_other_matmuls_are_measured_on_their_own(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmuls, "race", lambda *_, **__: chosen("aten.mm.out"))
+    for other in (PROBLEM, replace(PROBLEM, rows=32), replace(PROBLEM, b_strides=(1, 256))):
+        decide(other, context)
+    assert context.counters.snapshot()["autotune.products_measured"] == 3
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_candidates_agree(has_bias: bool) -> None:
+    strided = replace(PROBLEM, b_strides=(1, 300), has_bias=has_bias)
+    enter = entered(strided)
+    ours, linear = (enter(choice)().clone() for choice in choices_of(strided))
+    # Each sums 256 products in an order of its own.
+    limit = 2 * 256 * torch.finfo(torch.float32).eps * float(ours.abs().max())
+    assert float((ours - linear).abs().max()) <= limit
+
+
+def test_random_state_is_untouched(context: Context) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    decide(PROBLEM, context)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def plan_for(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
+    """A plan in which nothing was tuned yet."""
+    with perfuse.config.patch({"cpu.tune_products": False}):
+        return plan_of(traced(fn, *inputs), Context.default())
+
+
+def calls(plan: Plan) -> list[str]:
+    steps = [step.op for step in plan.steps if isinstance(step, LibraryCall)]
+    assert steps == [node.op for node in plan.program.nodes if isinstance(node, LibraryCall)]
+    return steps
+
+
+def test_winner_replaces_the_call(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmuls, "decide", lambda *_: chosen(LINEAR))
+    plan = plan_for(torch.mm, *LARGE)
+    tuned = tune_matmuls(plan, context)
+    assert calls(plan) == ["aten.mm.out"] and calls(tuned) == [LINEAR]
+    assert tuned.decisions == (chosen(LINEAR),)
+
+
+def test_default_that_wins_stays(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmuls, "decide", lambda *_: chosen("aten.mm.out"))
+    plan = plan_for(torch.mm, *LARGE)
+    tuned = tune_matmuls(plan, context)
+    assert calls(tuned) == ["aten.mm.out"] and tuned.program == plan.program
+    assert tuned.decisions == (chosen("aten.mm.out"),)
+
+
+def test_setting_leaves_the_plan_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmuls, "decide", None)
+    settings = context.settings.with_overrides({"cpu.tune_products": False})
+    plan = plan_for(torch.mm, *LARGE)
+    assert tune_matmuls(plan, replace(context, settings=settings)) is plan
+
+
+UNTOUCHED = [
+    ("small", (f32(8, 8), f32(8, 8))),
+    ("double", tuple(x.double() for x in LARGE)),
+    ("bf16", tuple(x.bfloat16() for x in LARGE)),
+]
+
+
+@pytest.mark.parametrize("row", UNTOUCHED, ids=lambda row: row[0])
+def test_no_race_for(
+    row: tuple[str, tuple[torch.Tensor, ...]], context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmuls, "decide", None)
+    plan = plan_for(torch.mm, *row[1])
+    assert tune_matmuls(plan, context).steps == plan.steps
+
+
+def test_decisions_travel_with_the_program(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmuls, "race", lambda *_, **__: chosen("aten.mm.out"))
+    graph = traced(lambda x, y: (x @ y,), *LARGE)
+    made = load_or_compile(graph, context)
+    found = load_or_compile(graph, context)
+    assert context.counters["graph.cache_hit"] == 1
+    assert made.decisions == found.decisions == (chosen("aten.mm.out"),)
+
+
+def test_an_explanation_shows_decisions(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmuls, "race", lambda *_, **__: chosen(LINEAR))
+    explained = perfuse.explain(torch.mm, *LARGE)
+    assert 'Measured: 1 choice, 1 other than the default; .stage("decisions")' in str(explained)
+    assert f"chosen  {LINEAR}" in explained.stage("decisions")
+    assert "Measured" not in str(perfuse.explain(torch.mm, f32(8, 8), f32(8, 8)))
