@@ -25,7 +25,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 class Decorator(Protocol):
-    """Compiles what it is put on: a module stays a module of its type, a function keeps its own."""
+    """A decorator that compiles: a module keeps its type, a function its signature."""
 
     @overload
     def __call__(self, fn: M, /) -> M: ...
@@ -68,13 +68,13 @@ def compile(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """`fn`, a function or a module, compiled by Perfuse; without `fn`, a decorator.
+    """Compile `fn`, a function or a module, with Perfuse; without `fn`, return a decorator.
 
     `dynamic` and `fullgraph` are those of `torch.compile`. `mode` names a set of settings:
     "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs". `options` are
-    settings by dotted name, as in `perfuse.config`, and rule over the mode.
+    settings by dotted name, as in `perfuse.config`, and take precedence over the mode.
     """
-    settings_for(config.snapshot(), mode, options)  # a mistake is told here, not in the first call
+    settings_for(config.snapshot(), mode, options)  # report mistakes here, not in the first call
     if fn is None:
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, mode=mode, options=options)
     chosen = overrides_of(mode, options)
@@ -113,11 +113,12 @@ def memory_efficient_fusion(
     options: Mapping[str, Any] | None = None,
     memory_budget: str | int | float | None = None,
 ) -> Any:
-    """`fn`, a function or a module, with its forward and backward compiled together.
+    """Compile the forward and backward of `fn`, a function or a module, together.
 
-    As `compile`, but always as one graph: between two graphs every value that passes is kept for
-    the backward, within one only what is dearer to compute again than to keep. `memory_budget` is
-    the most that a training step may allocate: "14GiB", bytes, or a fraction of what it takes now.
+    Like `compile`, but always as one graph: values that pass between two graphs are all saved for
+    the backward, within one graph only those that are more expensive to recompute than to save.
+    `memory_budget` limits what a training step allocates: "14GiB", bytes, or a fraction of its
+    peak without a budget.
     """
     given = {} if memory_budget is None else {"memory_budget": memory_budget}
     chosen = {**(options or {}), **given} or None

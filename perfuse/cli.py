@@ -61,10 +61,10 @@ def version() -> None:
 @app.command("config")
 def show_config(
     words: Annotated[
-        list[str] | None, typer.Argument(help="Only settings whose name has one of these in it.")
+        list[str] | None, typer.Argument(help="Only settings whose name contains one of these.")
     ] = None,
 ) -> None:
-    """List every setting, its value and what it does; * marks values that are not the default."""
+    """List every setting with its value and description; * marks a value that was changed."""
     settings = config.snapshot()
     shown = [r for r in config.describe() if not words or any(word in r.name for word in words)]
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -78,7 +78,7 @@ def show_config(
             Text(f"{row.sentence} ({row.type})"),
         )
     console.print(table, width=min(console.width, 110))
-    console.print("In the environment: PERFUSE_ and the name, as in PERFUSE_CPU_THREADS=4.")
+    console.print("Environment variables: PERFUSE_ and the name, as in PERFUSE_CPU_THREADS=4.")
 
 
 @app.command()
@@ -86,7 +86,7 @@ def explain(
     function: Annotated[str, FUNCTION],
     arguments: Annotated[str, ARGUMENTS] = "example_args",
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw memory over time.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also plot memory over time.")] = None,
     memory_budget: Annotated[
         str | None, typer.Option(help="As the setting: 14GiB, 300MB, 0.5.")
     ] = None,
@@ -96,7 +96,7 @@ def explain(
     ] = None,
     sources: Annotated[bool, typer.Option(help="Also print the generated sources.")] = False,
 ) -> None:
-    """Compile a function and show what it became."""
+    """Compile a function and show the kernels, library calls and memory of the result."""
     if stage is not None and stage not in STAGES:
         raise UnknownOption(stage, STAGES, what="stage")
     report = importlib.import_module("perfuse.report.explain")
@@ -152,7 +152,7 @@ def _code_table(kind: str, objects: Sequence[Any]) -> Table:
 
 @cache_app.command("info")
 def cache_info() -> None:
-    """Where the cache is, and how much it holds."""
+    """Show where the cache is, and how much it holds."""
     store = open_store(Context.default())
     usages = store.usages()
     num_bytes = sum(usage.num_bytes for usage in usages)
@@ -164,7 +164,7 @@ def cache_info() -> None:
 
 @cache_app.command("clear")
 def cache_clear() -> None:
-    """Remove every entry. What is needed again is built again."""
+    """Remove every entry. Compiled code is rebuilt when it is needed."""
     store = open_store(Context.default())
     where = store.root.path if store.root is not None else "memory"
     console.print(f"{store.clear()} entries removed from {where}")
@@ -217,12 +217,12 @@ def _kernel() -> str:
     got = fn(torch.ones(8)).item()
     if got != 24.0:
         raise PerfuseError(f"a small kernel computed {got}, not 24")
-    return "compiled, loaded and right"
+    return "compiled, loaded and correct"
 
 
 def _gpus() -> str:
     found = [str(gpu_of_device(k)) for k in range(torch.cuda.device_count())]
-    return "; ".join(found) or "none (code for one can be generated: perfuse codegen)"
+    return "; ".join(found) or "none (to cross-compile for one: perfuse codegen)"
 
 
 CHECKS: dict[str, Callable[[], str]] = {
@@ -238,9 +238,9 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
-    """Run the benchmarks of a checkout; options are passed on to them."""
+    """Run the benchmarks of a repository checkout; options are passed on to them."""
     if not BENCHMARKS.exists():
-        fail("benchmarks come with a checkout of the repository, not with the installed package")
+        fail("benchmarks are part of the repository, not of the installed package")
     command = [sys.executable, str(BENCHMARKS), *context.args]
     raise typer.Exit(subprocess.run(command, cwd=BENCHMARKS.parent.parent, check=False).returncode)
 

@@ -1,4 +1,4 @@
-"""`perfuse artefact`: compile, inspect, verify and sign what `aot_compile` makes."""
+"""`perfuse artefact`: compile, inspect, verify and sign the output of `aot_compile`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def compile_function(
     function: Annotated[str, FUNCTION],
     out: Annotated[Path, typer.Option(help="Folder to write; an artefact there is replaced.")],
     arguments: Annotated[str, ARGUMENTS] = "example_args",
-    dynamic: Annotated[bool, typer.Option(help="Take arguments of other sizes too.")] = False,
-    training: Annotated[bool, typer.Option(help="Forward and backward.")] = False,
-    native: Annotated[bool, typer.Option(help="For C++ programs without PyTorch too.")] = False,
+    dynamic: Annotated[bool, typer.Option(help="Accept arguments of other sizes too.")] = False,
+    training: Annotated[bool, typer.Option(help="Compile the backward too.")] = False,
+    native: Annotated[bool, typer.Option(help="Add what a C++ program needs to run it.")] = False,
     sign_with: Annotated[Path | None, typer.Option(help="File of an Ed25519 private key.")] = None,
 ) -> None:
     """Compile a function into a folder that `perfuse.load` runs without tracing or compiling."""
@@ -47,7 +47,7 @@ def info(
         list[Path] | None, typer.Option(help="File of an Ed25519 public key; may be repeated.")
     ] = None,
 ) -> None:
-    """Show what an artefact takes, without running any of it; with keys, who signed it."""
+    """Show what an artefact accepts, without running it; with keys, check its signature."""
     package = importlib.import_module("perfuse.runtime.package")
     artefact = importlib.import_module("perfuse.runtime.artefact")
     read = package.read_package(path, trusted_key or None)
@@ -65,16 +65,16 @@ def info(
 @app.command()
 def keygen(
     out: Annotated[
-        Path, typer.Argument(help="File of the private key; .pub is added for the other.")
+        Path, typer.Argument(help="File of the private key; .pub is added for the public one.")
     ],
 ) -> None:
-    """Make a pair of Ed25519 keys to sign artefacts with."""
+    """Create a pair of Ed25519 keys to sign artefacts with."""
     signing = importlib.import_module("perfuse.runtime.signing")
     private, public = signing.new_key_pair()
     public_file = out.with_name(out.name + signing.PUBLIC)
     for file in (out, public_file):
         if file.exists():
-            fail(f"{file} exists already: it is not overwritten")
+            fail(f"{file} already exists and is not overwritten")
     for file, key, mode in ((out, private, 0o600), (public_file, public, 0o644)):
         try:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as opened:

@@ -18,12 +18,12 @@ from rich.console import Console
 
 MOST_LINES = 12
 OWN_ADVICE = "call the function without Perfuse to see where it fails."
-# How Dynamo tells of an op that cannot be, and of the lines of the user that led to it.
+# How Dynamo reports an op that failed, and the user's lines that led to it.
 RAISED_BY_OP = re.compile(
     r"got (?P<kind>\w+)\((?P<quote>['\"])(?P<told>.*?)(?P=quote)\)", re.DOTALL
 )
 USER_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
-# What is not the user's: PyTorch, Perfuse, other packages, and Python's own library.
+# Code that is not the user's: PyTorch, Perfuse, other packages, and Python's own library.
 LIBRARIES = (
     str(Path(__file__).parent),
     str(Path(torch.__file__).parent),
@@ -38,7 +38,7 @@ ARGUMENTS = typer.Option("--args", help="A function there that returns example a
 def example_args(module: Any, function: str, arguments: str) -> tuple[Any, ...]:
     made = getattr(module, arguments, None)
     if not callable(made):
-        fail(f"{function.rpartition(':')[0]} has no function {arguments!r} to make arguments")
+        fail(f"{function.rpartition(':')[0]} has no function {arguments!r} for example arguments")
     return _called(made)
 
 
@@ -48,10 +48,10 @@ def _called(make: Callable[[], Any]) -> tuple[Any, ...]:
 
 
 def found_function(function: str) -> tuple[Any, str]:
-    """The module, and the name in it, behind `module:function` or `file.py:function`."""
+    """Resolve `module:function` or `file.py:function` to a module and a name in it."""
     place, _, name = function.rpartition(":")
     if not place:
-        fail(f"{function!r}: say module:function or file.py:function")
+        fail(f"{function!r}: expected module:function or file.py:function")
     module = _loaded(place) if place.endswith(".py") else _imported(place)
     if not callable(getattr(module, name, None)):
         fail(f"{place} has no function {name!r}")
@@ -64,8 +64,8 @@ def _imported(place: str) -> Any:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # one that the module itself asks for
-        fail(f"there is no module {place!r}")
+            raise  # one that the module itself imports
+        fail(f"no module named {place!r}")
 
 
 def _loaded(place: str) -> Any:
@@ -79,7 +79,7 @@ def _loaded(place: str) -> Any:
 
 
 def mistake(error: Exception) -> str:
-    """An exception of the user's own code in a few lines: what it says, and where it is there."""
+    """Describe an exception of the user's own code in a few lines: its message and location."""
     if (captured := _captured_mistake(str(error))) is not None:
         return "\n".join([*captured, f"  what to do: {OWN_ADVICE}"])
     said = str(error).strip().splitlines()
@@ -105,7 +105,7 @@ def mistake(error: Exception) -> str:
 
 
 def _captured_mistake(text: str) -> list[str] | None:
-    """What an op raised while Dynamo captured it, and the user's line; None for another text."""
+    """The error of an op while Dynamo captured it, and the user's line; else None."""
     raised = RAISED_BY_OP.search(text)
     _, _, below = text.partition("from user code:")
     places = USER_FRAME.findall(below)

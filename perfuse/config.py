@@ -68,23 +68,23 @@ class CpuSettings:
     opt_level: int = key(3, "The compiler's optimisation level, 0 to 3.")
     stream_store_bytes: int | None = key(
         None,
-        "Outputs of at least this size are written past the caches; None asks whether they would "
-        "still be in the last-level cache when they are read, 0 never does.",
+        "Outputs of at least this size use non-temporal stores; None decides by whether they would "
+        "still be in the last-level cache when they are read, 0 never uses them.",
     )
-    grain_elements: int = key(32768, "Kernels of fewer elements run on one thread.")
+    grain_elements: int = key(32768, "Kernels with fewer elements run on one thread.")
     tune_products: bool = key(
-        True, "Race the libraries for each large matrix product and keep the fastest."
+        True, "Race the libraries for each large matmul and keep the fastest."
     )
     pool_limit_bytes: int = plain(
         1024 * MIB,
-        "Bytes of large buffers, in use or free, that are kept for reuse between calls; 0 keeps "
-        "none.",
+        "Size limit of the pool of large buffers, in use or free, that are reused between calls; 0 "
+        "disables it.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Where built code is kept between processes."""
+    """Where built code is cached between processes."""
 
     dir: str = plain(
         "", "Folder of the cache; empty takes $XDG_CACHE_HOME/perfuse or ~/.cache/perfuse."
@@ -92,7 +92,8 @@ class CacheSettings:
     enabled: bool = plain(True, "Keep built code on disk and reuse it.")
     max_bytes: int = plain(
         4096 * MIB,
-        "Size at which the least recently used entries go; none of the last ten minutes.",
+        "Size above which the least recently used entries are removed; entries used in the last "
+        "ten minutes stay.",
     )
 
 
@@ -100,18 +101,8 @@ class CacheSettings:
 class BuildSettings:
     """How the C++ compiler is run."""
 
-    jobs: int = plain(0, "Compilers run at the same time; 0 takes the number of cores.")
-    timeout_s: int = plain(300, "Seconds after which one compiler run is given up.")
-
-
-@dataclass(frozen=True, slots=True)
-class RocmSettings:
-    """AMD GPUs."""
-
-    ck_dir: str = plain("", "Folder of a Composable Kernel checkout; empty looks for a package.")
-    n_max_profiling_configs: int | None = plain(
-        None, "The most Composable Kernel instances measured for one product; None sets no limit."
-    )
+    jobs: int = plain(0, "Compiler processes run in parallel; 0 takes the number of cores.")
+    timeout_s: int = plain(300, "Seconds after which a compiler run is aborted.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,84 +117,93 @@ class GpuSettings:
     """How GPU programs are generated and run."""
 
     interpret: bool = key(
-        False, "Compile CPU tensors as if they were a GPU's, and run them in Triton's interpreter."
+        False, "Compile CPU tensors as if they were on a GPU, and run them in Triton's interpreter."
     )
     approximate: bool = key(
-        False, "Divide, and take exponentials, by approximation in float32 too, not only in halves."
+        False, "Approximate division and exponentials in float32 too, not only in half precision."
     )
     max_cuda_graphs: int = plain(
-        16, "Sets of sizes for which a program's launches are recorded as a CUDA graph."
+        16, "The number of sets of sizes for which a program records a CUDA graph."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdSettings:
-    """Sizes from which something is done differently; 0 always does it. Tests set all to 0."""
+    """Sizes at which a decision changes; tests set them all to 0."""
 
-    pool_bytes: int = key(1 << 18, "CPU tensors from this size on come from the pool.")
+    pool_bytes: int = key(1 << 18, "CPU tensors of at least this size come from the pool.")
     huge_page_bytes: int = plain(
         2 * MIB, "Pooled memory of at least this size asks for huge pages."
     )
-    forget_bytes: int = key(1 << 16, "Saved tensors from this size on go after their last use.")
+    forget_bytes: int = key(
+        1 << 16, "Saved tensors of at least this size are freed after their last use."
+    )
     gpu_arena_tensor_bytes: int = key(1 << 16, "GPU temporaries below this size share an arena.")
-    gpu_scratch_bytes: int = key(1 << 18, "GPU scratch up to this size is kept between calls.")
-    gpu_release_bytes: int = key(16 * MIB, "Dead GPU memory from this size on is freed at once.")
-    many_inputs: int = key(64, "Inputs from which addresses are listed at once.")
-    tuned_matmul_work: int = key(1 << 22, "Multiplications from which CPU matmuls are raced.")
-    tuned_tile_bytes: int = key(4 * MIB, "Bytes from which max_autotune races GPU tiles.")
-    gpu_loop_matmul_work: int = key(1 << 15, "Multiplications up to which GPU matmuls are loops.")
-    padded_matmul_work: int = key(1 << 30, "Multiplications from which GPU matmuls are padded.")
+    gpu_scratch_bytes: int = key(1 << 18, "GPU scratch up to this size persists between calls.")
+    gpu_release_bytes: int = key(
+        16 * MIB, "Dead GPU memory of at least this size is freed immediately."
+    )
+    many_inputs: int = key(64, "Programs with this many inputs read their addresses in one call.")
+    tuned_matmul_work: int = key(1 << 22, "CPU matmuls of this many multiplications are raced.")
+    tuned_tile_bytes: int = key(
+        4 * MIB, "GPU kernels that move this many bytes are raced under max_autotune."
+    )
+    gpu_loop_matmul_work: int = key(
+        1 << 15, "GPU matmuls of at most this many multiplications become loops."
+    )
+    padded_matmul_work: int = key(
+        1 << 30, "GPU matmuls of this many multiplications are padded to aligned rows."
+    )
     filled_matmul_elements: int = key(
-        1 << 23, "Results eight times this large are filled by aligned matmuls."
+        1 << 23, "Results with eight times this many elements are filled by aligned matmuls."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every setting at one moment: what a compile carries from its first stage to its last."""
+    """All settings at one moment, passed through a compile from its first stage to its last."""
 
     fallback_random: bool = key(
-        False, "Draw random numbers with eager PyTorch, so that the same seed gives the same ones."
+        False, "Draw random numbers with eager PyTorch, so that a seed gives the same numbers."
     )
     on_error: Literal["raise", "eager"] = plain(
-        "raise", "What a failed compile does: raise the error, or warn and run eagerly."
+        "raise", "When a compile fails: raise the error, or warn and run eagerly."
     )
     verify: bool | Literal["memory"] = key(
         False,
-        'Check every stage\'s artefact against its spec; "memory" also poisons memory before it '
-        "is written and watches what surrounds every buffer while programs run.",
+        'Check the artefact of every stage against its spec; "memory" also poisons memory before '
+        "it is written and checks the bytes around every buffer while programs run.",
         part=lambda value: value == "memory",
     )
-    pause_gc: bool = plain(True, "Collect no garbage while PyTorch captures a function.")
-    max_autotune: bool = key(False, "Measure more implementations of matrix products.")
+    pause_gc: bool = plain(True, "Pause garbage collection while PyTorch captures a function.")
+    max_autotune: bool = key(False, "Race the tiles of large GPU kernels and keep the fastest.")
     cudagraphs: bool = plain(False, "Replay launches on CUDA devices through CUDA graphs.")
     recompute_level: int = key(
         1,
-        "What the backward computes again instead of the forward keeping it: 0 views alone, 1 what "
-        "fuses into a loop, 2 reductions and gathers too, 3 also products and attention.",
+        "What the backward recomputes instead of saving: 0 only views, 1 also what fuses into a "
+        "loop, 2 also reductions and gathers, 3 also matmuls and attention.",
     )
     memory_budget: str | int | float | None = key(
         None,
-        "The most memory that a training step may allocate beside its inputs and parameters: bytes "
-        '("14GiB", "300MB", 300_000_000) or a fraction of what it takes without a budget (0.5).',
+        "Limit on what a training step allocates besides its inputs and parameters: bytes "
+        '("14GiB", "300MB", 300_000_000) or a fraction of its peak without a budget (0.5).',
     )
     over_budget: Literal["warn", "raise"] = plain(
-        "warn", "When memory_budget cannot be kept: warn and take the least there is, or raise."
+        "warn", "When memory_budget cannot be met: warn and run with the lowest peak, or raise."
     )
     cpu: CpuSettings = field(default_factory=CpuSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     build: BuildSettings = field(default_factory=BuildSettings)
-    rocm: RocmSettings = field(default_factory=RocmSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
-        """These settings with some changed, by dotted name or by nested mapping."""
+        """Return these settings with some changed, by dotted name or by nested mapping."""
         return _apply(self, _checked(overrides))
 
     def cache_key(self) -> str:
-        """The settings that change the generated code, as text fit for hashing."""
+        """The settings that change the generated code, as text for hashing."""
         parts = ((name, option.part) for name, option in _options().items())
         return ",".join(f"{name}={part(self.get(name))!r}" for name, part in parts if part)
 
@@ -223,7 +223,7 @@ class Settings:
 
 
 class Row(NamedTuple):
-    """One setting, described."""
+    """The description of one setting."""
 
     name: str
     type: str
@@ -234,7 +234,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """What is known of one leaf of the tree."""
+    """The type, default and description of one leaf of the tree."""
 
     kind: Any
     default: Any
@@ -277,7 +277,7 @@ def _is_valid(kind: Any, value: Any) -> bool:
         return type(value) is str and value in get_args(kind)
     if get_args(kind):
         return any(_is_valid(choice, value) for choice in get_args(kind))
-    # bool is a subclass of int, but True is no number of threads.
+    # bool is a subclass of int, but True is not a number of threads.
     return type(value) is kind and (kind is not int or value >= 0)
 
 
@@ -289,7 +289,7 @@ def _check(name: str, value: Any) -> None:
         kind = _kind_name(option.kind)
         raise ConfigError(
             f"setting {name!r} cannot be {value!r}",
-            hint=f"give it {kind}{', 0 or more' if 'int' in kind else ''}: {option.sentence}",
+            hint=f"expected {kind}{', 0 or more' if 'int' in kind else ''}: {option.sentence}",
         )
     if name in ("cpu.opt_level", "recompute_level") and value > 3:
         raise ConfigError(f"setting {name!r} cannot be {value!r}", hint=option.sentence)
@@ -309,7 +309,7 @@ def _flatten(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             if is_dataclass(value):
                 value = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{name!r} is a group of settings: give it a mapping")
+                raise ConfigError(f"{name!r} is a group of settings: assign a mapping to it")
             yield from _flatten(value, f"{name}.")
         else:
             yield prefix + name, value
@@ -354,7 +354,7 @@ def _parse(name: str, variable: str, text: str) -> Any:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """The defaults as changed by PERFUSE_* variables, and $CXX where no compiler is named."""
+    """The defaults, overridden by PERFUSE_* variables and, for the compiler, by $CXX."""
     names = {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
     overrides: dict[str, Any] = {}
     if environment.get("CXX"):
@@ -369,9 +369,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def cache_folders() -> tuple[Path, ...]:
-    """Where a cache of the user's may be, the usual place first; the variables may be unset."""
+    """The folders that may hold the user's cache, the usual one first; variables may be unset."""
     homes = [os.environ.get("HOME", "")]
-    with contextlib.suppress(KeyError):  # a user that /etc/passwd does not know
+    with contextlib.suppress(KeyError):  # a user without an entry in /etc/passwd
         homes.append(pwd.getpwuid(os.geteuid()).pw_dir)
     folders = [os.environ.get("XDG_CACHE_HOME", "")]
     folders += [os.path.join(home, ".cache") for home in homes if home]
@@ -379,19 +379,19 @@ def cache_folders() -> tuple[Path, ...]:
 
 
 def temporary_folders() -> tuple[Path, ...]:
-    """Where temporary files may be, the usual place first; the last of them is memory."""
+    """The folders that may hold temporary files, the usual one first; the last is in memory."""
     named = [os.environ.get(name, "") for name in ("TMPDIR", "XDG_RUNTIME_DIR")]
     folders = [named[0], "/tmp", "/var/tmp", named[1], "/dev/shm"]
     return tuple(dict.fromkeys(Path(folder) for folder in folders if os.path.isabs(folder)))
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a program that is started."""
+    """The environment for a child process."""
     return {**os.environ, **changes}
 
 
 def _warn_unknown_variable(variable: str, known: list[str]) -> None:
-    """Another tool may own a variable of this prefix, so that it cannot be an error."""
+    """Warn rather than raise: another tool may own a variable with this prefix."""
     nearest = get_close_matches(variable, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}? " if nearest else ""
     told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
@@ -404,7 +404,7 @@ def log_request() -> str:
 
 
 def is_debugging_compiles() -> bool:
-    """Whether TORCH_COMPILE_DEBUG=1 asks compilers to write down what they do."""
+    """Whether TORCH_COMPILE_DEBUG=1 asks compilers to write out their stages."""
     return os.environ.get("TORCH_COMPILE_DEBUG", "0") == "1"
 
 
@@ -423,7 +423,7 @@ def _process_settings() -> Settings:
 
 
 def snapshot() -> Settings:
-    """The settings as they are now, here: frozen, to be passed down."""
+    """The current settings in this context: frozen, to be passed down."""
     patches = _patches.get()
     return _apply(_process_settings(), patches) if patches else _process_settings()
 
@@ -469,7 +469,7 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
         if isinstance(function, type) or inspect.isgeneratorfunction(function):
             raise ConfigError(
                 f"config.patch cannot decorate {function.__name__!r}: it is not a plain function",
-                hint="decorate its methods, or write `with perfuse.config.patch(...)` inside of it",
+                hint="decorate its methods, or use `with perfuse.config.patch(...)` inside it",
             )
         if inspect.iscoroutinefunction(function):
             return self._around_coroutine(function)
@@ -492,7 +492,7 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
 
 
 def describe() -> tuple[Row, ...]:
-    """Every setting with its type, its default and a sentence."""
+    """Every setting with its type, its default and its description."""
     return tuple(
         Row(name, _kind_name(option.kind), option.default, option.sentence, option.part is not None)
         for name, option in _options().items()
@@ -500,7 +500,7 @@ def describe() -> tuple[Row, ...]:
 
 
 class _LiveGroup:
-    """One group of the live settings: reads and assigns through to them."""
+    """A proxy for one group of the live settings."""
 
     __slots__ = ("_name",)
 
@@ -523,7 +523,7 @@ class _LiveGroup:
 
 
 class _LiveModule(ModuleType):
-    """Makes assigning to the module's attributes a checked change of the settings."""
+    """Turns assignments to the module's attributes into checked changes of the settings."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is compiled for, under which settings, and where what happens is counted."""
+    """The target, settings and counters of a compile, passed to every stage."""
 
     target: Target
     settings: Settings
@@ -31,7 +31,7 @@ class Context:
         return Context(host_target(chosen), chosen, counters)
 
     def num_jobs(self, num_tasks: int) -> int:
-        """How many of so many things to build are built at a time."""
+        """The number of builds to run in parallel, given the number of things to build."""
         jobs = self.settings.build.jobs or len(os.sched_getaffinity(0))
         return max(1, min(jobs, num_tasks))
 

@@ -1,4 +1,4 @@
-"""What happened, by name: how many kernels were built, how many lookups hit, what fell back."""
+"""Counters of events by name: kernels built, cache hits, fallbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors a user can meet: each says what went wrong, where, and what to do about it."""
+"""User-facing errors: each states what went wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
-# Whatever reading a damaged document may trip over: JSON, text, a missing row, sizes that lie.
+# Exceptions that reading a damaged document may raise: JSON, text, missing rows, false sizes.
 MALFORMED = (
     ArithmeticError,
     AttributeError,
@@ -41,7 +41,7 @@ class PerfuseError(Exception):
 
 
 class ConfigError(PerfuseError):
-    """A setting was given a value it cannot take."""
+    """A setting was given an invalid value."""
 
 
 class UnsupportedPython(PerfuseError):
@@ -49,9 +49,9 @@ class UnsupportedPython(PerfuseError):
 
 
 class UnknownOption(ConfigError, AttributeError):
-    """A setting or a mode was named that does not exist.
+    """An unknown setting or mode was named.
 
-    Also an AttributeError, so that `hasattr(perfuse.config, name)` answers instead of raising.
+    Also an AttributeError, so that `hasattr(perfuse.config, name)` returns False.
     """
 
     default_hint = "perfuse.config.describe() lists every setting."
@@ -61,7 +61,7 @@ class UnknownOption(ConfigError, AttributeError):
     ) -> None:
         choices = list(known)
         nearest = get_close_matches(name, choices, n=1, cutoff=0.5)
-        rest = self.default_hint if what == "setting" else f"known are: {', '.join(choices)}."
+        rest = self.default_hint if what == "setting" else f"choose one of: {', '.join(choices)}."
         hint = f"did you mean {nearest[0]!r}? {rest}" if nearest else rest
         super().__init__(f"unknown {what} {name!r}", at=at, hint=hint)
         self.name = name
@@ -69,12 +69,12 @@ class UnknownOption(ConfigError, AttributeError):
 
 
 class MemoryFault(PerfuseError):
-    """A kernel or a library call wrote to memory outside of its buffers (`verify="memory"`)."""
+    """A kernel or a library call wrote out of bounds (detected by `verify="memory"`)."""
 
-    default_hint = "please report it with the function and its inputs: generated code is at fault."
+    default_hint = "this is a bug in Perfuse; please report it with the function and its inputs."
 
     def __init__(self, step: str, place: str) -> None:
-        super().__init__(f"{step} wrote outside of its buffers, {place}")
+        super().__init__(f"{step} wrote out of bounds, {place}")
 
 
 class ForkedGpuCall(PerfuseError):
@@ -86,11 +86,11 @@ class ForkedGpuCall(PerfuseError):
     )
 
     def __init__(self) -> None:
-        super().__init__("a GPU cannot be used in a forked process")
+        super().__init__("functions compiled for a GPU cannot run in a forked process")
 
 
 class ConfigWarning(UserWarning):
-    """Something was configured that Perfuse does not know, and is ignored."""
+    """An unknown variable or log channel was configured and is ignored."""
 
 
 class VersionWarning(UserWarning):
@@ -102,14 +102,16 @@ class CompilerMissing(PerfuseError):
 
     default_hint = (
         "install one (Debian and Ubuntu: apt-get install g++, Fedora: dnf install gcc-c++), "
-        "or name one by $CXX or the setting cpu.compiler."
+        "or point $CXX or the setting cpu.compiler at one."
     )
 
 
 class CompilerFailed(PerfuseError):
-    """The C++ compiler refused a source that Perfuse generated."""
+    """The C++ compiler rejected a source that Perfuse generated."""
 
-    default_hint = "run the command above on the kept source; please report it with that source."
+    default_hint = (
+        "run the command above on the source that was kept; please report it with that source."
+    )
 
     def __init__(self, command: Sequence[str], output: str, source: Path | None = None) -> None:
         text = f"the C++ compiler failed\n  command: {' '.join(command)}\n{output.rstrip()}"
@@ -120,51 +122,52 @@ class CompilerFailed(PerfuseError):
 
 
 class CannotBuild(PerfuseError):
-    """No folder on this machine takes the files of a compile."""
+    """No folder on this machine can hold the files of a compile."""
 
-    default_hint = "free some space, or set TMPDIR to a folder that can be written."
+    default_hint = "free some disk space, or set TMPDIR to a writable folder."
 
 
 class KernelTooLarge(PerfuseError):
-    """Kernels that a GPU cannot launch: a block asks for more than there is of something."""
+    """A kernel that a GPU cannot launch: a block exceeds a limit of the hardware."""
 
-    default_hint = "a smaller tile; please report the program, since Perfuse should have chosen it."
+    default_hint = "please report the program: Perfuse should have chosen a smaller tile."
 
     def __init__(self, message: str, kernels: Sequence[str]) -> None:
         super().__init__(message)
-        self.kernels = tuple(kernels)  # their functions' names
+        self.kernels = tuple(kernels)  # names of their functions
 
 
 class UnsupportedOp(PerfuseError):
-    """An operation that Perfuse can neither compile nor hand to ATen."""
+    """An operation that Perfuse can neither compile nor run through ATen."""
 
     default_hint = "set on_error='eager' to run the graph eagerly, or register a lowering."
 
 
 class CompileFailed(PerfuseError):
-    """A stage of the compiler failed on a graph: a mistake of Perfuse's own."""
+    """A stage of the compiler failed on a graph: a bug in Perfuse."""
 
     default_hint = "set on_error='eager' to run this graph eagerly; please report the program."
 
 
 class OverBudget(PerfuseError):
-    """A training step takes more memory than its budget, whatever is recomputed."""
+    """A training step exceeds its memory budget, whatever is recomputed."""
 
     default_hint = (
-        "raise memory_budget, make the batch smaller, or set over_budget='warn' to take the least."
+        "raise memory_budget, reduce the batch size, or set over_budget='warn' to run with the "
+        "lowest peak."
     )
 
     def __init__(self, message: str, *, least_bytes: int) -> None:
         super().__init__(message)
-        self.least_bytes = least_bytes  # how low it can go
+        self.least_bytes = least_bytes  # the lowest peak that can be reached
 
 
 class BudgetWarning(UserWarning):
-    """A memory budget cannot be kept; the least there is was taken."""
+    """A memory budget cannot be met; the plan with the lowest peak is used."""
 
 
 class CacheDamaged(PerfuseError):
-    """A cache entry does not hold what its manifest says."""
+    """A cache entry does not match its manifest."""
 
     default_hint = "no action needed: the entry is removed and rebuilt."
 
@@ -172,26 +175,26 @@ class CacheDamaged(PerfuseError):
 class CacheUnsafe(PerfuseError):
     """A folder or file of the cache that another user could have written."""
 
-    default_hint = "set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write."
+    default_hint = "set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write to."
 
     def __init__(self, message: str, *, at: str | None = None, is_own: bool = True) -> None:
         super().__init__(message, at=at)
-        self.is_own = is_own  # this user's, if others can write to it
+        self.is_own = is_own  # owned by this user, though others may write to it
 
 
 class LibraryDamaged(PerfuseError):
-    """A built library that is not whole, or cannot be loaded."""
+    """A built library that is incomplete or cannot be loaded."""
 
-    default_hint = "perfuse doctor tries the compiler; setting TMPDIR changes where it works."
+    default_hint = "run `perfuse doctor` to test the compiler; set TMPDIR to build elsewhere."
 
 
 class ArtefactError(PerfuseError):
     """A saved artefact cannot be loaded here: wrong file, wrong version or wrong machine."""
 
-    default_hint = "compile it again on this machine with this version of Perfuse."
+    default_hint = "recompile it on this machine with this version of Perfuse."
 
 
 class SpecError(PerfuseError):
-    """An artefact breaks the rules of its stage: a mistake of Perfuse's own."""
+    """An artefact violates the invariants of its stage: a bug in Perfuse."""
 
-    default_hint = "this is a bug in Perfuse; please report the program that shows it."
+    default_hint = "this is a bug in Perfuse; please report the program that triggers it."

@@ -77,7 +77,7 @@ def gpu_of_name(name: str) -> Gpu:
     found = KNOWN.get(arch)
     if found is None or kind not in ("", found.kind):
         names = ", ".join(f"{g.kind}:{g.arch.removeprefix('sm_')}" for g in KNOWN.values())
-        raise ConfigError(f"no GPU is known by the name {name!r}", hint=f"choose one of: {names}.")
+        raise ConfigError(f"unknown GPU {name!r}", hint=f"choose one of: {names}.")
     return found
 
 

@@ -34,7 +34,7 @@ LOG = channel("cache")
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """What runs a graph, and the key under which it can be loaded again, if it can."""
+    """A callable graph, and the key it can be loaded by, if it is cached."""
 
     call: Call
     key: str | None

@@ -1,7 +1,7 @@
-"""Logs: Python's `logging` under `perfuse.*`, a logger for each channel, quiet unless asked.
+"""Logs: Python's `logging` under `perfuse.*`, one logger per channel, silent by default.
 
 `PERFUSE_LOG=fusion,+cache` writes channels to stderr: a plain name its summaries (INFO), with `+`
-everything (DEBUG), with `-` errors alone; `all` is every channel. A program that configures
+everything (DEBUG), with `-` only errors; `all` is every channel. A program that configures
 `logging` itself needs no variable: `logging.getLogger("perfuse").setLevel(logging.INFO)`.
 """
 
@@ -16,16 +16,16 @@ from perfuse.errors import ConfigWarning
 ROOT = "perfuse"
 
 CHANNELS = {
-    "capture": "each function PyTorch captures: loaded or compiled, and why it is not cached",
-    "cache": "hits, misses and damage of the cache on disk",
+    "capture": "each captured function: loaded or compiled, and why it is not cached",
+    "cache": "hits, misses and damaged entries of the cache on disk",
     "fusion": "loops that became kernels, and fusions that were refused",
     "fallback": "ops that run as ordinary PyTorch ops, and why",
-    "tuning": "what was measured, and what was chosen",
-    "compile": "the time that each stage of a compile takes",
+    "tuning": "what was measured and chosen",
+    "compile": "the time each stage of a compile takes",
     "code": "the generated sources (+code prints them)",
 }
 
-# Counters that say more when somebody listens: the first part of their name, and the channel.
+# Counters that are also logged: the first part of their name, and the channel.
 _COUNTED = {"cache": "cache", "build": "cache", "autotune": "tuning", "cudagraph": "compile"}
 
 _LEVELS = {"+": logging.DEBUG, "-": logging.ERROR}
@@ -64,12 +64,12 @@ def _warn_unknown(name: str) -> None:
     nearest = get_close_matches(name, [*CHANNELS, "all"], n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     known = ", ".join(["all", *CHANNELS])
-    told = f"PERFUSE_LOG names no channel {name!r}; {hint}channels are: {known}"
-    warnings.warn(told, ConfigWarning, stacklevel=2)
+    message = f"PERFUSE_LOG: unknown channel {name!r}; {hint}channels are: {known}"
+    warnings.warn(message, ConfigWarning, stacklevel=2)
 
 
 def set_up(text: str) -> None:
-    """Be quiet as a library should, and write the channels that `text` asks for to stderr."""
+    """Stay silent by default, and write the channels that `text` requests to stderr."""
     root = logging.getLogger(ROOT)
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         root.addHandler(logging.NullHandler())
@@ -83,7 +83,7 @@ def set_up(text: str) -> None:
 
 
 def count(name: str, n: int) -> None:
-    """Log something that was counted, if it belongs to a channel that is listened to."""
+    """Log an increment of a counter, if it belongs to an enabled channel."""
     home = _COUNTED.get(name.partition(".")[0])
     if home is not None and channel(home).isEnabledFor(logging.DEBUG):
         channel(home).debug("%s +%d", name, n)

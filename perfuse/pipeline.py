@@ -173,7 +173,7 @@ def _not_loaded(args: list[Any]) -> tuple[Any, ...]:
 
 
 def _counted(counters: Counters, context: Context) -> dict[str, int]:
-    """What was counted while compiling, passed on to where the context counts."""
+    """The counts of a compile, added to the context's own counters."""
     counts = counters.snapshot()
     for name, n in counts.items():
         context.counters.inc(name, n)

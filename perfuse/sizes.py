@@ -23,13 +23,13 @@ FORMS = 'bytes ("14GiB", "300MB", 300_000_000) or a fraction (0.5, "50%")'
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most memory that may be used: bytes, or a fraction of what would be used without it."""
+    """A limit on memory: bytes, or a fraction of what is used without a limit."""
 
     num_bytes: int | None = None
     fraction: float | None = None
 
     def limit(self, unconstrained: int) -> int:
-        """The budget in bytes, given what would be used without one."""
+        """The budget in bytes, given the peak without one."""
         if self.num_bytes is not None:
             return self.num_bytes
         assert self.fraction is not None
@@ -42,9 +42,9 @@ class Budget:
 
 
 def parse_budget(value: str | int | float) -> Budget:
-    """The budget that `value` writes down; ValueError says what is wrong with it."""
+    """Parse a budget; a ValueError states what is wrong with it."""
     if isinstance(value, bool):
-        raise ValueError(f"a budget is {FORMS}")
+        raise ValueError(f"a budget must be {FORMS}")
     if isinstance(value, int):
         return _of_bytes(value)
     if isinstance(value, float):
@@ -54,20 +54,20 @@ def parse_budget(value: str | int | float) -> Budget:
 
 def _of_bytes(count: int) -> Budget:
     if count < 1:
-        raise ValueError("a budget in bytes is 1 or more")
+        raise ValueError("a budget in bytes must be at least 1")
     return Budget(num_bytes=count)
 
 
 def _of_fraction(fraction: float) -> Budget:
     if not 0.0 <= fraction <= 1.0:  # NaN too
-        raise ValueError("a fraction lies between 0 and 1; write bytes as a whole number or text")
+        raise ValueError("a fraction must be between 0 and 1; give bytes as an integer or string")
     return Budget(fraction=fraction)
 
 
 def _of_text(text: str) -> Budget:
     found = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([a-zA-Z]*|%)\s*", text)
     if found is None:
-        raise ValueError(f"a budget is {FORMS}")
+        raise ValueError(f"a budget must be {FORMS}")
     number, unit = found.group(1).replace("_", ""), found.group(2).lower()
     if unit == "%":
         return _of_fraction(float(number) / 100)
@@ -85,7 +85,7 @@ def _whole(number: str, unit: str) -> int:
 
 
 def spell_bytes(count: float) -> str:
-    """Bytes for people: 1.50 MiB."""
+    """Format a number of bytes: 1.50 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"

@@ -14,7 +14,7 @@ OLDEST, NEWEST = (2, 11), (2, 15)
 
 
 def torch_version() -> str:
-    """The version of PyTorch here, without importing it; "" where there is none."""
+    """The installed version of PyTorch, without importing it; "" if there is none."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(getattr(loaded, "__version__", ""))
@@ -31,13 +31,13 @@ def is_supported(torch_version: str) -> bool:
 
 
 def warn_unsupported_torch() -> None:
-    """Warn once, when Perfuse is imported, about a PyTorch that nobody tried it with."""
+    """Warn once, when Perfuse is imported, about an untested version of PyTorch."""
     found = torch_version()
     if found and not is_supported(found):
         oldest, newest = (".".join(map(str, v)) for v in (OLDEST, NEWEST))
         warnings.warn(
-            f"Perfuse {VERSION} supports PyTorch {oldest} to {newest}, and this is {found}: "
-            "compiles may fail or give wrong results",
+            f"Perfuse {VERSION} supports PyTorch {oldest} to {newest}, but this is {found}: "
+            "compiling may fail or give wrong results",
             VersionWarning,
             stacklevel=3,
         )

@@ -65,11 +65,11 @@ class System:
         os.fsync(fd)
 
     def fstat(self, fd: int) -> os.stat_result:
-        """What a descriptor stands for."""
+        """The status of an open descriptor."""
         return os.fstat(fd)
 
     def lstat(self, path: str | Path, dir_fd: int | None = None) -> os.stat_result:
-        """What a name stands for, links not followed."""
+        """The status of a name, without following links."""
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
 
     def readlink(self, path: str | Path, dir_fd: int | None = None) -> str:
@@ -202,7 +202,7 @@ def write_all(fd: int, data: bytes) -> None:
     while rest:
         count = system().write(fd, rest)
         if count <= 0:
-            raise OSError(errno.EIO, "nothing was written")
+            raise OSError(errno.EIO, "no bytes were written")
         rest = rest[count:]
 
 

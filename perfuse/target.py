@@ -62,7 +62,7 @@ GCC_FLAGS = ("-fno-delete-null-pointer-checks",)
 # Kernels use no C++ library, and zig would first build its own, for minutes.
 ZIG_FLAGS = ("-mcpu=baseline", "-nostdlib++")
 
-# Sizes of a common server core, for machines that do not tell theirs.
+# Sizes of a common server core, for machines that do not report theirs.
 DEFAULT_CACHE_BYTES = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
 
 # The GPU whose code the interpreter runs where no setting names one.
@@ -148,7 +148,7 @@ def choose_isa(wanted: str, supported: tuple[str, ...]) -> str:
 
 
 def find_compiler(wanted: str) -> str:
-    """The compiler's command with its full path, or nothing where there is none."""
+    """The compiler's command with its full path, or nothing if there is none."""
     for candidate in (wanted,) if wanted else ("g++", "clang++"):
         words = _words(candidate)
         path = shutil.which(words[0]) if words else None
@@ -162,7 +162,7 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         raise ConfigError(
-            f"{command!r} is not a command: {error}",
+            f"{command!r} is not a valid command: {error}",
             hint="check the quotes in $CXX or the setting cpu.compiler.",
         ) from error
 
@@ -182,7 +182,7 @@ def compiler_version(command: str) -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise CompilerMissing(f"{command} does not run: {error}") from error
+        raise CompilerMissing(f"cannot run {command}: {error}") from error
     return said.stdout.partition("\n")[0].strip()
 
 

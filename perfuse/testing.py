@@ -1,4 +1,4 @@
-"""What tests of compiled code need: an empty cache, the generated sources, tensors with strides."""
+"""Helpers for tests of compiled code: an empty cache, generated sources, strided tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fresh_cache() -> Iterator[Path]:
 
 
 def run_and_get_code(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
-    """What `fn` returns when compiled anew, and every generated source: C++, then host program.
+    """Recompile and call `fn`; return its result and every generated source, the host program last.
 
     A function that Perfuse has compiled is compiled again for this call, with its own mode and
     options, and stays compiled as it was. Of any other, the sources are what it compiles itself.

@@ -41,7 +41,7 @@ def op_name(target: Any) -> str:
 
 
 def bare_op(op: Any) -> Any:
-    """What an operator of torch.ops calls: the same without a Python frame in between."""
+    """The function behind an operator of torch.ops, without a Python frame in between."""
     return op._op if isinstance(op, OpOverload) else op
 
 
@@ -249,7 +249,7 @@ def _is_stored_once(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SimpleMetadata:
-    """What AOTAutograd found out about a graph that needs none of its runtime's special cases."""
+    """AOTAutograd's analysis of a graph that needs none of its runtime's special cases."""
 
     written: tuple[int, ...]  # inputs that the graph overwrites, as autograd sees it
     output_needs_grad: tuple[bool, ...]
@@ -401,7 +401,7 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def element_bytes(value: int | float, dtype: torch.dtype) -> bytes:
-    """One element of this type, as it lies in memory."""
+    """One element of this type, as it is stored in memory."""
     with disable_dispatch_modes():
         return raw_bytes(torch.full((1,), value, dtype=dtype))
 
@@ -410,7 +410,7 @@ UNKNOWN_LEAST = -(2**62)
 
 
 def symbol_facts(values: Iterable[Any]) -> list[str]:
-    """What is known of each size symbol in these values: its range, and the size first seen."""
+    """The range and the first size of each size symbol in these values."""
     found: dict[str, str] = {}
     for value in sym_leaves(values):
         env = value.node.shape_env
@@ -432,14 +432,14 @@ def least_values(value: torch.SymInt) -> dict[str, int]:
 
 
 def memory_format_of(x: torch.Tensor) -> torch.memory_format:
-    """Channels last where that is how `x` lies and no other way, otherwise contiguous."""
+    """Channels-last if that is the only layout of `x`, otherwise contiguous."""
     from torch._prims_common import suggest_memory_format
 
     return suggest_memory_format(x)
 
 
 def is_known_empty(x: torch.Tensor) -> bool:
-    """No elements while the graph is traced; sizes that only data tells count as some."""
+    """Whether it is known to be empty while tracing; data-dependent sizes count as not empty."""
     return bool(guard_or_false(x.numel() == 0))
 
 
@@ -471,7 +471,7 @@ def tensor_of_bytes(
 ) -> torch.Tensor:
     """A tensor of this shape and these strides, real even while a fake mode is active around it.
 
-    On the CPU it lies in `memory` itself, if its strides allow.
+    On the CPU it is in `memory` itself, if its strides allow.
     """
     shape, strides = tuple(layout[0]), tuple(layout[1])
     with disable_dispatch_modes():
@@ -539,7 +539,7 @@ def call_backward_directly(function: Any) -> None:
 
 
 def tree_leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """What nested lists, tuples and dictionaries hold, in order."""
+    """The leaves of nested lists, tuples and dictionaries, in order."""
     leaves: list[Any] = torch.utils._pytree.tree_leaves(value, is_leaf)
     return leaves
 
@@ -628,14 +628,14 @@ def raw_stream_getter() -> Callable[[int], int]:
 
 
 def current_gpu_getter() -> Callable[[], int]:
-    """A function that tells the number of the current GPU."""
+    """A function that returns the index of the current GPU."""
     private: Any = torch._C
     getter: Callable[[], int] = private._cuda_getDevice
     return getter
 
 
 def capture_getter() -> Callable[[], bool]:
-    """A function that tells whether the current stream's work is being recorded as a graph."""
+    """A function that returns whether the current stream is being recorded as a graph."""
     private: Any = torch._C
     getter: Callable[[], bool] | None = getattr(private, "_cuda_isCurrentStreamCapturing", None)
     return getter or torch.cuda.is_current_stream_capturing

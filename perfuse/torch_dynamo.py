@@ -43,7 +43,7 @@ class CompiledAs:
 
 
 def compiled_as(fn: Function) -> CompiledAs:
-    """What is known of a function that may be compiled already; others as they are."""
+    """How a function was compiled, if it was; the function itself otherwise."""
     context = _context_of(fn)
     if context is None:
         return CompiledAs(fn)
@@ -123,7 +123,7 @@ class GraphBreak:
 
     @staticmethod
     def of(error: BaseException) -> GraphBreak | None:
-        """What this error reports; None where it is not about a graph break."""
+        """The graph break that this error reports; None for any other error."""
         from torch._dynamo import exc
 
         kinds = (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError)
@@ -248,7 +248,7 @@ def _forget(backend: Function, codes: list[types.CodeType]) -> None:
             manager: Any = entry.guard_manager
             state = getattr(manager, "extra_state", None)
             if state is not None:
-                reason = "it was compiled for one call"
+                reason = "it was compiled for a single call"
                 state.invalidate(entry, guards.DeletedGuardManagerWrapper(reason))
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch records for people: where nodes come from, what Dynamo did, where sources are kept.
+"""PyTorch's records for users: origins of nodes, Dynamo's events, where sources are written.
 
 Private APIs like those of `torch_compat.py`: looked up when they are used, and done without where a
 version of PyTorch does not have them.
@@ -55,7 +55,7 @@ def op_identity(node: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DynamoEvents:
-    """What Dynamo did besides capturing graphs: reasons, each as often as it happened."""
+    """Graph breaks and recompiles of Dynamo: their reasons, one per occurrence."""
 
     graph_breaks: tuple[str, ...] = ()
     recompiles: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class DynamoEvents:
 
 @contextmanager
 def dynamo_events() -> Iterator[Callable[[], DynamoEvents]]:
-    """Watch Dynamo in a block; the function given tells what has happened since."""
+    """Watch Dynamo in a block; the function returned reports what has happened since."""
     from torch._dynamo import utils
 
     metrics: Callable[[], Sequence[Any]] = getattr(utils, "get_compilation_metrics", list)

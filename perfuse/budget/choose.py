@@ -1,7 +1,7 @@
 """The choice: the cheapest cut whose real plan fits, so that a smaller budget never takes more.
 
 Real plans are made for few of the cuts: the frontier is searched by halving. A cut is accepted
-when its peak fits and is no less than that of the accepted one dearer than it. So whenever two
+when its peak fits and is at least that of the accepted, more expensive one. So whenever two
 budgets part ways at some cut, the larger one ends at or above that cut's peak and the smaller one
 below it, even where estimates put cuts in a wrong order.
 """
@@ -36,7 +36,7 @@ class Pick:
 def pick(
     peak_of: Callable[[int], int], estimates: Sequence[int], limit: Callable[[int], int]
 ) -> Pick:
-    """The place of the choice in a frontier of rising prices; `limit` is told the first peak."""
+    """The index of the choice in a frontier of rising cost; `limit` gets the first peak."""
     first = peak_of(0)
     most = limit(first)
     if first <= most:
@@ -122,14 +122,14 @@ def _choice(candidate: Candidate, joint: Joint, values: Values, context: Context
 
 
 def _tell(choice: CutDecision, context: Context) -> None:
-    """The budget cannot be kept: say how low it can go."""
+    """Report that the budget cannot be met, and the lowest peak that can."""
     assert choice.unconstrained is not None
     context.counters.inc("budget.missed")
     text = (
-        f"memory_budget {choice.budget} cannot be kept: this training step takes at least "
-        f"{spell_bytes(choice.timeline.peak)} ({choice.timeline.peak:,} bytes, simulated), and "
+        f"memory_budget {choice.budget} cannot be met: this training step needs at least "
+        f"{spell_bytes(choice.timeline.peak)} ({choice.timeline.peak:,} bytes, simulated), "
         f"{spell_bytes(choice.unconstrained)} without a budget"
     )
     if context.settings.over_budget == "raise":
         raise OverBudget(text, least_bytes=choice.timeline.peak)
-    warnings.warn(f"{text}; the least is taken", BudgetWarning, stacklevel=2)
+    warnings.warn(f"{text}; using the lowest peak", BudgetWarning, stacklevel=2)

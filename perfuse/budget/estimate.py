@@ -1,4 +1,4 @@
-"""What a cut takes, roughly: its peak and its price, from the joint graph alone.
+"""Estimates of the peak and the cost of a cut, from the joint graph alone.
 
 A few milliseconds for each cut, where lowering and scheduling it takes a second: good enough to put
 cuts in order. Which of them is taken is decided by their real plans.
@@ -19,7 +19,7 @@ Inputs = Callable[[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The likely peak of a cut, and the operations its backward does a second time."""
+    """The likely peak of a cut, and the operations its backward recomputes."""
 
     peak: int
     flops: int

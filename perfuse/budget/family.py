@@ -1,8 +1,8 @@
 """The cuts to choose from. They depend on the graph alone, never on the budget.
 
-Beside the levels of the partitioner there are *stretches*: the forward is cut into parts of about
+Besides the levels of the partitioner there are *segments*: the forward is cut into parts of about
 equal saved bytes, at points that few bytes cross. What crosses is kept, and the backward computes
-the first few stretches again as it comes to them, from the last of these to the first. The first
+the first few segments again as it comes to them, from the last of these to the first. The first
 ones because their values would be held the longest, and because by then the rest is freed.
 """
 
@@ -20,10 +20,10 @@ from perfuse.graph.saving.policy import SavePolicy
 
 LEVEL = "level"
 HIGHEST_LEVEL = 3
-# A dearer cut has to be smaller than the next cheaper one by this part of the unconstrained peak.
+# A costlier cut has to be smaller than the next cheaper one by this part of the unconstrained peak.
 LEAST_GAIN = 0.01
 STRETCHES = (2, 3, 4, 6, 8, 12, 16, 24)
-MOST_PER_COUNT = 6  # how many of the possible numbers of recomputed stretches are tried
+MOST_PER_COUNT = 6  # how many of the possible numbers of recomputed segments are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Candidate:
 
 
 def frontier(joint: Joint, values: Values, settings: Settings) -> list[Candidate]:
-    """The cuts worth looking at: each dearer than the one before, and likely smaller.
+    """The candidate cuts: each more expensive than the one before, and likely smaller.
 
     The first is the cut without a budget.
     """
@@ -53,7 +53,7 @@ def frontier(joint: Joint, values: Values, settings: Settings) -> list[Candidate
 def _candidates(joint: Joint, values: Values, settings: Settings) -> Iterator[Candidate]:
     base = policy_of(settings)
     plain = _chosen(joint, values, base)
-    yield Candidate("as without a budget", plain, plain, estimate(values, plain, plain))
+    yield Candidate("no budget", plain, plain, estimate(values, plain, plain))
     seen = {plain}
     for name, saved in _cuts(joint, values, base, plain):
         if saved not in seen:
@@ -78,11 +78,11 @@ def _cuts(
     for count in STRETCHES:
         points = crossing.points(count, plain)
         if len(points) < count - 1:
-            break  # more stretches than the graph has narrow points
+            break  # more segments than the graph has narrow points
         for number in _spread(len(points)):
             for with_products in (False, True):
-                what = "all" if with_products else "all but products"
-                name = f"{what} of {number} of {count} stretches"
+                what = "all" if with_products else "all but matmuls"
+                name = f"{what} of {number} of {count} segments"
                 kept = crossing.kept(points[:number], plain) | masks
                 yield name, _walk(values, kept, points[number - 1], with_products)
     yield "everything", _walk(values, masks, len(values.nodes), True)
@@ -143,7 +143,7 @@ class _Crossing:
         return self._values.num_bytes[self._values.root[v]]
 
     def points(self, count: int, plain: frozenset[int]) -> list[int]:
-        """Where to cut the forward into `count` stretches that save about as much each."""
+        """Where to cut the forward into `count` segments that save about the same each."""
         values = self._values
         forward = [v for v in range(len(values.nodes)) if values.forward[v]]
         total = sum(values.num_bytes[v] for v in plain if values.forward[v])
@@ -160,7 +160,7 @@ class _Crossing:
         return sorted(set(points))
 
     def kept(self, points: list[int], plain: frozenset[int]) -> frozenset[int]:
-        """What crosses these points, and what is saved anyway after the last of them."""
+        """The values that cross these points, and those saved anyway after the last of them."""
         values, last = self._values, self._last
         crossing = {
             v
@@ -173,7 +173,7 @@ class _Crossing:
 
 
 def _walk(values: Values, kept: frozenset[int], until: int, with_products: bool) -> frozenset[int]:
-    """What has to be saved if all that lies before `until` is computed again from `kept`."""
+    """The values to save if everything before `until` is recomputed from `kept`."""
     saved: set[int] = set()
     seen: set[int] = set()
     stack = list(values.first_reads)

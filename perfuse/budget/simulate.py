@@ -1,4 +1,4 @@
-"""What a cut really takes: both halves planned as they will be compiled, their memory summed."""
+"""Simulates the memory of a cut: both halves planned as they will be compiled, and summed."""
 
 from __future__ import annotations
 

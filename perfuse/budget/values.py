@@ -68,7 +68,7 @@ class Values:
         )
 
     def held_bytes(self, numbers: Iterable[int]) -> int:
-        """What keeping these values takes, memory that several share counted once."""
+        """The bytes to save these values; memory that several share counts once."""
         return sum(self.num_bytes[v] for v in {self.root[v] for v in numbers})
 
     def is_tuple(self, v: int) -> bool:

@@ -79,7 +79,7 @@ def _built(sources: Mapping[str, bytes], command: tuple[str, ...], ctx: Context)
             ctx.counters.inc("build.moved_elsewhere")
     if isinstance(failure, PerfuseError):
         raise failure
-    raise CannotBuild(f"there is no folder to compile in: {failure or 'none is writable'}")
+    raise CannotBuild(f"no folder to compile in: {failure or 'none is writable'}")
 
 
 def _with_source(error: CompilerFailed, kept: Path | None) -> CompilerFailed:
@@ -130,12 +130,12 @@ class _Run:
         return library
 
     def _made(self, sources: Mapping[str, bytes]) -> bytes:
-        """What the compiler says it has made: it is believed when it has been looked at."""
+        """The library that the compiler wrote, validated before it is used."""
         exports = EXPORT.findall(b"\n".join(sources.values()))
         try:
             library = read_file(self.folder / LIBRARY)
         except FileNotFoundError as error:
-            raise LibraryDamaged("the compiler reported success, but made no library") from error
+            raise LibraryDamaged("the compiler reported success but wrote no library") from error
         check_library(library, [name.decode() for name in exports])
         return library
 
@@ -147,7 +147,7 @@ class _Run:
         try:
             done = system().spawn(command, self.folder, self.environment, timeout_s)
         except subprocess.TimeoutExpired:
-            told = f"given up after {timeout_s} s (build.timeout_s)"
+            told = f"timed out after {timeout_s} s (build.timeout_s)"
             raise CompilerFailed(command, told) from None
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):

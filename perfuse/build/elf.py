@@ -27,9 +27,9 @@ def check_library(data: bytes, exports: Iterable[str] = ()) -> None:
         segments = list(_segments(data))
         missing = set(exports) - set(_exported(data)) if exports else set()
     except struct.error as error:
-        raise LibraryDamaged(f"the library ends inside of a table: {error}") from error
+        raise LibraryDamaged(f"the library is truncated inside a table: {error}") from error
     if not segments:
-        raise LibraryDamaged("the library has nothing to load")
+        raise LibraryDamaged("the library has no segment to load")
     if missing:
         raise LibraryDamaged(f"the library has no function {', '.join(sorted(missing))}")
 
@@ -37,7 +37,7 @@ def check_library(data: bytes, exports: Iterable[str] = ()) -> None:
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
     """Where each part of the file that is mapped begins and ends."""
     if not data.startswith(ELF64_LITTLE):
-        raise LibraryDamaged(f"not a shared library: it begins with {data[:16]!r}")
+        raise LibraryDamaged(f"not a shared library: it starts with {data[:16]!r}")
     _, kind, machine, _, _, start, _, _, _, size, count, *_ = HEADER.unpack_from(data)
     wanted = MACHINES.get(platform.machine(), machine)
     if kind != SHARED_OBJECT or machine != wanted:
@@ -46,7 +46,9 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
         what, _, offset, _, _, num_bytes, _, _ = SEGMENT.unpack_from(data, start + number * size)
         if what == LOAD:
             if offset + num_bytes > len(data):
-                raise LibraryDamaged(f"the library has {len(data)} bytes of {offset + num_bytes}")
+                raise LibraryDamaged(
+                    f"the library is truncated: {len(data)} of {offset + num_bytes} bytes"
+                )
             yield offset, offset + num_bytes
 
 

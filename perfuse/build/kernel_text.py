@@ -1,4 +1,4 @@
-"""What of a generated module one kernel depends on: its own text and that of what it calls."""
+"""The part of a generated module that one kernel depends on: its text and its callees'."""
 
 from __future__ import annotations
 

@@ -105,9 +105,9 @@ def _from_memory(data: bytes, digest: str) -> ctypes.CDLL:
 
 
 def _check_size(status: os.stat_result, data: bytes) -> None:
-    """Loading a library that lost its end does not fail: it ends the process."""
+    """Raise on a truncated library: loading one does not fail, it kills the process."""
     if status.st_size != len(data):
-        raise OSError(errno.EIO, f"{status.st_size} bytes were kept of {len(data)}")
+        raise OSError(errno.EIO, f"truncated: {status.st_size} of {len(data)} bytes")
 
 
 def _spelled(serial: int) -> str:

@@ -67,7 +67,7 @@ def _objects(sources: TritonSources, gpu: Gpu, ctx: Context) -> tuple[CodeObject
 
 
 def check_limits(objects: Sequence[CodeObject], gpu: Gpu) -> None:
-    """Refuse what the driver would: said here, where a smaller tile can still be taken."""
+    """Refuse what the driver would refuse, while a smaller tile can still be chosen."""
     large = [
         made
         for made in objects
@@ -76,11 +76,11 @@ def check_limits(objects: Sequence[CodeObject], gpu: Gpu) -> None:
     if large:
         said = "; ".join(
             f"{made.name} has {made.shared_bytes} bytes of shared memory and {made.num_threads} "
-            f"threads a block"
+            f"threads per block"
             for made in large
         )
         most = f"{gpu.shared_bytes} bytes and {BLOCK_THREADS} threads"
-        raise KernelTooLarge(f"{said}: {gpu.arch} has at most {most}", [m.name for m in large])
+        raise KernelTooLarge(f"{said}: {gpu.arch} allows at most {most}", [m.name for m in large])
 
 
 def _compiled(
@@ -132,7 +132,7 @@ def assembly_of(sources: TritonSources, gpu: Gpu, ctx: Context) -> Sequence[str]
 
 @functools.cache
 def triton_version() -> str:
-    """Triton's version, told without importing it."""
+    """Triton's version, without importing it."""
     for package in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
         try:
             return version(package)

@@ -50,7 +50,7 @@ def load_module(text: str) -> ModuleType:
     except ImportError as error:
         raise CompilerMissing(
             f"Triton is needed to compile for GPUs: {error}",
-            hint="pip install 'perfuse[gpu]', or a PyTorch with CUDA or ROCm, which brings it.",
+            hint="pip install 'perfuse[gpu]', or a PyTorch with CUDA or ROCm, which includes it.",
         ) from error
     return module
 
@@ -121,9 +121,11 @@ def _source(job: Job) -> Any:
 
 def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) -> CodeObject:
     if metadata.get("num_ctas", 1) != 1 or metadata.get("launch_cooperative_grid"):
-        raise CompilerFailed(("triton", job.kernel.name), "clusters of blocks cannot be launched")
+        raise CompilerFailed(("triton", job.kernel.name), "thread block clusters are not supported")
     if metadata.get("profile_scratch_size"):
-        raise CompilerFailed(("triton", job.kernel.name), "profiling memory cannot be provided")
+        raise CompilerFailed(
+            ("triton", job.kernel.name), "profiling scratch memory is not supported"
+        )
     if job.gpu.kind == "hip":
         usage = (_noted(assembly, "vgpr_count"), _noted(assembly, "private_segment_fixed_size"))
     else:

@@ -28,12 +28,12 @@ PROBE_BYTES = 1 << 16
 
 
 def new_name() -> str:
-    """A name for a temporary folder that nobody can foresee."""
+    """A name for a temporary folder that nobody can predict."""
     return f"{NAME_PREFIX}{secrets.token_hex(8)}"
 
 
 def check_own(status: os.stat_result, where: str, *, is_folder: bool) -> None:
-    """CacheUnsafe unless this is a folder (or a plain file) that only this user can write."""
+    """Raise CacheUnsafe unless this is a folder (or file) that only this user can write to."""
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
         raise CacheUnsafe(f"it is not a {'folder' if is_folder else 'regular file'}", at=where)
     if status.st_uid != os.geteuid():
@@ -46,10 +46,10 @@ def check_own(status: os.stat_result, where: str, *, is_folder: bool) -> None:
 
 
 def _check_parent(status: os.stat_result, where: str) -> None:
-    """CacheUnsafe where somebody else could exchange what is in this folder."""
+    """Raise CacheUnsafe if another user could replace what is in this folder."""
     if not _is_trusted(status.st_uid):
         raise CacheUnsafe(
-            f"the folder above belongs to user {status.st_uid}", at=where, is_own=False
+            f"its parent folder belongs to user {status.st_uid}", at=where, is_own=False
         )
     writers = status.st_mode & OTHERS_WRITE
     # Where users have a group each, by the same number, that group is nobody else.
@@ -57,7 +57,7 @@ def _check_parent(status: os.stat_result, where: str) -> None:
         return
     if writers and not status.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(status.st_mode)
-        raise CacheUnsafe(f"others can write to the folder above (mode {mode:o})", at=where)
+        raise CacheUnsafe(f"others can write to its parent folder (mode {mode:o})", at=where)
 
 
 def _is_trusted(uid: int) -> bool:
@@ -132,7 +132,7 @@ class _Walk:
         if not stat.S_ISLNK(status.st_mode) or self.num_links > MOST_LINKS:
             raise OSError(error.errno, error.strerror, str(self.path))
         if not _is_trusted(status.st_uid):
-            told = f"the link {name!r} belongs to user {status.st_uid}"
+            told = f"the symbolic link {name!r} belongs to user {status.st_uid}"
             raise CacheUnsafe(told, at=str(self.path), is_own=False)
         target = Path(system().readlink(name, dir_fd=self.fd))
         if target.is_absolute():

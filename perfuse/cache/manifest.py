@@ -27,7 +27,7 @@ NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.+-]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one key holds: files, as the bytes that were checked."""
+    """The content of one key: files, as the bytes that were checked."""
 
     key: str
     contents: Mapping[str, bytes]
@@ -119,7 +119,7 @@ def read_own(folder: int, name: str) -> bytes:
 def _file(folder: int, name: str, row: tuple[int, str]) -> bytes:
     data = read_own(folder, name)
     if (len(data), hashlib.sha256(data).hexdigest()) != row:
-        raise CacheDamaged(f"{name} does not have its size and checksum")
+        raise CacheDamaged(f"{name} does not match its size and checksum")
     return data
 
 
@@ -129,7 +129,7 @@ def _rows(manifest: bytes, key: str) -> dict[str, tuple[int, str]]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CacheDamaged("not a manifest of this format", at=key)
     if document.get("key") != key:
-        raise CacheDamaged(f"this is the entry of {document.get('key')!r}", at=key)
+        raise CacheDamaged(f"this is the entry for {document.get('key')!r}", at=key)
     rows = document.get("files")
     if not isinstance(rows, dict):
         raise CacheDamaged("the manifest lists no files", at=key)
@@ -141,4 +141,4 @@ def _row(name: str, row: object) -> tuple[int, str]:
         num_bytes, sha256 = row.get("bytes"), row.get("sha256")
         if isinstance(num_bytes, int) and isinstance(sha256, str):
             return num_bytes, sha256
-    raise CacheDamaged(f"the manifest is wrong about {name!r}")
+    raise CacheDamaged(f"the manifest has an invalid row for {name!r}")

@@ -31,7 +31,7 @@ TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Reached and checked anew at each use, since it may have been exchanged."""
+    """Opened and checked at each use, since it may have been replaced."""
 
     folder: Path  # the one that the settings name
 
@@ -92,7 +92,7 @@ def _check_tag(root: int) -> None:
     known = {TAG, ENTRIES, TEMPORARY, FAILED, LOOKED}
     strays = {name for name in system().listdir(root) if not name.startswith(NAME_PREFIX)} - known
     if strays:
-        raise CacheUnsafe(f"it was not made by Perfuse: it holds {min(strays)!r}")
+        raise CacheUnsafe(f"it was not created by Perfuse: it contains {min(strays)!r}")
     name = new_name()
     write_file(name, TAG_TEXT, root)
     system().rename(name, TAG, root, root)

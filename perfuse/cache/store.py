@@ -300,7 +300,7 @@ class Store:
                 winner = self._read(entries, entry.key)
                 if winner is not None:
                     return winner
-        raise OSError(errno.EEXIST, "cannot replace an entry that cannot be used", entry.key)
+        raise OSError(errno.EEXIST, "cannot replace an unusable entry", entry.key)
 
     def _remove_marked(self, key: str) -> bool:
         assert self._root is not None
@@ -350,17 +350,17 @@ class Store:
         self._is_left = True
 
     def _warn(self, error: OSError | CacheUnsafe) -> None:
-        """Say once what is wrong with the cache, and count it."""
+        """Warn once about what is wrong with the cache, and count it."""
         if self._has_warned:
             return
         self._has_warned = True
         self._counters.inc("cache.unusable")
         reason = error.message if isinstance(error, CacheUnsafe) else str(error)
         where = None if self._root is None else self._root.path
-        _log.info("works without its cache %s: %s", where, reason)
+        _log.info("running without the cache %s: %s", where, reason)
         warnings.warn(
-            f"Perfuse works without its cache {where}: {reason}. "
-            "Set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write.",
+            f"Perfuse runs without its cache {where}: {reason}. "
+            "Set cache.dir (PERFUSE_CACHE_DIR) to a folder that only you can write to.",
             RuntimeWarning,
             stacklevel=4,
         )

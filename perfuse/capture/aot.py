@@ -24,7 +24,7 @@ from perfuse.runtime.package import check_replaceable, write_package
 from perfuse.runtime.saved import SavedProgram, files_of, number_functions
 from perfuse.runtime.signing import Key, check_private_key
 
-TRY_AGAIN = "try again; perfuse doctor says whether the cache can be used."
+TRY_AGAIN = "try again; `perfuse doctor` checks whether the cache is usable."
 KERNELS = {BUILT: LIBRARY}
 NATIVE_SETTINGS = {"cpu.tune_products": False}  # products of the library's own are not there
 
@@ -123,7 +123,7 @@ def _request(
 def _checked_args(args: Any, is_dynamic: bool) -> tuple[Any, ...]:
     if not isinstance(args, Sequence) or isinstance(args, str):
         raise ArtefactError(
-            f"the arguments come in a tuple, not as a {type(args).__name__}",
+            f"arguments must be a tuple, got a {type(args).__name__}",
             hint="aot_compile(fn, (x,)) compiles fn(x).",
         )
     return tuple(own_tensors(list(args), is_dynamic))
@@ -143,8 +143,8 @@ def _add_program(files: dict[str, bytes], capture: CapturedCall, compiled: Compi
     unfit = [name for name, value in constants.items() if not is_storable(value)]
     if unfit:
         raise ArtefactError(
-            f"the graph holds what cannot be kept as data: {', '.join(unfit)}",
-            hint="use torch.compile(fn, backend='perfuse') for it.",
+            f"the graph contains values that cannot be saved as data: {', '.join(unfit)}",
+            hint="use torch.compile(fn, backend='perfuse') instead.",
         )
     saved = SavedProgram(compiled.host, (), constants, compiled.counts, str(compiled.plan))
     found = files_of(saved)

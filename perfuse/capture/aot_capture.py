@@ -26,11 +26,11 @@ from perfuse.torch_dynamo import GraphBreak, untied_sizes
 from perfuse.torch_guards import traced_forms
 
 ONE_GRAPH = (
-    "move this out of the function, or compile the parts by themselves; "
+    "move this out of the function, or compile the parts separately; "
     "torch._dynamo.explain(fn)(*args) lists every graph break."
 )
 NOT_FIXED = "a Python number that depends on sizes or data"
-AS_TENSOR = "return it as a tensor, or return the sizes that it is computed from."
+AS_TENSOR = "return it as a tensor, or return the sizes it is computed from."
 
 
 def own_tensors(arguments: Any, is_dynamic: bool) -> Any:
@@ -110,8 +110,8 @@ def _refused(reason: str) -> ArtefactError:
     if reason in ("aliased_output", "intermediate_base", "alias_guards"):
         told = "the function returns views of its arguments, or several views of one result"
         return ArtefactError(told, hint="return copies (.clone()).")
-    told = f"the function does what an artefact cannot: {reason.replace('_', ' ')}"
-    return ArtefactError(told, hint="use torch.compile(fn, backend='perfuse') for it.")
+    told = f"an artefact cannot represent this function: {reason.replace('_', ' ')}"
+    return ArtefactError(told, hint="use torch.compile(fn, backend='perfuse') instead.")
 
 
 @contextmanager
@@ -167,11 +167,11 @@ def capture_call(
             told = f"the function cannot be captured as one graph: {found.reason}"
             raise ArtefactError(told, at=found.line, hint=ONE_GRAPH) from error
     if not capture.graphs or capture.facts is None:
-        raise ArtefactError("the function computes nothing with tensors")
+        raise ArtefactError("the function has no tensor operations")
     _check_numbers(capture)
     if is_training and not capture.facts.is_training:
         raise ArtefactError(
-            "nothing here can be trained: no result depends on a tensor that requires a gradient",
-            hint="leave out training=True, or let arguments or parameters require gradients.",
+            "there is nothing to train: no result depends on a tensor that requires a gradient",
+            hint="remove training=True, or set requires_grad on arguments or parameters.",
         )
     return capture

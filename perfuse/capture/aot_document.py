@@ -1,4 +1,4 @@
-"""What `perfuse.load` must know to call a captured graph: arguments, sizes, results, as JSON."""
+"""The description that `perfuse.load` calls a graph by: arguments, sizes, results, as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfuse.runtime.tree import describe
 from perfuse.torch_compat import tree_leaves
 from perfuse.torch_guards import SizeNames
 
-NO_VIEWS = "return copies (.clone()), and tensors of known sizes."
+NO_VIEWS = "return copies (.clone()) and tensors of fixed sizes."
 
 
 class Held:
@@ -52,7 +52,7 @@ class Held:
 def document_of(
     capture: CapturedCall, args: Sequence[Any], kwargs: dict[str, Any], held: Held
 ) -> dict[str, Any]:
-    """What a loaded artefact must know to call one variant."""
+    """The description by which a loaded artefact calls one variant."""
     facts = capture.facts
     assert facts is not None
     arguments = [list(args), kwargs]
@@ -128,7 +128,7 @@ def _formula(expression: sympy.Basic) -> str:
         return host_formula(expression)
     except UnsupportedOp as error:
         raise ArtefactError(
-            f"an artefact cannot hold what the function assumes of sizes: {error.message}",
+            f"an artefact cannot record the function's assumptions about sizes: {error.message}",
             hint="compile it for fixed sizes.",
         ) from error
 
@@ -143,4 +143,4 @@ class _Places:
         for number, value in enumerate(self.known):
             if value is tensor:
                 return number
-        raise ArtefactError("a result does not come out of the graph", hint=NO_VIEWS)
+        raise ArtefactError("a result is not an output of the graph", hint=NO_VIEWS)

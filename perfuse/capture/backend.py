@@ -29,7 +29,7 @@ from perfuse.torch_compat import keep_checks, never_trace
 LOG = channel("capture")
 
 # When the backend is first named, which is before anything is captured for it. A backward that is
-# compiled in the middle of a traced function is no part of that function.
+# compiled in the middle of a traced function is not part of that function.
 pause_garbage_collection()
 never_trace("perfuse")
 keep_checks()
@@ -62,7 +62,7 @@ def perfuse_backend(
 def compile_capture(
     module: GraphModule, example_inputs: Sequence[Any], context: Context
 ) -> Callable[..., Any]:
-    """What runs this capture: loaded, or else traced and compiled."""
+    """Load this capture from the cache, or trace and compile it."""
     watching = (*observers(), *source_observers())
     key = capture_cache.key_of(module, example_inputs, context)
     is_watched = bool(watching or cut_observers())

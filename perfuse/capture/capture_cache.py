@@ -72,7 +72,7 @@ def place_of(key: CaptureKey | None, context: Context) -> Place | None:
 
 
 def load_capture(key: CaptureKey, context: Context) -> Callable[..., Any] | None:
-    """What runs this capture, if its entry and both its graphs are there, whole."""
+    """Load this capture, if its entry and both its graphs are in the cache and undamaged."""
     for name in (key.general, key.by_value):
         found = None if name is None else _load(name, key.symbols, context)
         if found is not None:
@@ -90,7 +90,7 @@ def _load(key: str, symbols: SymbolTable, context: Context) -> Callable[..., Any
         facts = facts_from(document["facts"])
         forward, backward = document["forward"], document["backward"]
         if document["key"] != key or not is_key(forward) or not is_key(backward or forward):
-            raise ValueError("not this capture, or it does not name its graphs")
+            raise ValueError("not an entry of this capture, or without its graphs")
         guards = list(document["guards"])
     except (CacheDamaged, *MALFORMED):
         store.discard(key)
@@ -122,7 +122,7 @@ def store_capture(
         return
     if forward.key is None or (backward is not None and backward.key is None):
         context.counters.inc("capture.not_cached.graph")
-        LOG.info("this capture is not cached: one of its graphs is not")
+        LOG.info("this capture is not cached because one of its graphs is not")
         return
     document = {
         "key": place.key,

@@ -60,7 +60,7 @@ class GeneratedGraph:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What a function became for a target."""
+    """The code generated from a function for a target."""
 
     target: Target
     graphs: tuple[GeneratedGraph, ...]

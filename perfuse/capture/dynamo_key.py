@@ -1,6 +1,6 @@
 """The key of a captured graph: what Dynamo saw, before any of it is traced down to ATen.
 
-Two captures with one key compile to one result. What a key could not tell apart is refused: shapes
+Two captures with one key compile to one result. What a key cannot distinguish is refused: shapes
 with symbols, functions that are not PyTorch's own, tensors that are more than tensors. The values
 of Python numbers that Dynamo passes as symbols are part of a second key: which of the two a capture
 is kept under depends on whether tracing asked for a value, which shows in the guards it set.
@@ -98,7 +98,7 @@ def _function_name(target: Any) -> str:
     if home.split(".")[0] not in OWN_MODULES or "functorch" in home or "_higher_order" in home:
         raise NotCanonical("function")
     if isinstance(target, types.FunctionType):
-        # A wrapper may carry the name of what it wraps; its code lies where it was written.
+        # A wrapper may carry the name of what it wraps; its code says where it was written.
         if not Path(target.__code__.co_filename).is_relative_to(TORCH):
             raise NotCanonical("function")
         # The trace will call whatever has this name: it must be what was captured.

@@ -137,7 +137,7 @@ def number_or_formula(
 def _bound_sizes(
     forward: GraphModule, tangents: Sequence[Tangent]
 ) -> tuple[tuple[str, int, int | None], ...] | None:
-    """Where a call finds the sizes that tangents speak of; None where only data tells one."""
+    """Where a call finds the sizes of tangents; None if one depends on data."""
     formulas = [n for tangent in tangents for n in (*tangent.shape, *tangent.strides)]
     needed = {name for text in formulas if isinstance(text, str) for name in names_in(text)}
     found: dict[str, tuple[str, int, int | None]] = {}

@@ -1,4 +1,4 @@
-"""When a compile fails: an error that says what was compiled, or the graph as eager runs it."""
+"""Failed compiles: an error that names what was being compiled, or a fallback to eager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CompileWarning(UserWarning):
 def compile_or_eager(
     module: GraphModule, context: Context, name: str, compile_it: Callable[[], Executable]
 ) -> Executable:
-    """`compile_it()`; where it fails, what the setting on_error says."""
+    """Call `compile_it()`; if it fails, raise or run eagerly as the setting on_error says."""
     try:
         return compile_it()
     except Exception as error:
@@ -39,13 +39,14 @@ def compile_or_eager(
 
 
 def warn_eager(error: BaseException, counters: Counters) -> None:
-    """Say once per graph that it runs eagerly, and why."""
+    """Warn once per graph that it runs eagerly, and why."""
     counters.inc("graph.eager")
-    warnings.warn(f"Perfuse runs a graph eagerly: {error}", CompileWarning, stacklevel=2)
+    message = f"Perfuse could not compile a graph and runs it eagerly: {error}"
+    warnings.warn(message, CompileWarning, stacklevel=2)
 
 
 def eager_call(module: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """The graph itself, called as a compiled one is."""
+    """The graph itself, with the calling convention of a compiled one."""
 
     def call(args: list[Any]) -> tuple[Any, ...]:
         values = list(args)
@@ -56,7 +57,7 @@ def eager_call(module: GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 
 def describe(error: Exception, module: GraphModule, name: str) -> PerfuseError:
-    """The error with what was being compiled: the graph, the op, the user's line."""
+    """Add to an error what was being compiled: the graph, the op, the user's line."""
     node = node_of(error)
     where = f"the {name} graph, {len(module.graph.nodes)} nodes"
     line = (source_line(node) if node is not None else "") or _first_line(module)

@@ -17,6 +17,6 @@ def check_interpreter(version: Sequence[int | str] = sys.version_info) -> None:
         name = ".".join(map(str, version[:3]))
         raise UnsupportedPython(
             f"Python {name} cannot be used with torch.compile: a compiled module keeps running its "
-            "training graph after eval(), and the reverse",
+            "training graph after eval(), and vice versa",
             hint=f"upgrade to a later Python {version[0]}.{version[1]}.",
         )

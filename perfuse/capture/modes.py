@@ -8,7 +8,7 @@ from typing import Any
 from perfuse.config import Settings
 from perfuse.errors import UnknownOption
 
-# On the CPU there are no CUDA graphs to replay: there, a mode with them is the one without.
+# The CPU has no CUDA graphs: there, a mode with them equals the one without.
 MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "reduce-overhead": {"cudagraphs": True},
@@ -18,7 +18,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 
 
 def overrides_of(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a mode and options change, options last; an unknown mode is an error."""
+    """The settings that a mode and options change, options last; unknown modes raise."""
     name = "default" if mode is None else mode
     if name not in MODES:
         raise UnknownOption(name, MODES, what="mode")

@@ -21,7 +21,7 @@ def native_table(
 ) -> bytes:
     """The table of the first variant; ArtefactError, with the reason, where it cannot have one."""
     if document["is_training"] or not isinstance(compiled.sources, CppSources):
-        raise cannot("it is a training step, or for a GPU")
+        raise cannot("it is a training step or compiled for a GPU")
     steps = generate_native(compiled.plan, compiled.sources)
     kernels = f"0-{LIBRARY}"
     used = [name for name in (kernels, f"0-{CONSTANTS}", PARAMETERS) if name in files]

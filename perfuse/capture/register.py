@@ -29,7 +29,7 @@ DYNAMO = "torch._dynamo"
 
 
 class Uninstalled(Distribution):
-    """What the metadata of an installed Perfuse would say of its backend."""
+    """The backend entry point that an installed Perfuse has in its metadata."""
 
     def read_text(self, filename: str) -> str | None:
         return {

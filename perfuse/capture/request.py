@@ -1,4 +1,4 @@
-"""What somebody asks to see compiled: a function, with the mode and options that are its own."""
+"""A request to compile a function, with the mode and options it was compiled with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Request:
     def of(
         fn: Function, mode: str | None = None, options: Mapping[str, Any] | None = None
     ) -> Request:
-        """What `fn` was compiled with by Perfuse, if it was; `mode` and `options` go before it."""
+        """The request for `fn`; `mode` and `options` override those it was compiled with."""
         known = compiled_as(fn)
         is_ours = known.backend is perfuse_backend
         own = overrides_of(**_both(known.settings)) if is_ours else {}

@@ -32,7 +32,7 @@ def summary(module: GraphModule) -> str:
 
 
 def source_observers() -> tuple[Observer, ...]:
-    """Those who want sources now; a graph is then compiled anew, since caches hold no stages."""
+    """Observers of sources; with any, graphs are recompiled, since caches hold no stages."""
     found: list[Observer] = []
     if is_output_code_wanted() or LOG.isEnabledFor(logging.DEBUG):
         found.append(log_sources)
@@ -83,4 +83,4 @@ def _new_folder(home: Path, kind: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise AssertionError("numbers end never")
+    raise AssertionError("unreachable: there is always a next number")

@@ -83,9 +83,9 @@ def mutated_inputs(node: Node) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Arguments of an op, by place and name: those its results may lie in, those it writes to.
+    """Arguments of an op, by position and name: those its results may alias, those it writes to.
 
-    Whether any result lies in an argument.
+    Whether any result aliases an argument.
     """
 
     aliased: tuple[tuple[int, str], ...]
@@ -95,7 +95,7 @@ class _Marks:
 
 @cache
 def _schema_of(op: OpOverload) -> _Marks:
-    """What the schema marks, read once for each op."""
+    """The alias annotations of a schema, read once per op."""
     arguments = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
     marked = [(i, name, info.is_write) for i, name, info in arguments if info is not None]
     returns_alias = any(r.alias_info is not None for r in op._schema.returns)

@@ -11,7 +11,7 @@ So half types stay as they are where the library has products for them.
 By hand, a row whose scores are all -inf is NaN; the kernel makes it zero. Where the mask has such
 a row NaN is put back. (Without a mask such scores come from infinite queries or keys alone: those
 rows are the kernel's.) A mask that chooses, by `where` or `masked_fill`, also hides NaN of the
-scores, which an added one does not: it is no match.
+scores, which an added one does not: it does not match.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _kernel(node: Node, match: Attention, build: Builder, copy: dict[Node, Node]
 
 
 def _has_heads(match: Attention) -> bool:
-    """The products' batches are known to be so many sequences of so many heads."""
+    """The batches of the matmuls are known to be sequences times heads."""
     sizes = [n for node in (match.scores, match.product) for n in _tensor(node).shape]
     return _tensor(match.scores).dim() == 4 and all(isinstance(n, int) for n in sizes)
 
 
 def _can_shape(match: Attention) -> bool:
-    """The mask can be told apart by sequence and head, or need not be."""
+    """The mask has separate sequence and head dimensions, or needs none."""
     mask = tensor_of(match.mask)
     if mask is None or _has_heads(match) or _tensor(match.scores).dim() == 3:
         return True
@@ -141,7 +141,7 @@ def _tensor(node: Node) -> torch.Tensor:
 
 
 def _before_joining(node: Node, shape: list[int], axis: int) -> Node | None:
-    """What an operand was before its batches were joined, copied for that; rows along `axis`."""
+    """An operand before its batch dimensions were flattened by a copy; rows along `axis`."""
     found = None
     while packet_name(node) in (*RESHAPES, "clone") and isinstance(node.args[0], Node):
         node = node.args[0]

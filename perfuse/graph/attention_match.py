@@ -2,7 +2,7 @@
 
 The search walks back from the last product. A step it takes goes into `inner`; a match needs all
 uses of those to be inner as well, since what is wanted elsewhere has to be computed anyway. So a
-training forward, whose softmax is saved for the backward, is no match.
+training forward, whose softmax is saved for the backward, does not match.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOFTMAX = ("mul", "exp", "reciprocal", "sum", "sub", "amax")  # as decompose_so
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What goes into the kernel, and the nodes it takes the place of."""
+    """The operands of the fused kernel, and the nodes it replaces."""
 
     query: Node
     key: Node  # the second operand of the first product: still transposed
@@ -104,7 +104,7 @@ class _Walk:
         return node
 
     def through_scale(self, node: Node | None) -> tuple[Node | None, float]:
-        """What is multiplied or divided by a number, and the factor; 1 where nothing is."""
+        """The operand of a multiplication or division by a number, and the factor; else 1."""
         name = packet_name_of(node)
         if node is None or name not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
             return node, 1.0
@@ -121,7 +121,7 @@ class _Walk:
         return self.through_scale(operand) if is_own else (operand, 1.0)
 
     def through_softmax(self, node: Node | None) -> Node | None:
-        """What a softmax over the last axis is taken of: one op, or as we decompose it."""
+        """The operand of a softmax over the last axis: one op, or its decomposition."""
         if node is None:
             return None
         if packet_name(node) == "_softmax":
@@ -210,7 +210,7 @@ def _is_alike(a: Node | None, b: Node) -> bool:
 
 
 def _factor(name: str, number: Any) -> float | None:
-    """What a product with a number, or a quotient by it, multiplies by; positive and finite."""
+    """The factor of a multiplication or division by a number; positive and finite."""
     scalar = scalar_of(number)
     if not isinstance(scalar, int | float) or not math.isfinite(scalar) or scalar <= 0:
         return None

@@ -1,6 +1,6 @@
 """Graphs as canonical text: equal text means equal code, in this process or in the next one.
 
-What cannot be told from text (a user's function, a generator, a foreign tensor type) raises
+What text cannot identify (a user's function, a generator, a foreign tensor type) raises
 `NotCanonical` with the reason, and is then compiled without a cache.
 """
 
@@ -80,7 +80,7 @@ def aten_target(target: Any) -> str:
 
 
 def spell(value: Any, numbers: Numbers) -> str:
-    """An argument, types told apart."""
+    """An argument as text that distinguishes types."""
     kind = type(value)
     if kind is Node:
         return f"%{numbers[value]}"
@@ -147,7 +147,7 @@ def is_storable(value: Any) -> bool:
 
 
 def attribute(module: Any, dotted: str) -> Any:
-    """What a graph's get_attr finds."""
+    """The attribute that a graph's get_attr node refers to."""
     found = module
     for part in dotted.split("."):
         found = getattr(found, part)

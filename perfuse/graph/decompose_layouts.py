@@ -1,4 +1,4 @@
-"""Results laid out as their input is, channels last included; splits as slices."""
+"""Results with the layout of their input, including channels-last; splits as slices."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from perfuse.torch_compat import memory_format_of
 
 
 def lies_channels_last(x: Tensor) -> bool:
-    """Whether a result lies channels last with `x`. Eager's kernels for GPUs make it contiguous."""
+    """Whether a result is channels-last like `x`. Eager's GPU kernels make it contiguous."""
     return x.device.type == "cpu" and memory_format_of(x) is not torch.contiguous_format
 
 
 def lying_as(x: Tensor, result: Tensor) -> Tensor:
-    """`result` as eager's CPU kernels lay it out."""
+    """`result` with the layout of eager's CPU kernels."""
     if not lies_channels_last(x):
         return result
     return result.contiguous(memory_format=memory_format_of(x))

@@ -149,7 +149,7 @@ def group_norm(
 def _group_norm_channels_last(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Statistics of each channel first, which lie side by side, then those of the groups."""
+    """Statistics of each channel first, which is contiguous, then those of the groups."""
     acc = opmath(x).movedim(1, -1)
     pixel_axes = list(range(1, acc.dim() - 1))
     each_var, each_mean = torch.var_mean(acc, dim=pixel_axes, correction=0)

@@ -105,7 +105,7 @@ def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) ->
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
     """With what the backward wants again: exp(-|x|) on a CPU, nothing on a GPU.
 
-    On a CPU eager's results are row by row, however the argument lies.
+    On a CPU eager's results are contiguous, whatever the layout of the argument.
     """
     wide = opmath(x)
     small = torch.exp(-wide.abs())

@@ -42,7 +42,7 @@ def _norm(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:
     if order == 0:
         return torch.sum(torch.ne(x, 0), axes, keepdim, dtype=x.dtype)
     size = torch.abs(x)
-    # One element is its own norm: a power of it could overflow. (A size that is a symbol is none.)
+    # One element is its own norm: a power of it could overflow. (A symbolic size does not count.)
     is_single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in axes)
     if order == math.inf or is_single:
         return torch.amax(size, axes, keepdim)

@@ -1,4 +1,4 @@
-"""What every pass asks about a node: may it be merged, dropped, recomputed, does it only look."""
+"""Properties of nodes for all passes: may it be merged, dropped, recomputed; is it a view."""
 
 import operator
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from perfuse.torch_compat import OpOverload, is_pointwise_function, sym_expressi
 # The mark, in `meta`, of a placeholder whose memory nobody needs after this graph.
 GIVEN_UP = "perfuse_given_up"
 
-# The mark of a call that runs a second time in the backward, apart from equal ones around it:
+# The mark of a recomputed call in the backward, distinct from equal ones around it:
 # merged with them, their results would have to wait in memory for both their readers.
 SECOND = "perfuse_second"
 
@@ -79,9 +79,9 @@ PURE_PYTHON = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What a call's target says about every call of it."""
+    """Properties of an op, the same for every call of it."""
 
-    packet: str  # `add` for aten.add.Tensor, "" for whatever is no ATen or prims op
+    packet: str  # `add` for aten.add.Tensor, "" for anything that is not an ATen or prims op
     is_known: bool  # we can name all of its effects
     is_random: bool  # two equal calls give two values
     has_effects: bool  # it does more than make its result, or might
@@ -102,7 +102,7 @@ def op_facts(target: Any) -> OpFacts:
 
 
 def packet_name(node: Node) -> str:
-    """`add` for aten.add.Tensor, and "" for whatever is no ATen or prims call."""
+    """`add` for aten.add.Tensor, and "" for anything that is not an ATen or prims call."""
     return op_facts(node.target).packet if node.op == "call_function" else ""
 
 
@@ -153,7 +153,7 @@ def is_sym(node: Node) -> bool:
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:
-    """The fake tensor that describes the node's value, None if it is no tensor."""
+    """The fake tensor that describes the node's value, None if it is not a tensor."""
     val = node.meta.get("val") if isinstance(node, Node) else None
     return val if isinstance(val, torch.Tensor) else None
 
@@ -165,7 +165,7 @@ def output_node(graph: torch.fx.Graph) -> Node:
 
 
 def output_leaves(graph: torch.fx.Graph) -> list[Any]:
-    """What the graph returns, flat: nodes, None, and constants."""
+    """The results of the graph, flattened: nodes, None, and constants."""
     return _leaves(output_node(graph).args)
 
 
@@ -178,7 +178,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def attribute_of(gm: torch.fx.GraphModule, path: str) -> Any:
-    """What a module holds under a dotted name, None if nothing."""
+    """The attribute of a module with a dotted name, None if there is none."""
     held: Any = gm
     for part in path.split("."):
         held = getattr(held, part, None)

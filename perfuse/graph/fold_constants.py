@@ -1,4 +1,4 @@
-"""What depends on nothing but constants is computed now.
+"""Constant folding: compute now what depends only on constants.
 
 A folded value that is one number everywhere becomes a `full`, which later rooms see through; a
 small table becomes an attribute of the module. Larger ones stay: computing them in a fused loop

@@ -80,14 +80,14 @@ def _operands(product: Node) -> Operands[Any]:
 
 
 def _is_transposed(product: Node) -> bool:
-    """The weights lie in memory column by column."""
+    """The weights are column-major in memory."""
     weight = tensor_of(_operands(product).b)
     assert weight is not None, "checked to be a tensor"
     return weight.stride()[0] == 1 and weight.shape[1] > 1
 
 
 def _joined(cat: Node, products: list[Node], build: Builder, copy: dict[Node, Node]) -> Node:
-    """One product; its weights are copied as they lie."""
+    """One matmul; its weights are copied in their layout."""
     row, parts = matmul_op(products[0].target), [_operands(n) for n in products]
     assert row is not None
     weights = [copy[part.b] for part in parts]

@@ -58,7 +58,7 @@ def use_known_masks(gm: GraphModule) -> GraphModule:
 
 
 def _has_sparse_rows(node: Node, mask: Node) -> bool:
-    """No fused kernel of a GPU takes the mask as it lies in memory."""
+    """No fused GPU kernel accepts the mask in its layout."""
     query, rows = _fake(_argument(node, 0, "query")), _fake(mask)
     if query is None or rows is None or query.device.type != "cuda":
         return False

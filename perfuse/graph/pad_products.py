@@ -7,7 +7,7 @@ cutting off into whatever reads the result; where neither can be, memory is copi
 be worth it.
 
 A large result that is kept is never padded: with its padding and without, it would be in memory
-twice. Of its rows, those that lie eight apart start alike, so eight products with aligned rows fill
+twice. Rows that are eight apart have equal alignment, so eight matmuls with aligned rows fill
 it, all but some columns at its edges (`aligned_product`).
 """
 
@@ -66,7 +66,7 @@ def pad_products(
 
 
 def _padding_of(node: Node, device: str, thresholds: ThresholdSettings) -> _Padding | None:
-    """What should be done to a product; None where it is fine as it is."""
+    """The padding of a matmul; None if it needs none."""
     row = _matrix_row(node)
     if row is None or node.kwargs:
         return None
@@ -117,7 +117,7 @@ def _can_fill(given: Operands[Any], padded: _Padding, unit: int) -> bool:
 
 
 def _gain_bytes(a: torch.Tensor, b: torch.Tensor, unit: int) -> float:
-    """What padding saves, in bytes that could be copied instead."""
+    """The time that padding saves, in bytes that could be copied instead."""
     is_slow = any(_pitch(x) % unit for x in (a, b))
     slowdown = _SLOWDOWN_OF_OPERANDS if is_slow else _SLOWDOWN_OF_RESULT
     rows, depth = a.shape
@@ -125,7 +125,7 @@ def _gain_bytes(a: torch.Tensor, b: torch.Tensor, unit: int) -> float:
 
 
 def _copied_bytes(node: Node, given: Operands[Any], made: _Padding) -> int:
-    """What padding moves, where no other loop takes it along."""
+    """The bytes that padding copies, unless another loop writes them padded."""
     a, b = given.a, given.b
     moved = 0
     for operand, shape in ((a, (made.rows, made.depth)), (b, (made.depth, made.columns))):
@@ -171,7 +171,7 @@ def _is_row(bias: Any, b: torch.Tensor) -> bool:
 
 
 def _runs_down(x: torch.Tensor) -> bool:
-    """It lies in memory column by column."""
+    """It is column-major in memory."""
     return bool(x.stride(0) == 1 and x.stride(1) != 1)
 
 
@@ -211,7 +211,7 @@ def _filled_row(node: Node, bias: Node, columns: int, build: Builder) -> Node:
 
 
 def _filled(node: Node, x: Node, rows: int, columns: int, build: Builder) -> Node:
-    """An operand with zeros to these sizes, lying as it lay."""
+    """An operand padded with zeros to these sizes, in the same layout."""
     tensor = tensor_of(x)
     assert tensor is not None
     down, right = rows - int(tensor.shape[0]), columns - int(tensor.shape[1])

@@ -75,7 +75,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What crosses from forward to backward, in AOTAutograd's groups."""
+    """The values that cross from forward to backward, in AOTAutograd's groups."""
 
     tensors: list[Node]
     others: list[Node]
@@ -173,14 +173,14 @@ def plain_cut(joint: Joint, settings: Settings) -> Cut:
 
 
 def _each_value_once(joint: GraphModule) -> GraphModule:
-    """What both halves compute is one value, so that it can be kept instead."""
+    """Merge values that both halves compute, so that they can be saved instead."""
     is_checkpointed = any("recompute" in node.meta for node in joint.graph.nodes)
     # A value of two checkpointed regions would have to be kept for the second one.
     return joint if is_checkpointed else eliminate_common_subexpressions(joint)
 
 
 def policy_of(settings: Settings) -> SavePolicy:
-    """What the settings say about computing values again."""
+    """The recomputation policy of the settings."""
     return SavePolicy(level=settings.recompute_level)
 
 
@@ -231,7 +231,7 @@ class _Extract:
     """Builds one half: placeholders first, then whatever its results need, in order of need.
 
     Values in `remade` would be saved if memory allowed. A *second forward* computes them, and it is
-    read for nothing else: what is cheap to derive from them is derived anew in the backward, so
+    read for nothing else: what is cheap to derive from them is rederived in the backward, so
     that it does not wait in memory from the second forward on.
     """
 

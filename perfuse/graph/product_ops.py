@@ -1,6 +1,6 @@
 """A product as an op of our own: one that is written into unaligned rows with aligned stores.
 
-`perfuse::aligned_product(a, b)` is `a @ b`. `pad_products` asks for it where the result has to lie
+`perfuse::aligned_product(a, b)` is `a @ b`. `pad_products` uses it where the result has to be
 as eager lays it; its lowering, in `lower/families/products.py`, says how it is written. What is
 here runs where a graph runs eagerly.
 """

@@ -58,7 +58,7 @@ Match = Callable[[Node, Builder], Node | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What it does in words, the op packets it looks at, and the offer it makes for a node."""
+    """A description, the op packets it matches, and the function that proposes a replacement."""
 
     text: str
     packets: tuple[str, ...]
@@ -150,7 +150,7 @@ class _Rewrite:
         if wanted is None or given is None or not is_same_tensor(wanted, given):
             return False
         if offer.op in ("placeholder", "get_attr") and old in self._outputs:
-            return False  # a caller may tell a result from its own argument
+            return False  # a caller can distinguish a result from its argument
         origin = self._origin[offer]
         return self._aliases.can_stand_for(origin, old) and self._aliases.keeps_storage(origin, old)
 
@@ -194,7 +194,7 @@ def replace_calls(
     make: Callable[[Node, Found, Builder, dict[Node, Node]], Node],
     attributes: Mapping[str, Any] | None = None,
 ) -> GraphModule:
-    """Each found call made anew, from what was found of it and the copies so far."""
+    """Rebuild each matched call, from its match and the copies so far."""
     if not found:
         return gm
 

@@ -20,7 +20,7 @@ _INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _WIDE_FLOATS = (torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)
 
-_RESHAPES = (aten.view.default, aten._unsafe_view.default)  # not view.dtype, which reads bits anew
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)  # not view.dtype: it changes bits
 
 # From a type to those that hold all of its values: a cast through them changes nothing.
 EXACT_CASTS: dict[torch.dtype, tuple[torch.dtype, ...]] = {

@@ -39,8 +39,8 @@ def _rows() -> dict[str, ScalarOp]:
 
     put("neg abs sign floor ceil trunc round bit_not", 1, "same", 1)
     put("sqrt rsqrt reciprocal", 1, "same", 4)
-    put("exp_mid", 1, "same", 8)  # exp of what is known to lie within [-87, 88]
-    put("exp2_mid", 1, "same", 6)  # two to a power known to lie within [-126, 127]
+    put("exp_mid", 1, "same", 8)  # exp of a value known to be within [-87, 88]
+    put("exp2_mid", 1, "same", 6)  # two to a power known to be within [-126, 127]
     put("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, "same", 12)
     put("sin cos tan sinh cosh asin acos atan asinh acosh atanh erf erfc erfinv", 1, "same", 16)
     put("lgamma digamma", 1, "same", 60)
@@ -280,7 +280,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _folded(op: str, args: tuple[Expr, ...]) -> Expr | None:
-    """What masks simplify to once some of their parts are known."""
+    """Simplify masks of which some parts are known."""
     if op in _COMPARISONS and all(a.op == "const" for a in args):
         return const(_COMPARISONS[op](args[0].attr, args[1].attr), DType.BOOL)
     if op not in ("land", "lor"):

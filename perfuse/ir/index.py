@@ -255,7 +255,7 @@ def _split_by_sum(numerator: Index, divisor: Index) -> tuple[Dim, Dim]:
 
 
 def _strides(index: Index) -> dict[Dim, Dim]:
-    """What each variable (or product of variables; 1 for none) is multiplied by: sizes alone."""
+    """The coefficient of each variable (or product of variables; 1 for none): sizes only."""
     found: dict[Dim, Dim] = {1: index.const} if index.const else {}
     for monomial, coefficient in index.terms:
         sizes = tuple(a for a in monomial if _is_size(a))

@@ -14,7 +14,7 @@ def post_order(
     """Yield what `root` leads to, each after its children, and `root` last.
 
     The order is that of a recursive function. `is_done` is asked again at every step: the caller
-    marks what it has received, which is then neither entered nor yielded a second time.
+    marks what it has received, which is then neither entered nor yielded again.
     """
     stack = [(root, iter(children(root)))]
     while stack:

@@ -27,7 +27,7 @@ def verify_program(program: Program, stage: str) -> None:
 
 
 def given_names(program: Program) -> set[str]:
-    """What is there at the start: arguments, constants, sizes and seeds."""
+    """The names defined at the start: arguments, constants, sizes and seeds."""
     given = {*program.inputs, *program.constants, *(name for name, _ in program.symbols)}
     arguments = [program.buffers[name] for name in program.inputs if name in program.buffers]
     given.update(sizes_from_data(d for b in arguments for d in (*b.shape, *b.strides)))

@@ -48,7 +48,7 @@ class Builder:
         self.formula_origins: dict[Expr, Origin] = {}  # of values that are not in memory yet
         self.feeds_calls = False  # every user of the node at hand is a library call
         self.arguments: tuple[Any, ...] = ()  # what the op in hand was traced with
-        # Formulas that calls asked for, by what lies in memory: none computed a second time.
+        # Formulas that calls asked for, by their buffer: none is computed twice.
         self._passed: dict[tuple[tuple[Dim, ...], DType, Expr], Buffer] = {}
         self._num_names = 0
 
@@ -143,7 +143,7 @@ class Builder:
         return self.tensor_of(buffer)
 
     def broadcast(self, tensor: Tensor, shape: Sequence[Dim]) -> Tensor:
-        """Expand, computing a dear value once before it is repeated."""
+        """Expand, computing an expensive value once before it is repeated."""
         if tensor.value.cost >= _DEAR_COST and tensor.numel != ix.product(tuple(shape)):
             tensor = self.realize(tensor)
         return expand(tensor, shape)
@@ -168,7 +168,7 @@ class Builder:
         return view
 
     def _passed_once(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
-        """The tensor in memory without gaps, its dimensions lying in this order."""
+        """The tensor in memory without gaps, with this order of dimensions."""
         shape = [tensor.shape[d] for d in order]
         at = positions(shape)
         lying = reindex(tensor, shape, [at[order.index(d)] for d in range(tensor.ndim)])

@@ -1,4 +1,4 @@
-"""What is not lowered runs as an ATen call inside the program, with its reason kept."""
+"""Fallbacks: ops without a lowering run as ATen calls in the program, with the reason."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:
     assert dtype is not None
     buffer = builder.new_buffer(dtype, (), role="extern")
     kwargs = (("device", builder.device), ("non_blocking", True))
-    op, reason = op_name(torch.ops.aten._to_copy.default), "a number on the CPU that a GPU reads"
+    op, reason = op_name(torch.ops.aten._to_copy.default), "a CPU scalar that a GPU kernel reads"
     builder.call(Extern(op, (buffer.name,), (value,), kwargs, reason, origin=builder.origin))
     return builder.tensor_of(buffer)
 
@@ -123,7 +123,7 @@ def owned(builder: Builder, value: Tensor, traced: torch.Tensor) -> Tensor:
     strides = builder.symbols.strides(traced.stride())
     order = dense_order(value.shape, strides)
     if order is None:
-        raise UnsupportedOp("a call that looks at the storage of a tensor with gaps")
+        raise UnsupportedOp("it accesses the storage of a tensor with gaps")
     start = builder.symbols.dim(traced.storage_offset())
     shape = [value.shape[d] for d in order]
     at = positions(shape)
@@ -134,7 +134,7 @@ def owned(builder: Builder, value: Tensor, traced: torch.Tensor) -> Tensor:
     builder.store(lying, memory, place)
     copied = builder.new_buffer(value.dtype, memory.shape, role="extern")
     whole = View(memory.name, memory.shape, memory.strides, 0)
-    op, reason = op_name(torch.ops.aten.clone.default), "a call looks at the storage of the copy"
+    op, reason = op_name(torch.ops.aten.clone.default), "an op accesses the storage of the copy"
     builder.call(Extern(op, (copied.name,), (whole,), (), reason, origin=builder.origin))
     return builder.tensor_of_view(View(copied.name, value.shape, strides, start))
 
@@ -182,9 +182,9 @@ def _measured(
 
 
 def _argument(builder: Builder, value: Any, meta: Any, is_exact: bool) -> Any:
-    """An argument for ATen: tensors become windows laid out as the traced call saw them.
+    """An argument for ATen: tensors become views with the layout that was traced.
 
-    What is no ATen op (attention with a function inside) is exact about tuples and lists.
+    Higher-order ops (attention with a function inside) distinguish tuples from lists.
     """
     if isinstance(value, Tensor):
         strides = None
@@ -209,9 +209,9 @@ def call_effect(builder: Builder, node: FxNode, args: list[Any], kwargs: dict[st
 def _mutated(
     call: AtenCall, args: list[Any], kwargs: dict[str, Any], draws_in_order: bool
 ) -> tuple[str, ...]:
-    """What the call changes: arguments, or the world where it gives nothing back.
+    """The names that the call writes: arguments, or the world if it returns nothing.
 
-    So does a draw from PyTorch's generator, where numbers are to be those that eager draws.
+    With fallback_random, a draw from PyTorch's generator writes the world too.
     """
     schema = getattr(call.target, "_schema", None)
     acts = schema is None or not schema.returns

@@ -54,7 +54,7 @@ assert families  # importing the op families fills the registry
 _CHEAP_COST, _CHEAP_LOADS = 2, 1
 # Beyond this an inlined formula costs more in registers than a trip through memory.
 _MOST_COST, _MOST_LOADS = 600, 24
-# An offset of so many elements suits every dtype that memory may be viewed as.
+# An offset of this many elements suits every dtype that memory may be viewed as.
 _ALIGNED_ELEMENTS = 16
 
 
@@ -186,7 +186,7 @@ class _Lowering:
             return
         if storage_treatment(node.target) is Treatment.LOWERED and _counts_from_start(node):
             # Nothing guards the storage offset of an input: the call reads it each time.
-            reason = "its offset counts from the start of the storage"
+            reason = "its offset is relative to the start of the storage"
             self.values[node] = self._called_on_storage(node, reason)
         elif node.target is torch.ops.aten.as_strided.default:
             self.values[node] = self._as_strided(node, expected)
@@ -201,12 +201,10 @@ class _Lowering:
         if isinstance(value, Tensor) and self.builder.window_on(value) is None:
             return self._lowered(node, expected)
         window = self._window_like(node, expected)
-        return (
-            self._fallback(node, "storage of a value we only carry") if window is None else window
-        )
+        return self._fallback(node, "the storage of an opaque value") if window is None else window
 
     def _window_like(self, node: FxNode, expected: Any) -> Any:
-        """What a view op returns, as windows on the storage at the root of its chain of views."""
+        """The result of a view op, as views of the storage at the root of its chain of views."""
         if isinstance(expected, list | tuple):
             windows = [self._window_like(node, e) for e in expected]
             return None if any(w is None for w in windows) else windows
@@ -227,11 +225,11 @@ class _Lowering:
         moved = ix.add(ix.add(offset, ix.mul(start, -1)), view.offset)
         window = View(view.buffer, shape, strides, moved)
         if reaches_outside(window, self.builder.buffers[view.buffer]):
-            return self._called_on_storage(node, "it looks at memory outside of its argument")
+            return self._called_on_storage(node, "it reads memory outside its argument")
         return self.builder.tensor_of_view(window)
 
     def _called_on_storage(self, node: FxNode, reason: str) -> Any:
-        """An ATen call that gets its first argument in storage laid out as eager's."""
+        """An ATen call that gets its first argument in storage with eager's layout."""
         self.context.counters.inc(f"fallback.{node.target}")
         source: Any = node.args[0]
         args = [self._storage_of(source), *self._args(node.args[1:])]
@@ -248,7 +246,7 @@ class _Lowering:
         value = self.values[root]
         if root.op not in ("placeholder", "get_attr") and isinstance(value, Tensor):
             value = fallback.owned(self.builder, value, root.meta["val"])
-        return self._viewed(value, chain, "a call looks at its storage")
+        return self._viewed(value, chain, "an op accesses its storage")
 
     def _viewed(self, value: Any, chain: list[FxNode], reason: str) -> Any:
         """A value through the program's own view ops, each made by ATen."""
@@ -292,7 +290,7 @@ class _Lowering:
                 _shorten(self.builder.buffers, mark[1])
                 _shorten(self.moved, mark[2])
         elif lowering is not None:
-            reason = "dtype or device without a code generator"
+            reason = "unsupported dtype or device"
         return self._fallback(node, reason)
 
     def _refused(self, node: FxNode, error: Exception) -> str:
@@ -302,7 +300,7 @@ class _Lowering:
         if self.context.settings.verify:
             raise error
         self.context.counters.inc(f"lower.error.{node.target}")
-        return f"its lowering broke: {type(error).__name__}: {error}"
+        return f"its lowering failed: {type(error).__name__}: {error}"
 
     def _fallback(self, node: FxNode, reason: str) -> Any:
         # A view of a plain number (the conjugate of a complex constant) has no memory to look at.
@@ -467,13 +465,13 @@ class _Lowering:
         """A result that looks at an input's shared elements, made by the program's own view ops.
 
         Autograd goes back through the views it finds: `as_strided`, which fits all others, shares
-        a gradient out evenly among elements that lie in one place, and no other view does.
+        a gradient out evenly among elements that share memory, and no other view does.
         """
         root = alias_root(node)
         if root.op != "placeholder" or not may_overlap(root, self.symbols):
             return None
         chain = views_from(root, node)
-        value = self._viewed(self.values[root], chain, "autograd goes back through it")
+        value = self._viewed(self.values[root], chain, "autograd differentiates through it")
         return self.builder.window_on(value) if chain and isinstance(value, Tensor) else None
 
     def _output_view(self, node: FxNode, value: Tensor, claimed: dict[str, FxNode]) -> View:

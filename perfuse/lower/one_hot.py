@@ -41,7 +41,7 @@ def _terms(condition: Expr) -> list[Expr]:
 
 
 def _place(term: Expr, axis: Axis) -> Expr | None:
-    """What a condition compares the position along the axis with."""
+    """The value that a condition compares the position along the axis with."""
     if term.op != "eq":
         return None
     for one, other in (term.args, term.args[::-1]):

@@ -47,7 +47,7 @@ class Origins:
         return tuple(found)[:MAX_OPS]
 
     def settle(self, node: FxNode, value: Any, builder: Builder, is_call: bool) -> None:
-        """Remember whose formula this is; a value in memory starts anew for those who read it."""
+        """Record the origin of a formula; a value in memory starts a new one for its readers."""
         is_loaded = isinstance(value, Tensor) and value.value.op == "load"
         if not isinstance(value, Tensor) or (is_loaded and builder.window_on(value) is not None):
             return

@@ -89,7 +89,7 @@ class Symbols:
     def _opaque(self, expr: sympy.Expr) -> Dim:
         """A formula outside the algebra: the host computes it once, kernels see a symbol."""
         if any(str(s).startswith("u") for s in expr.free_symbols):
-            # Such formulas are computed at the start of a call, where data has told nothing yet.
+            # Such formulas are computed at the start of a call, before any data is known.
             raise UnsupportedOp(f"size formula {expr} of a size that depends on data")
         formula = host_formula(expr)
         least = 0 if expr.is_nonnegative else UNKNOWN_LEAST

@@ -87,7 +87,7 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def as_view(tensor: Tensor, own_strides: Sequence[Dim] = ()) -> View | None:
     """The tensor as a strided window on a buffer, if its formula is just that.
 
-    `own_strides`, those of the buffer, run forwards even where arithmetic cannot tell.
+    `own_strides`, those of the buffer, are positive even where arithmetic cannot prove it.
     """
     value = tensor.value
     if value.op != "load" or value.args:

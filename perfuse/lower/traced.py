@@ -1,4 +1,4 @@
-"""What tracing says of a graph's nodes, and whether a lowering agrees with it."""
+"""Traced shapes and dtypes of nodes, and the check that a lowering agrees with them."""
 
 from __future__ import annotations
 

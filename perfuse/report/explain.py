@@ -1,4 +1,4 @@
-"""`explain`: compile a function anew and report what it became."""
+"""`explain`: recompile a function and report the result."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from perfuse.torch_records import dynamo_events
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Explain what `fn` compiles to with these arguments; it runs once, with its backward if any.
+    """Explain how `fn` is compiled for these arguments; it runs once, with its backward if any.
 
-    A function that is compiled already is explained with its own mode and options; it stays
+    A function that is already compiled is explained with its own mode and options; it stays
     compiled, as do all others.
     """
     request = Request.of(fn)
@@ -50,7 +50,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
 
 
 def _run_backward(result: Any) -> None:
-    """Ask for gradients, so that the backward is compiled too; the user's .grad stays as it is."""
+    """Compute gradients, so that the backward is compiled too; .grad is left unchanged."""
     leaves = [v for v in tree_leaves(result) if isinstance(v, torch.Tensor) and v.requires_grad]
     if not leaves:
         return

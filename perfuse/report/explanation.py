@@ -1,4 +1,4 @@
-"""`Explanation`: what a call compiled to, first as one screen, then stage by stage."""
+"""`Explanation`: the result of compiling a call, first as one screen, then stage by stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perfuse.torch_records import DynamoEvents
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """What a call compiled to. `print` it, or ask it."""
+    """The result of compiling a call: `print` it, or query its fields and stages."""
 
     graphs: tuple[GraphReport, ...]
     counters: dict[str, int]
@@ -32,7 +32,7 @@ class Explanation:
 
     @property
     def sources(self) -> list[str]:
-        """Every generated source: of each graph the C++, then the host program."""
+        """Every generated source: for each graph its kernels, then the host program."""
         return [text for graph in self.graphs for text in graph.sources]
 
     @property
@@ -49,7 +49,7 @@ class Explanation:
             yield Text(line.text, style="bold" if line.is_title else "", no_wrap=True)
 
     def stage(self, name: str, graph: int | None = None) -> str:
-        """The text of one stage: of every graph, or of the one with this number.
+        """The text of one stage, for every graph or for the one with this number.
 
         The compiler's artefacts are "graph", "program", "plan", "sources" and "host"; "kernels",
         "calls", "refusals", "memory", "times" and "counters" are tables.
@@ -63,9 +63,9 @@ class Explanation:
         return stage_text(self, name, graph)
 
     def to_png(self, path: str | Path) -> Path:
-        """Draw memory over time, for each capture that has a backward."""
+        """Plot memory over time, for each capture that has a backward."""
         if not self.training:
-            raise PerfuseError("nothing here has a backward, whose memory could be drawn")
+            raise PerfuseError("there is no backward whose memory could be plotted")
         return draw(self.training, path)
 
     def to_html(self, path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""The memory of a training capture: what is saved, what is recomputed, and a picture over time."""
+"""The memory of a training capture: what is saved, what is recomputed, and a plot over time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from perfuse.torch_compat import source_line
 from perfuse.torch_records import module_path
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 76  # of a line of bars: a terminal's 80 columns, indented
+WIDTH = 76  # of the sparkline: a terminal's 80 columns, indented
 KINDS = ("results", "saved", "gradients", "temporaries", "workspace")
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRow:
-    """A value of the forward: what keeping it takes, and what computing it takes."""
+    """A value of the forward: the bytes to save it, and the flops to compute it."""
 
     name: str
     what: str
@@ -46,7 +46,7 @@ class ValueRow:
         return ValueRow(
             node.name,
             what + shape,
-            0 if is_input else num_bytes(node),  # the caller's anyway
+            0 if is_input else num_bytes(node),  # owned by the caller
             0 if is_input else num_flops(node),
             source_line(node),
             module_path(node),
@@ -55,10 +55,10 @@ class ValueRow:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """One training capture: its values by what becomes of them, and its memory turn by turn."""
+    """One training capture: saved and recomputed values, and its memory turn by turn."""
 
     saved: tuple[ValueRow, ...]  # the largest first
-    recomputed: tuple[ValueRow, ...]  # the dearest first; views left out
+    recomputed: tuple[ValueRow, ...]  # the most expensive first; views left out
     timeline: Timeline
     budget: str  # as it was set, "" without one
 
@@ -84,7 +84,7 @@ class TrainingReport:
         return self.timeline.peak
 
     def sparkline(self) -> str:
-        """Memory over time in one line, the forward and the backward parted by a bar."""
+        """Memory over time in one line, forward and backward separated by a bar."""
         parts = []
         for half in ("forward", "backward"):
             totals = [m.total for m in self.timeline.moments if m.half == half]
@@ -92,7 +92,7 @@ class TrainingReport:
         return "|".join(parts)
 
     def peak_text(self) -> str:
-        """The peak, the budget it was to keep, and when it is reached."""
+        """The peak, the budget it had to meet, and when it is reached."""
         moment = self.timeline.peak_moment
         where = f", in the {moment.half} at {moment.label}" if moment is not None else ""
         limit = f" (memory_budget {self.budget})" if self.budget else ""
@@ -111,13 +111,13 @@ def _bar(value: int, most: int) -> str:
 
 
 def _shortened(totals: Sequence[int]) -> list[int]:
-    """At most so many columns, each the largest of what it stands for."""
+    """At most half a line of columns, each the largest of the values it represents."""
     step = -(-len(totals) // ((WIDTH - 1) // 2)) or 1
     return [max(totals[i : i + step]) for i in range(0, len(totals), step)]
 
 
 def draw(reports: Sequence[TrainingReport], path: str | Path) -> Path:
-    """Memory over time as a PNG, a picture for each training capture."""
+    """Plot memory over time as a PNG, one plot per training capture."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(
         len(reports), 1, figsize=(10, 4 * len(reports)), squeeze=False, layout="constrained"
@@ -148,6 +148,6 @@ def _pyplot() -> Any:
         return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
         raise PerfuseError(
-            "pictures are drawn with matplotlib, which is not installed",
-            hint="pip install 'perfuse[bench]'; the explanation as text needs nothing.",
+            "plots need matplotlib, which is not installed",
+            hint="pip install 'perfuse[bench]'; the text report does not need it.",
         ) from error

@@ -1,4 +1,4 @@
-"""Lower bounds of running time: bytes over bandwidth, operations over peak arithmetic."""
+"""Lower bounds on running time: bytes over bandwidth, operations over peak arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPY_FLOATS = 8 << 20  # more than caches hold
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What a machine moves and computes in a second at best."""
+    """Peak bandwidth and arithmetic of a machine, per second."""
 
     bytes_per_s: float
     flops_per_s: float  # float32, outside of matrix units
@@ -37,13 +37,13 @@ class Roofline:
         return Roofline(_copy_rate(), peak, peak)
 
     def seconds(self, num_bytes: int, num_flops: int) -> float:
-        """The least time that moving and computing so much can take."""
+        """A lower bound on the time to move these bytes and compute these flops."""
         return max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
 
 
 @cache
 def _copy_rate() -> float:
-    """Bytes a second that this machine copies, read and written counted; takes some 20 ms."""
+    """Measure the copy bandwidth of this machine, reads plus writes; takes about 20 ms."""
     with disable_dispatch_modes(), torch.inference_mode():
         source = torch.ones(COPY_FLOATS)
         target = torch.empty_like(source).copy_(source)
@@ -56,9 +56,9 @@ def _copy_rate() -> float:
 
 
 def kernel_bytes(kernel: Kernel, program: Program) -> int:
-    """Bytes that a kernel moves; sizes that are not known yet count as what they are likely.
+    """Bytes that a kernel moves; dynamic sizes count as their hints.
 
-    Of a table in which it looks up rows, no more than it reads: the plan counts the whole.
+    A table in which it looks up rows counts only what it reads; the plan counts all of it.
     """
     looked_up = _looked_up(kernel, program)
     names = [n for n in kernel.reads() if n in program.buffers]
@@ -74,7 +74,7 @@ def _buffer_bytes(buffer: Buffer, hints: Hints) -> int:
 
 
 def _looked_up(kernel: Kernel, program: Program) -> dict[str, int]:
-    """Buffers read only at positions that are data, with the bytes that the reads add up to."""
+    """Buffers read only at data-dependent positions, with the bytes of those reads."""
     found: dict[str, int] = {}
     plain: set[str] = set()
     for member in kernel.members:
@@ -90,7 +90,7 @@ def _looked_up(kernel: Kernel, program: Program) -> dict[str, int]:
 
 
 def kernel_flops(kernel: Kernel, hints: Hints) -> int:
-    """Operations of a kernel, likewise."""
+    """Operations of a kernel; dynamic sizes count as their hints."""
     if not _is_dynamic(kernel):
         return kernel.num_flops
     total, seen = 0, set[Expr]()

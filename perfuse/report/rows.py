@@ -1,4 +1,4 @@
-"""The rows of a report: one graph's kernels and calls, each with where it comes from."""
+"""The rows of a report: the kernels and library calls of a graph, with their origins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfuse.report.roofline import Roofline, kernel_bytes, kernel_flops
 from perfuse.schedule.plan import Kernel
 from perfuse.torch_records import op_identity
 
-# What vendors' libraries do better than generated code, by words in the names of the ops.
+# Ops for which vendor libraries beat generated code, by words in their names.
 LIBRARIES = {
     "attention": ("attention", "flash", "cudnn_sdp"),
     "convolution": ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose"),
@@ -42,12 +42,12 @@ def library_kind(op: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel: what it moves and computes, what it was fused from, and whose code that was."""
+    """One kernel: bytes, flops, the loops it was fused from, and their source lines."""
 
     name: str
     num_bytes: int
     num_flops: int
-    seconds: float  # at the roofline: it cannot be faster
+    seconds: float  # at the roofline, a lower bound
     members: tuple[str, ...]
     origins: tuple[str, ...]  # the user's lines, the most frequent first
     modules: tuple[str, ...]  # likewise: layers.3.mlp
@@ -77,7 +77,7 @@ def _by_frequency(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """An op that runs as a PyTorch call inside of the program, and why."""
+    """An op that runs as a PyTorch call inside the program, and why."""
 
     op: str
     reason: str
@@ -93,14 +93,14 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One compiled graph: each stage's artefact as text, and the rows drawn from them."""
+    """One compiled graph: the artefact of each stage as text, and the rows derived from them."""
 
     name: str
     is_backward: bool
     num_ops: int  # of the user's program, views left out
     target: str
     settings: tuple[str, ...]  # those that are not at their default
-    sizes: dict[str, int]  # symbols of dynamic sizes, and what they were here
+    sizes: dict[str, int]  # symbols of dynamic sizes, and their values here
     graph: str
     program: str
     plan: str
@@ -138,7 +138,7 @@ class GraphReport:
 
     @property
     def fallbacks(self) -> tuple[CallRow, ...]:
-        """Calls that are there because Perfuse could not compile the op."""
+        """Ops that Perfuse could not compile."""
         return tuple(call for call in self.calls if not call.kind)
 
     @property
@@ -147,13 +147,13 @@ class GraphReport:
 
 
 def num_ops(nodes: Sequence[Node]) -> int:
-    """Ops of the user's program in a graph: what one was decomposed into counts once."""
+    """The number of ops of the user's program; the parts of a decomposed op count once."""
     work = [n for n in nodes if n.op == "call_function" and work_of(n) is not Work.FREE]
     return len({op_identity(node) for node in work})
 
 
 def changed_settings(settings: Settings) -> tuple[str, ...]:
-    """The settings that were chosen, spelled as options; where things are stored is left out."""
+    """The settings that differ from their defaults, as options; cache and build are left out."""
     return tuple(
         f"{row.name}={settings.get(row.name)!r}"
         for row in describe()

@@ -1,4 +1,4 @@
-"""The screen: one page of 80 columns and 40 lines that a model's author understands."""
+"""The summary: one screen of 80 columns and 40 lines, for the author of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STAGE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the screen, never wider than it."""
+    """A line of the screen, clipped to its width."""
 
     text: str
     is_title: bool = False
@@ -43,7 +43,7 @@ def body(text: str) -> Line:
 
 
 def screen(explanation: Any) -> list[Line]:
-    """The whole screen; kernels get the lines that the other sections leave."""
+    """The whole screen; kernels get the lines that the other sections leave free."""
     graphs: Sequence[GraphReport] = explanation.graphs
     head = [*_headline(graphs), *_graph_lines(graphs), *_dynamo_lines(explanation)]
     sections = [
@@ -58,7 +58,7 @@ def screen(explanation: Any) -> list[Line]:
     return [*head, *_kernel_lines(graphs, max(room // 2, MIN_KERNELS)), *tail]
 
 
-# -- what became of what -------------------------------------------------------------------------
+# -- headline ------------------------------------------------------------------------------------
 
 
 def _headline(graphs: Sequence[GraphReport]) -> list[Line]:
@@ -146,7 +146,7 @@ def _kernel_lines(graphs: Sequence[GraphReport], room: int) -> list[Line]:
 
 
 def alike(kernels: Sequence[KernelRow]) -> list[list[KernelRow]]:
-    """Kernels grouped by what they compute, those of twelve equal layers together; by time."""
+    """Group kernels by what they compute, so that equal layers share a row; sort by time."""
     groups: dict[Any, list[KernelRow]] = defaultdict(list)
     for row in kernels:
         kinds = tuple(member.partition(": ")[2] for member in row.members)
@@ -155,7 +155,7 @@ def alike(kernels: Sequence[KernelRow]) -> list[list[KernelRow]]:
 
 
 def where(modules: Sequence[str], origins: Sequence[str]) -> str:
-    """The user's module and line, and how many more of each."""
+    """The user's module and line, and the number of further ones."""
     parts = []
     for names, spell in ((modules, str), (origins, short_line)):
         if names:
@@ -258,22 +258,22 @@ def _compile_lines(explanation: Any) -> list[Line]:
     ]
 
 
-# -- words ---------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------
 
 
 def clip(text: str, width: int) -> str:
-    """The text on one line, its end cut off where it is too long."""
+    """The text on one line, truncated to a width."""
     flat = " ".join(text.splitlines())
     return flat if len(flat) <= width else f"{flat[: width - 2]}.."
 
 
 def short_line(origin: str) -> str:
-    """The last two parts of a path are enough to find a line."""
+    """The last two parts of a path, enough to find a line."""
     return "/".join(origin.split("/")[-2:])
 
 
 def spell_seconds(seconds: float) -> str:
-    """Time for people: 1.2 ms."""
+    """Format a time: 1.2 ms."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.1f} {unit}"
@@ -281,7 +281,7 @@ def spell_seconds(seconds: float) -> str:
 
 
 def spell_flops(count: float) -> str:
-    """Operations for people: 12.9 G."""
+    """Format a number of operations: 12.9 G."""
     for unit in ("", "K", "M", "G", "T"):
         if count < 1000:
             return f"{count:.0f}" if not unit else f"{count:.1f} {unit}"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from perfuse.report.screen import short_line
 
-WIDTH = 110  # tables are asked for by people who look for more than fits a screen
+WIDTH = 110  # tables are for readers who want more than fits a screen
 
 Rows = list[tuple[str, ...]]
 
@@ -54,12 +54,12 @@ pre { background: #f7f7f7; padding: .7rem; overflow: auto; max-height: 30rem; fo
 
 
 def html_page(explanation: Any) -> str:
-    """The explanation as one page that needs nothing else."""
+    """The explanation as one self-contained page."""
     return Environment(autoescape=True).from_string(PAGE).render(e=explanation)
 
 
 def stage_text(explanation: Any, stage: str, number: int | None) -> str:
-    """One stage as text: of each graph under a heading, or of one graph alone."""
+    """One stage as text, for each graph under a heading, or for one graph only."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
     if stage == "memory":
         for training in explanation.training:

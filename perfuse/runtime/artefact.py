@@ -8,7 +8,7 @@
     launcher.so        for a GPU, what hands launches to the driver
 
 Loading an artefact runs the code in it, as loading any library does: load only those you trust.
-Checksums tell damage; a signature, checked against `trusted_keys`, tells who made it.
+Checksums detect damage; a signature, checked against `trusted_keys`, identifies the author.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LIBRARY, LAUNCHER = "library.so", "launcher.so"
 
 
 def about_here(isa: str, gpu: str) -> dict[str, Any]:
-    """What a manifest says of the versions and the machine that an artefact is for."""
+    """The versions and the machine that an artefact is compiled for, as its manifest has them."""
     return {**_versions(), "isa": isa, "gpu": gpu}
 
 
@@ -82,19 +82,19 @@ class Loaded:
             return refusals[0]
         told = "\n".join(f"  {row}: {refusal.message}" for row, refusal in self._each(refusals))
         return ArtefactError(
-            f"none of the {len(refusals)} variants takes these arguments\n{told}",
-            hint="call it with arguments like those of a variant, or compile one for these.",
+            f"none of the {len(refusals)} variants accepts these arguments\n{told}",
+            hint="call it with arguments that match a variant, or compile a variant for these.",
         )
 
     def _each(self, refusals: Sequence[ArtefactError]) -> Iterator[tuple[Variant, ArtefactError]]:
         return zip(self._in_order(), refusals, strict=True)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What can be trained, by name: the parameters of the module that was compiled."""
+        """The trainable parameters of the compiled module, by name."""
         return ((name, t) for name, t in self._held.items() if t.requires_grad)
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """What can be trained, as an optimiser takes it."""
+        """The trainable parameters, as an optimizer takes them."""
         return (tensor for _, tensor in self.named_parameters())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -106,8 +106,8 @@ class Loaded:
         if set(state) != set(self._held):
             differing = sorted(set(state) ^ set(self._held))
             raise ArtefactError(
-                f"the artefact holds other tensors than the state: {', '.join(differing[:5])}",
-                hint="give it a state_dict() of this artefact.",
+                f"the state does not match the artefact's tensors: {', '.join(differing[:5])}",
+                hint="pass a state_dict() of this artefact.",
             )
         with torch.no_grad():
             for name, tensor in state.items():
@@ -139,13 +139,13 @@ def load(path: str | Path, trusted_keys: Sequence[Key] | None = None) -> Loaded:
 
 
 def described(files: Mapping[str, bytes]) -> list[str]:
-    """What the variants take and what is held, from the files alone: no code of them runs."""
+    """Describe variants and held tensors from the files alone, without running any code."""
     try:
         document = json.loads(files[ARTEFACT])
         rows = [line for row in document["variants"] for line in _described(row)]
         return [f"function: {document['name']}, holds {len(document['held'])} tensors", *rows]
     except DAMAGE as error:
-        raise ArtefactError(f"not an artefact of Perfuse: {error}") from error
+        raise ArtefactError(f"not a Perfuse artefact: {error}") from error
 
 
 def _described(document: Mapping[str, Any]) -> list[str]:
@@ -156,7 +156,7 @@ def _described(document: Mapping[str, Any]) -> list[str]:
 
 
 def _never(*_: Any) -> Any:
-    raise ArtefactError("this was read to be looked at, not to be run")
+    raise ArtefactError("this artefact was opened for inspection and cannot run")
 
 
 DAMAGE = (
@@ -212,7 +212,7 @@ def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
             f"compiled for {about.get('isa')}, which this CPU does not have "
             f"(it has {', '.join(machine_isas())})",
             at=str(folder),
-            hint="compile it again here, or there with cpu.simd set to what both CPUs have.",
+            hint="recompile it here, or there with cpu.simd set to what both CPUs support.",
         )
     wanted = about.get("gpu", "")
     here_gpus = {gpu_of_device(k).arch for k in range(torch.cuda.device_count())}
@@ -221,5 +221,5 @@ def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
         raise ArtefactError(
             f"compiled for the GPU {wanted}; this machine has {found}",
             at=str(folder),
-            hint="compile it again here.",
+            hint="recompile it here.",
         )

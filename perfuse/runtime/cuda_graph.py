@@ -7,12 +7,12 @@ What makes a replay right, and what is done where it would not be:
   every replay compares their addresses. Others are copied to memory of the graph before a replay,
   and copied back after it if the program writes to them.
 - Results. A replay writes its results to the same memory each time. Small results of the user's
-  are returned as copies. Large ones, what a forward saves, and gradients are lent: while anybody
+  are returned as copies. Large ones, saved values and gradients are borrowed: while anybody
   still holds one of them, the program runs without its graph, so that nothing is overwritten.
 - Everything else (another stream, another thread in the middle of a replay, a capture of the
   user's own, more sizes than are kept) runs without the graph, and is counted with its reason.
 
-Each graph has a memory pool of its own, so that no replay can touch what another has lent.
+Each graph has a memory pool of its own, so that no replay can touch what is borrowed from another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recording:
 
 
 class Recorder(Protocol):
-    """What records a call: a GPU, or a test in its place."""
+    """Records a call: a GPU, or a stand-in for tests."""
 
     def stream(self) -> int:
         """The stream that work is now put on."""
@@ -95,7 +95,7 @@ class GpuRecorder:
 
 @dataclass(slots=True)
 class Sizes:
-    """What is known of one set of sizes: the calls so far, then the recorded graph."""
+    """The state of one set of sizes: the calls so far, then the recorded graph."""
 
     addresses: list[int]
     num_calls: int = 1
@@ -105,7 +105,7 @@ class Sizes:
 
 
 class Recorded:
-    """A graph with its own inputs, and what it has lent."""
+    """A graph with its own inputs, and the results borrowed from it."""
 
     def __init__(
         self, recording: Recording, stream: int, inputs: dict[int, torch.Tensor], num_cloned: int

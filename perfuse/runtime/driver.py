@@ -36,7 +36,7 @@ class Library(Protocol):
         """Launch a segment."""
 
     def pf_error(self, code: int, /) -> bytes | None:
-        """What a code means."""
+        """The text for an error code."""
 
 
 @cache
@@ -78,7 +78,7 @@ class Driver:
             made.code, made.symbol.encode(), shared, index, ctypes.byref(found)
         )
         if code or found.value is None:
-            asked = f"{shared} bytes of shared memory and {made.num_threads} threads a block"
+            asked = f"{shared} bytes of shared memory and {made.num_threads} threads per block"
             raise PerfuseError(
                 f"cannot load the kernel {made.name} ({asked}): {self._said(code)}{_limit(index)}"
             )
@@ -134,16 +134,16 @@ class Driver:
         if not made.scratch_bytes:
             return None
         if UNKNOWN in row.grid:
-            raise PerfuseError(f"{made.name} needs memory for a number of blocks not known now")
+            raise PerfuseError(f"{made.name} needs scratch for an unknown number of blocks")
         blocks = row.grid[0] * row.grid[1] * row.grid[2]
         return torch.empty(blocks * made.scratch_bytes, dtype=torch.uint8, device=self.device)
 
 
 def _limit(index: int) -> str:
-    """What this GPU gives a block, where one is there to be asked."""
+    """The limit of this GPU per block, if there is a GPU to query."""
     if not torch.cuda.is_available():
         return ""
-    return f"; a block has at most {gpu_of_device(index).shared_bytes} bytes"
+    return f"; the limit per block is {gpu_of_device(index).shared_bytes} bytes"
 
 
 class _Arguments:

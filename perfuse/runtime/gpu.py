@@ -36,7 +36,7 @@ ALIGNMENT = 16
 
 
 class Launcher(Protocol):
-    """What runs kernels: a driver, or an interpreter."""
+    """Launches kernels: a driver, or an interpreter."""
 
     @property
     def keeps_memory(self) -> bool:
@@ -153,7 +153,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _realigned(call: Call, args: list[Any], tables: GpuTables) -> tuple[Any, ...]:
-    """The call with copies of those arguments that lie astray; what it writes is copied back."""
+    """The call with copies of misaligned arguments; what it writes is copied back."""
     given = list(args)
     astray = {k for k, v in enumerate(given) if _is_astray(v)}
     moved = [aligned(v) if k in astray else v for k, v in enumerate(given)]

@@ -67,7 +67,7 @@ class GuardLayout:
         self._outside: dict[int, list[tuple[int, int]]] = {}
 
     def born(self, turn: int) -> list[GuardRow]:
-        """Buffers written for the first time, where nothing else lies in that turn."""
+        """Buffers written for the first time at offsets that nothing else occupies in that turn."""
         live = self.live(turn)
         new = [row for row in live if row.first == turn]
         return [row for row in new if not any(_overlap(row, r) for r in live if r is not row)]
@@ -102,7 +102,7 @@ class GuardLayout:
                 yield from ((start, start + _NEAR), (end - _NEAR, end))
 
     def nearest(self, turn: int, offset: int) -> str:
-        """Where a byte of the arena lies, in words."""
+        """Describe the position of a byte of the arena."""
         rows = self.live(turn) or list(self.rows)
         if not rows:
             return f"byte {offset} of the arena"

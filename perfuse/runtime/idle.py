@@ -26,7 +26,7 @@ def release_memory() -> None:
     """Give back memory that Perfuse keeps for later calls: pooled buffers, temporaries' arenas.
 
     Results that are still held, and what CUDA graphs recorded, stay as they are. The next call of
-    each compiled function takes its memory anew. On a GPU the memory goes back to PyTorch's
+    each compiled function allocates its memory again. On a GPU the memory goes back to PyTorch's
     allocator: `torch.cuda.empty_cache()` hands it on to the system.
     """
     for frames in list(_EVERY):

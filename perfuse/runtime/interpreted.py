@@ -223,7 +223,7 @@ _TWINS: dict[int, Any] = {}
 
 
 def _interpreted(function: Any) -> Any:
-    """The one interpreted twin of a compiled function: combiners are told apart by identity."""
+    """The interpreted version of a compiled function, one each: combiners compare by identity."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     if id(function) not in _TWINS:
         _TWINS[id(function)] = interpreter.InterpretedFunction(function.fn)

@@ -1,4 +1,4 @@
-"""What every host program calls: operators by name, and tensors laid out as they were traced."""
+"""Functions that every host program calls: operators by name, tensors with traced strides."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def window(memory: torch.Tensor, made: Window) -> torch.Tensor:
 
 
 def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor itself if it lies as it was traced, else a copy that does.
+    """The tensor itself if it has the traced strides, else a copy that has.
 
     None stays: a call may leave out a result that nobody reads (attention its log-sums), though
     tracing told of one.

@@ -64,7 +64,7 @@ def write_package(
         raise ArtefactError(
             f"cannot write the artefact: {error}",
             at=str(path),
-            hint="make room, or choose a folder that you can write to.",
+            hint="free some disk space, or choose a writable folder.",
         ) from error
 
 
@@ -82,9 +82,7 @@ def check_replaceable(path: Path) -> None:
         _check_parent(path)
         return
     if path.is_symlink() or not path.is_dir():
-        raise ArtefactError(
-            "there is a file or link of another kind", at=str(path), hint=OTHER_PATH
-        )
+        raise ArtefactError("the path is a file or symbolic link", at=str(path), hint=OTHER_PATH)
     names = sorted(os.listdir(path))
     if not names:
         return
@@ -92,7 +90,9 @@ def check_replaceable(path: Path) -> None:
     if foreign:
         told = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise ArtefactError(
-            f"the folder holds what Perfuse did not write: {told}", at=str(path), hint=OTHER_PATH
+            f"the folder contains files that Perfuse did not write: {told}",
+            at=str(path),
+            hint=OTHER_PATH,
         )
 
 
@@ -101,7 +101,7 @@ def _check_parent(path: Path) -> None:
     parent = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ArtefactError(
-            f"{parent} is not a folder that can be written to",
+            f"{parent} is not a folder you can write to",
             at=str(path),
             hint="choose another path for the artefact.",
         )
@@ -182,7 +182,7 @@ def read_package(path: Path, trusted_keys: Sequence[Key] | None = None) -> Packa
         if os.path.lexists(path):
             raise not_an_artefact(path, error) from error
         raise ArtefactError(
-            "there is nothing there", at=str(path), hint="give the path that aot_compile returned."
+            "the path does not exist", at=str(path), hint="pass the path that aot_compile returned."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise not_an_artefact(path, error) from error
@@ -192,7 +192,7 @@ def _read(path: Path, folder: int, trusted_keys: Sequence[Key] | None) -> Packag
     data = read_file(MANIFEST, folder)
     about = json.loads(data)
     if about["kind"] != KIND:
-        raise ValueError(f"its manifest is of kind {about['kind']!r}")
+        raise ValueError(f"its manifest has kind {about['kind']!r}")
     rows = {_plain_name(name): str(row["sha256"]) for name, row in about["files"].items()}
     if trusted_keys is not None:
         _check_signature(path, folder, data, trusted_keys)
@@ -200,28 +200,26 @@ def _read(path: Path, folder: int, trusted_keys: Sequence[Key] | None) -> Packag
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != rows[name]:
             raise ArtefactError(
-                f"{name} is damaged: it does not have its checksum",
+                f"{name} is damaged: its checksum does not match",
                 at=str(path),
-                hint="copy the artefact again, or compile it again.",
+                hint="copy the artefact again, or recompile it.",
             )
     return Package(about, files)
 
 
 def not_an_artefact(path: Path, error: Exception) -> ArtefactError:
-    return ArtefactError(
-        f"not an artefact of Perfuse: {type(error).__name__}: {error}", at=str(path)
-    )
+    return ArtefactError(f"not a Perfuse artefact: {type(error).__name__}: {error}", at=str(path))
 
 
 def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Sequence[Key]) -> None:
     if isinstance(trusted_keys, str | bytes):
-        raise ArtefactError("trusted_keys is a list of keys", hint="write trusted_keys=[key].")
+        raise ArtefactError("trusted_keys must be a list of keys", hint="write trusted_keys=[key].")
     try:
         document = json.loads(read_file(SIGNATURE, folder))
         signature = bytes.fromhex(document["signature"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtefactError(
-            "the artefact has no signature, and trusted_keys asks for one",
+            "the artefact has no signature, but trusted_keys requires one",
             at=str(path),
             hint="compile it with aot_compile(..., sign_with=key).",
         ) from error
@@ -229,7 +227,7 @@ def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Seq
         raise ArtefactError(
             "none of the trusted keys signed this artefact",
             at=str(path),
-            hint="do not load it, unless you know who made it and add their key.",
+            hint="do not load it unless you know who made it; then add their key.",
         )
 
 

@@ -111,7 +111,7 @@ class Pool:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew and hold nothing: after a fork another thread may have been in the middle."""
+        """Reset to an empty pool: at a fork, another thread may have been changing it."""
         self._shelves: dict[int, _Shelf] = {}  # least recently used first
         self._held_bytes = 0
         self._num_unshrunk = 0  # blocks made since shrinking found nothing to give back

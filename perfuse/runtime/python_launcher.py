@@ -1,4 +1,4 @@
-"""What launcher.cpp does, in Python: slower, for machines without a C++ compiler."""
+"""A Python version of launcher.cpp: slower, for machines without a C++ compiler."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class PythonLibrary:
         return 0
 
     def pf_error(self, code: int) -> bytes:
-        """What a code means, in the driver's words."""
+        """The driver's text for an error code."""
         if self.is_hip:
             self.driver.hipGetErrorString.restype = ctypes.c_char_p
             return bytes(self.driver.hipGetErrorString(code) or b"")

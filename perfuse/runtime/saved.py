@@ -1,7 +1,7 @@
 """`SavedProgram`: a compiled program as plain data, and the files that hold it.
 
 The host program is kept as text, which is Python and is run. That is no more trust than is given
-already: it lies beside the native library it launches, in a store that is only used while nobody
+already: it is stored with the native library it launches, in a store that is only used while nobody
 but the user can write to it (cache/folders.py), and its checksum is compared before it is read.
 """
 
@@ -31,12 +31,12 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class SavedProgram:
-    """What has to be known to run a program again: no graph, no plan, no trace."""
+    """Everything needed to run a program again: no graph, no plan, no trace."""
 
     host: HostSource
     built: tuple[str, ...]  # keys of its libraries and bundles in the store
     constants: Mapping[str, torch.Tensor]
-    counts: Mapping[str, int]  # what compiling it counted, to be told again when it is loaded
+    counts: Mapping[str, int]  # the counts of its compile, reported again when it is loaded
     plan: str = ""  # the printed plan, for those who ask
     decisions: tuple[Decision, ...] = ()  # what was measured to choose among implementations
 
@@ -122,6 +122,6 @@ def unpack_tensors(rows: list[dict[str, Any]], data: bytes) -> dict[str, torch.T
 def _unpacked(row: dict[str, Any], memory: bytearray) -> torch.Tensor:
     dtype = getattr(torch, row["dtype"])
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{row['dtype']} is no dtype")
+        raise TypeError(f"{row['dtype']} is not a dtype")
     layout = (row["shape"], row["strides"])
     return tensor_of_bytes(memory, dtype, layout, row["offset"], row["device"])

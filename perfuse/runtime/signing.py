@@ -16,7 +16,7 @@ from perfuse.errors import ArtefactError
 
 Key = str | bytes | Path  # 32 raw bytes, their 64 hexadecimal digits, or a file that holds either
 
-SIGN_EXTRA = "pip install 'perfuse[sign]' brings what signatures need."
+SIGN_EXTRA = "pip install 'perfuse[sign]' installs what signatures need."
 PUBLIC = ".pub"  # at the end of the name of a public key's file
 KEY_BYTES = 32
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]{64}")
@@ -31,7 +31,7 @@ def new_key_pair() -> tuple[bytes, bytes]:
 def check_private_key(key: Key) -> None:
     """ArtefactError where this key cannot sign anything."""
     if isinstance(key, str | Path) and str(key).endswith(PUBLIC):
-        told = f"{key} is a public key, which everybody may know"
+        told = f"{key} is a public key"
         raise ArtefactError(told, hint=f"sign with the private one: {str(key)[: -len(PUBLIC)]}.")
     _ed25519().Ed25519PrivateKey.from_private_bytes(key_bytes(key))
 
@@ -56,7 +56,7 @@ def key_bytes(key: Key) -> bytes:
             raise ArtefactError(f"cannot read a key: {error}", hint=KEY_HINT) from error
     raw = key.encode() if isinstance(key, str) else key
     if not isinstance(raw, bytes):
-        raise ArtefactError(f"not an Ed25519 key: a {type(key).__name__}", hint=KEY_HINT)
+        raise ArtefactError(f"not an Ed25519 key: {type(key).__name__}", hint=KEY_HINT)
     if len(raw) != KEY_BYTES:
         try:
             raw = bytes.fromhex(raw.decode().strip())
@@ -68,8 +68,8 @@ def key_bytes(key: Key) -> bytes:
 
 
 KEY_HINT = (
-    "give 32 raw bytes, 64 hexadecimal digits, or a file of either; "
-    "`perfuse artefact keygen` makes a pair."
+    "pass 32 raw bytes, 64 hexadecimal digits, or a file of either; "
+    "`perfuse artefact keygen` creates a pair."
 )
 
 

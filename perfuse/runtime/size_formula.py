@@ -33,7 +33,7 @@ def size_value(formula: str, sizes: Mapping[str, int]) -> int:
 
 @lru_cache(maxsize=4096)
 def compiled_formula(formula: str) -> CodeType:
-    """A formula ready to be evaluated; SyntaxError where it is none."""
+    """Compile a formula for evaluation; SyntaxError if it is not one."""
     return compile(formula, "<size formula>", "eval")
 
 

@@ -40,7 +40,7 @@ def describe(value: Any, place: Place) -> list[Any]:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return [kind, [describe(item, place) for item in value]]
     raise ArtefactError(
-        f"an argument or result of type {type(value).__name__} cannot be kept in an artefact",
+        f"an argument or result of type {type(value).__name__} cannot be saved in an artefact",
         hint="use tensors, plain values, lists, tuples and dictionaries.",
     )
 
@@ -86,6 +86,6 @@ def _expect(holds: bool, where: str, wanted: str, got: Any) -> None:
     if not holds:
         told = repr(got) if isinstance(got, (*PLAIN, Keys)) else f"a {type(got).__name__}"
         raise ArtefactError(
-            f"{where}: the artefact was compiled for {wanted}, not for {told}",
-            hint="call it with arguments like those it was compiled with, or compile another.",
+            f"{where}: the artefact was compiled for {wanted}, got {told}",
+            hint="pass arguments like those it was compiled with, or compile another artefact.",
         )

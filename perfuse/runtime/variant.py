@@ -21,9 +21,9 @@ from perfuse.runtime.size_formula import compiled_formula, evaluate
 from perfuse.runtime.tree import collect, rebuild
 
 Size = int | str  # a number, or a formula over size symbols
-OTHER_ARGUMENTS = "give it such a tensor, or compile a variant for this one."
+OTHER_ARGUMENTS = "pass such a tensor, or compile a variant for this one."
 SMALL_SIZES = (
-    "sizes 0 and 1 need a variant of their own: add such example arguments to variants=[...]."
+    "sizes 0 and 1 need their own variant: add example arguments of that size to variants=[...]."
 )
 OTHER_SIZES = (
     "add example arguments of such sizes to variants=[...]; if the function itself does not need "
@@ -33,7 +33,7 @@ OTHER_SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """What one tensor argument must look like."""
+    """The requirements on one tensor argument."""
 
     dtype: str
     shape: tuple[Size, ...]
@@ -66,7 +66,7 @@ class TensorRow:
         if made is not tensor and self.is_written:
             raise ArtefactError(
                 f"{where} is written to and has strides {tensor.stride()}, not {strides}",
-                hint="give it a tensor with these strides.",
+                hint="pass a tensor with these strides.",
             )
         return made
 
@@ -158,12 +158,12 @@ class Variant:
             )
         if tensor.requires_grad and not row.has_gradient and self.is_training:
             raise ArtefactError(
-                f"tensor argument {number} requires a gradient, and was compiled without one",
+                f"tensor argument {number} requires a gradient but was compiled without one",
                 hint="detach it, or compile with an example argument that requires_grad.",
             )
         if tensor.requires_grad and not self.is_training and torch.is_grad_enabled():
             raise ArtefactError(
-                f"tensor argument {number} requires a gradient, and this is for inference only",
+                f"tensor argument {number} requires a gradient but this is for inference only",
                 hint="call it under torch.no_grad(), or compile it with training=True.",
             )
 
@@ -183,7 +183,7 @@ class Variant:
         told = "; ".join(f"{n}, {self._place_of(n)}, is {sizes.known[n]}" for n in names)
         is_small = any(sizes.known[name] < 2 for name in names)
         return ArtefactError(
-            f"the artefact takes sizes with {_bare(guard)}: {told}",
+            f"the artefact requires {_bare(guard)}, but {told}",
             hint=SMALL_SIZES if is_small else OTHER_SIZES,
         )
 
@@ -193,10 +193,10 @@ class Variant:
             for number, row in enumerate(self.rows):
                 if name in (named := getattr(row, field)):
                     return f"{what} {named.index(name)} of tensor argument {number}"
-        return "a size that follows from others"
+        return "a size derived from others"
 
     def assumptions(self) -> list[str]:
-        """What sizes must fulfil, as formulas over their names."""
+        """The conditions on sizes, as formulas over their names."""
         return [_bare(guard) for guard in self._guards]
 
     def _input(self, kind: str, where: Any, tensors: Sequence[Any], sizes: Sizes) -> Any:
@@ -216,7 +216,7 @@ class Variant:
             if storage and other != number and any(both):
                 raise ArtefactError(
                     f"tensor arguments {other} and {number} share memory, and one is written to",
-                    hint="give it tensors that do not overlap.",
+                    hint="pass tensors that do not overlap.",
                 )
 
     def __call__(self, inputs: list[Any]) -> Any:

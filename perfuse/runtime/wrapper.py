@@ -27,7 +27,7 @@ from perfuse.torch_compat import (
 
 @dataclass(frozen=True, slots=True)
 class Tangent:
-    """The gradient of one output, laid out as the backward was traced with."""
+    """The gradient of one output, with the strides that the backward was traced with."""
 
     output: int
     dtype: str
@@ -85,7 +85,7 @@ def facts_from(document: Mapping[str, Any]) -> RuntimeFacts:
 def wrap(
     forward: Call, backward: Callable[[], Call] | None, facts: RuntimeFacts
 ) -> Callable[..., Any]:
-    """What Dynamo calls: tensors in, tensors out. `backward` is asked for when it is first run."""
+    """Wrap a capture for Dynamo: tensors in, tensors out. `backward` is called for on first use."""
     run = _marked(forward, facts)
     if not facts.is_training:
         return _quiet(run)

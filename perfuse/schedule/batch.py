@@ -248,7 +248,7 @@ def _chosen(
             reason = f"{len(kernels)} equal kernels are too few for a batch"
         elif len(kernels) < MANY_PARTS:
             if sum(k.num_bytes for k in kernels) > len(kernels) * _MUCH_BYTES:
-                reason = "each moves much by itself"
+                reason = "each is large enough by itself"
         if not reason:
             chosen.append(numbers)
         elif len(kernels) > 1:
@@ -288,7 +288,7 @@ def _joined(
             waiting[user].discard(number)
             if not waiting[user]:
                 heapq.heappush(ready, user)
-    assert len(made) == len(waiting), "batches wait for each other"
+    assert len(made) == len(waiting), "batches depend on each other"
     return tuple(made)
 
 

@@ -1,4 +1,4 @@
-"""What may pass between the loops of one kernel: the same element, or the same row, in order."""
+"""Data flow that is legal inside one kernel: the same element, or the same row, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Apart(Exception):
 
 
 def check_flow(writing: tuple[Member, ...], reading: tuple[Member, ...]) -> None:
-    """What one group reads of the other's results must be at hand when it runs."""
+    """Check that what one group reads of the other's results is available when it runs."""
     writers: dict[str, list[Member]] = {}
     for m in writing:
         writers.setdefault(m.loop.out, []).append(m)
@@ -38,13 +38,13 @@ def check_overwriting(members: tuple[Member, ...]) -> None:
 def _check_read(writer: Member, reader: Member, read: Expr) -> None:
     name = read.attr[0]
     if read.attr[1] is not writer.loop.index:
-        raise Apart(f"{reader.loop.out} reads {name} at another place than it is written")
+        raise Apart(f"{reader.loop.out} reads {name} at a different index than it is written")
     if writer.number > reader.number:
         # The reader wants the old value: it must have it before the overwriting loop runs.
         if not (writer.role == reader.role == "full"):
-            raise Apart(f"{name} is overwritten in a loop of another shape")
+            raise Apart(f"{name} is overwritten in a loop of different shape")
         return
     if writer.role in ("outer", "all"):
         raise Apart(f"{name} is complete only after all rows")
     if writer.role == "full" and reader.role == "row":
-        raise Apart(f"{reader.loop.out} reads columns of {name} once a row")
+        raise Apart(f"{reader.loop.out} reads columns of {name} once per row")

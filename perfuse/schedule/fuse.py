@@ -85,7 +85,7 @@ def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[str, tuple[bool, ...] | N
 def merge(a: Group, b: Group) -> Group:
     """One group of two, `a` before `b` where they depend on each other; raises Apart."""
     if a.is_fixed or b.is_fixed:
-        raise Apart("a call, scan or scatter runs alone")
+        raise Apart("a library call, scan or scatter runs alone")
     joined = _common(a, b)
     if joined is None and b.is_all_maps:
         joined = _rows_of(a, b)
@@ -109,7 +109,7 @@ def merge(a: Group, b: Group) -> Group:
 def _check_length(members: tuple[Member, ...]) -> None:
     reads = {read for m in members for read in m.loop.reads()}
     if len(reads) > _MOST_READS or sum(m.loop.value.cost for m in members) > _MOST_COST:
-        raise Apart("together they would be too long for a compiler")
+        raise Apart("together they would be too long for the compiler")
 
 
 _Joined = tuple[tuple[Dim, ...], tuple[bool, ...] | None, tuple[Member, ...], tuple[Member, ...]]
@@ -223,7 +223,7 @@ class Fuser:
     """Merges groups greedily, most shared bytes first, keeping the graph of groups acyclic.
 
     Loops with more than `reach` calls between them stay apart: together, the results of the later
-    one would lie in memory from the time of the earlier one on.
+    one would occupy memory from the time of the earlier one on.
     """
 
     def __init__(self, program: Program, reach: int | None = None) -> None:
@@ -292,7 +292,7 @@ class Fuser:
             return
         try:
             if self._is_far(first, second):
-                raise Apart("they are far apart, and memory is dear")
+                raise Apart("they are far apart and memory is limited")
             if self._has_path_between(a, b):
                 raise Apart("another kernel must run between them")
             merged = self._merged(a, b)
@@ -348,7 +348,7 @@ class Fuser:
 
 
 def _turned(first: Group, second: Group) -> list[Group]:
-    """`second` with its axes in the order in which `first` laid out what `second` reads."""
+    """`second` with its axes in the order in which `first` stored what `second` reads."""
     if not second.is_all_maps or len(second.members) != 1:
         return []
     loop = second.members[0].loop

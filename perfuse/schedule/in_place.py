@@ -21,7 +21,7 @@ def written_over(
 ) -> dict[str, str]:
     """Buffers that take the memory of another, which no later step reads: new -> the first there.
 
-    The old one is a call's own, or both lie in the arena.
+    The old one is the result of a library call, or both are in the arena.
     """
     first, last = first_and_last(map(touched, steps))
     fresh = set(_fresh(steps)) - output_buffers(program)
@@ -46,7 +46,7 @@ def _fresh(steps: tuple[Step, ...]) -> Iterator[str]:
 
 
 def _only_result(step: Step) -> str | None:
-    """What a kernel stores as the last thing it does for an element."""
+    """The one result that a kernel stores, as the last step for an element."""
     if not isinstance(step, Kernel) or len(step.stored) != 1:
         return None
     (name,) = step.stored

@@ -38,7 +38,7 @@ class Lifetime:
     """One buffer outside the arena: alive from turn `first` to turn `last`, both included."""
 
     buffer: str
-    # "temporary", "result", "input" (one that is given up to the program) or "workspace" (what a
+    # "temporary", "result", "input" (one that is donated to the program) or "workspace" (what a
     # step takes while it runs)
     kind: str
     num_bytes: int
@@ -75,7 +75,7 @@ class Lifetimes:
         return sums
 
     def peak(self) -> int:
-        """The most that the program holds at a time, with what is given up to it."""
+        """The peak of what the program holds, including donated inputs."""
         kinds = [self.series(kind) for kind in ("temporary", "result", "input", "workspace")]
         return self.arena_bytes + max(map(sum, zip(*kinds, strict=True)), default=0)
 
@@ -159,6 +159,6 @@ def _arena(num_bytes: int, device: str) -> int:
 
 
 def buffer_bytes(buffer: Buffer, hints: Hints, device: str = "cpu") -> int:
-    """What a buffer takes from its allocator."""
+    """The bytes that a buffer takes from its allocator."""
     size = value_of(buffer.num_elements, hints) * buffer.dtype.num_bytes
     return allocated_bytes(size, device)

@@ -65,7 +65,7 @@ def arena_buffers(
     largest: int | None = None,
     elsewhere: Collection[str] = (),
 ) -> dict[str, int]:
-    """Temporaries that may lie in an arena, with their bytes: of known size, less than `largest`,
+    """Temporaries that may be in an arena, with their bytes: of known size, less than `largest`,
     and done with when the step that touches them ends."""
     refused = output_buffers(program) | set(elsewhere)
     for step in steps:
@@ -96,10 +96,10 @@ def place(
     over: Mapping[str, str] = MappingProxyType({}),
     guard: int | None = None,
 ) -> tuple[dict[str, int], int]:
-    """Arena offsets for the temporaries that may lie there, and the bytes of the whole.
+    """Arena offsets for the temporaries that may be there, and the total bytes.
 
     What is written over another there (new -> the first at its place) shares its place. With
-    `guard`, bands lie around every buffer, whose offset is a multiple of it and of its elements.
+    `guard`, bands surround every buffer, whose offset is a multiple of it and of its elements.
     """
     sizes = arena_buffers(program, steps, largest, over)
     first, last = first_and_last(map(touched, steps))
@@ -143,7 +143,7 @@ def kernel_bytes(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
 
 
 def _stored_bytes(name: str, kernel: Kernel, buffer: Buffer) -> int:
-    """What a kernel writes of a buffer: all of it, or as much as its loops make."""
+    """The bytes of a buffer that a kernel writes: all of it, or what its loops compute."""
     loops = [m.loop for m in kernel.members if m.loop.out == name]
     steps = [static_product([axis.size for axis in loop.kept]) for loop in loops]
     made = sum((count or 0) * buffer.dtype.num_bytes for count in steps)

@@ -48,7 +48,7 @@ class _Needs:
 def _ordered(
     fuser: Fuser, needs: _Needs, rank: Rank, run: Callable[[int], set[int]] | None = None
 ) -> list[int]:
-    """Run whatever ranks lowest among the ready; `run` tells whose rank this changes."""
+    """Run the ready group of lowest rank; `run` returns the groups whose rank this changes."""
     ready = {home for home, waits in needs.waiting.items() if not waits}
     heap = [(rank(home), home) for home in ready]
     heapq.heapify(heap)
@@ -72,7 +72,7 @@ def _ordered(
 
 
 class _Held:
-    """What running a group adds to the memory held: its results, less what it reads last."""
+    """The bytes that running a group adds: its results, less what it is the last to read."""
 
     def __init__(self, fuser: Fuser, program: Program) -> None:
         self._reads: dict[int, set[str]] = {}

@@ -72,7 +72,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the template's buffers and its `count` are in one kernel of a batch."""
+    """The buffers and the `count` of the template in one kernel of a batch."""
 
     buffers: tuple[str, ...]  # those that t0, t1, ... stand for
     count: int
@@ -114,7 +114,7 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.first} and {self.second} stay apart: {self.reason}"
+        return f"{self.first} and {self.second} are not fused: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from perfuse.schedule.memory import output_buffers, touched
 
 
 def store_as_rounded(program: Program) -> Program:
-    """What is widened on every load anyway (`half_result.float()`) lies narrow in memory."""
+    """Store narrow what every load widens anyway (`half_result.float()`)."""
     seen_outside = output_buffers(program)
     writers: dict[str, list[Node]] = {}
     for node in program.nodes:

@@ -19,11 +19,11 @@ from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 from perfuse.schedule.rounded import store_as_rounded
 
-# Calls between two loops that may still become one kernel where memory is dear: those of a block.
+# Library calls between two loops that may still fuse when memory is limited: those of a block.
 NEAR = 4
 
 # An arena that a GPU program keeps is at most this large: where temporaries below the threshold
-# take more, only those below a fourth of it lie there, and so on.
+# take more, only those below a fourth of it are placed there, and so on.
 GPU_ARENA_BYTES = 1 << 20
 _GPU_ARENA_SHARES = (1, 4, 16)
 

@@ -1,4 +1,4 @@
-"""The shape of one kernel: merging axes that memory does not tell apart, and its stages."""
+"""The shape of one kernel: merging axes that are contiguous in memory, and its stages."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def stage(members: tuple[Member, ...]) -> tuple[Member, ...]:
 
     Row values of stage s are computed before sweep s. Maps that only later sweeps use move there,
     so that nothing has to be kept between sweeps. What overwrites a buffer that others read comes
-    last of all: their formulas may be computed again in any sweep.
+    last of all: their formulas may be recomputed in any sweep.
     """
     overwriting = [m for i, m in enumerate(members) if _overwrites(m, members[:i])]
     members = (*(m for m in members if m not in overwriting), *overwriting)

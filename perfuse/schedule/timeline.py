@@ -46,7 +46,7 @@ class Timeline:
 
     @property
     def saved_bytes(self) -> int:
-        """What the forward leaves for the backward."""
+        """The bytes that the forward saves for the backward."""
         backward = [m.saved for m in self.moments if m.half == "backward"]
         return backward[0] if backward else 0
 

@@ -92,7 +92,7 @@ def _check_kernel(kernel: Kernel, needed: set[str]) -> None:
 
 
 def _check_member(member: Member, kernel: Kernel) -> None:
-    """What it reads of its own kernel's results must be the same element, made before."""
+    """Check that a read of the same kernel's results is of the same element, computed before."""
     place = kernel.members.index(member)
     for read in member.loop.reads():
         for at, maker in enumerate(kernel.members):
@@ -130,7 +130,7 @@ def _check_over(plan: Plan) -> None:
 
 
 def _check_places(plan: Plan) -> None:
-    """Temporaries of known size lie in the arena, apart from those that live at the same time."""
+    """Check that temporaries of known size are in the arena, and live ones do not overlap."""
     first, last = first_and_last(map(touched, plan.steps))
     for name, old in plan.over.items():
         if plan.places.get(name) != plan.places.get(old):

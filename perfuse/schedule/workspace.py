@@ -1,9 +1,9 @@
-"""What a step takes from the allocator while it runs, besides what the plan knows of.
+"""Workspace: bytes that a step allocates while it runs, besides the buffers of the plan.
 
-A library copies operands that it cannot read as they lie, and keeps sums it has not finished in a
+A library copies operands whose layout it cannot read, and keeps partial sums in a
 wider type. A row for each op that is known to, by what was measured of it on a CPU (the tests
 measure again) and by what its kernels allocate on a GPU. Workspace that a library takes once and
-keeps, as cuBLAS does, is none of a step's.
+keeps, as cuBLAS does, does not count for a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX_BYTES = 8
 # From this many channels on, a CPU convolves in blocks of them, which plain tensors are copied to.
 _CHANNELS_OF_BLOCKS = 16
 _WEIGHTS_PER_THREAD = 4.5
-# How the CPU's attention splits its rows: a thread works on so many, from so many on.
+# How the CPU's attention splits its rows: rows per thread, and the number to start from.
 _ATTENTION_ROWS = ((768, 256), (192, 64), (0, 32))
 _ATTENTION_COLUMNS = 512
 # Blocks a processor of a GPU has in flight where columns are summed, a part of the sum each.
@@ -54,7 +54,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a row is told: the tensors in order, and all arguments."""
+    """The input of a row: the tensors in order, and all arguments."""
 
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
@@ -110,12 +110,12 @@ def _matmul(operands: Operands[Operand]) -> int:
 
 
 def _is_plain(image: Operand) -> bool:
-    """An image whose channels do not lie innermost."""
+    """An image whose channels are not innermost."""
     return image.strides[1] != 1 and prod(image.shape[2:]) > 1
 
 
 def _in_blocks(image: Operand) -> int:
-    """What a copy in blocks of channels takes; few channels are read as they lie."""
+    """The bytes of a copy in blocks of channels; few channels are read in place."""
     is_copied = _is_plain(image) and image.shape[1] >= _CHANNELS_OF_BLOCKS
     return image.num_bytes if is_copied else 0
 
@@ -144,7 +144,7 @@ def _convolution_backward(call: Call) -> int:
 
 
 def _gpu_convolution(call: Call) -> int:
-    """Halves are convolved with their channels innermost; what lies otherwise is copied."""
+    """Halves are convolved with their channels innermost; other layouts are copied."""
     image, weight = call.operands[:2]
     if not (image.is_half and _is_plain(image)):
         return 0

@@ -128,7 +128,7 @@ def test_dropout_draws_the_same_numbers_again() -> None:
 def test_misses_are_told() -> None:
     with pytest.warns(perfuse.BudgetWarning, match="cannot be kept.*at least"):
         Run(model(), "64KiB")
-    with pytest.raises(Exception, match="takes at least") as caught:
+    with pytest.raises(Exception, match="needs at least") as caught:
         Run(model(), "64KiB", over_budget="raise")
     assert isinstance(caught.value.__cause__ or caught.value, Exception)
     with pytest.raises(Exception, match="not a unit of memory"):

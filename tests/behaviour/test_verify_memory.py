@@ -90,7 +90,7 @@ def test_a_temporary_at_the_wrong_place_is_named(
         return tuple((place, offset + 16) for place, offset in right(self))
 
     monkeypatch.setattr(HostWriter, "_fixed_pointers", shifted)
-    with pytest.raises(perfuse.MemoryFault, match=r"k\d.*wrote outside of its buffers, \d+ bytes"):
+    with pytest.raises(perfuse.MemoryFault, match=r"k\d.*wrote out of bounds, \d+ bytes"):
         compiled(two_steps)
 
 
@@ -99,7 +99,7 @@ def test_a_result_at_the_wrong_place_is_named(monkeypatch: pytest.MonkeyPatch) -
         self.w.line(f"P[{self.places[name]}] = {name}.data_ptr() - 4")
 
     monkeypatch.setattr(HostWriter, "_set_pointer", shifted)
-    with pytest.raises(perfuse.MemoryFault, match=r"k\d wrote outside of .*4 bytes before b\d"):
+    with pytest.raises(perfuse.MemoryFault, match=r"k\d wrote out of bounds.*4 bytes before b\d"):
         compiled(lambda x, w: x + w)
 
 

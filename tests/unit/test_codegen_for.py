@@ -99,7 +99,7 @@ def test_written_to_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_unknown_target_is_told() -> None:
-    with pytest.raises(ConfigError, match="no GPU is known"):
+    with pytest.raises(ConfigError, match="unknown GPU"):
         perfuse.codegen_for(lambda x: x, (torch.empty(4),), target="cuda:12")
 
 

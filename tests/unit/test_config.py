@@ -148,7 +148,7 @@ def test_unknown_attributes_are_refused() -> None:
         ("cpu.opt_level", 4),
         ("on_error", None),
         ("cpu", 3),
-        ("rocm.n_max_profiling_configs", "many"),
+        ("cpu.stream_store_bytes", "many"),
     ],
 )
 def test_wrong_values_are_refused(name: str, value: Any) -> None:
@@ -173,7 +173,7 @@ def test_environment_is_parsed_by_type() -> None:
             "PERFUSE_CACHE_DIR": "/somewhere",
             "PERFUSE_CACHE_ENABLED": "off",
             "PERFUSE_BUILD_JOBS": "3",
-            "PERFUSE_ROCM_N_MAX_PROFILING_CONFIGS": "none",
+            "PERFUSE_CPU_STREAM_STORE_BYTES": "none",
             "PATH": "/bin",
         }
     )
@@ -181,7 +181,7 @@ def test_environment_is_parsed_by_type() -> None:
     assert settings.verify and not settings.cache.enabled
     assert settings.cache.dir == "/somewhere"
     assert settings.build.jobs == 3
-    assert settings.rocm.n_max_profiling_configs is None
+    assert settings.cpu.stream_store_bytes is None
 
 
 def test_environment_names_the_compiler() -> None:

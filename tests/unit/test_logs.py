@@ -106,7 +106,7 @@ def test_levels_and_unknown_channels() -> None:
             "cache": logging.DEBUG,
             "tuning": logging.ERROR,
         }
-    with pytest.warns(ConfigWarning, match="no channel 'fusoin'; did you mean 'fusion'"):
+    with pytest.warns(ConfigWarning, match="unknown channel 'fusoin'; did you mean 'fusion'"):
         assert logs.parse("fusoin,cache") == {"cache": logging.INFO}
 
 

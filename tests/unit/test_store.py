@@ -337,7 +337,7 @@ def test_a_folder_of_the_same_name_is_left_alone(tmp_path: Path, counters: Count
     theirs = tmp_path / NAME / "thesis.txt"
     theirs.parent.mkdir(mode=0o700)
     theirs.write_text("not yours")
-    with pytest.warns(RuntimeWarning, match="not made by Perfuse"):
+    with pytest.warns(RuntimeWarning, match="not created by Perfuse"):
         store = Store(tmp_path, MIB, counters)
     assert store.put(KEY, {"a": b"good"}).read_text("a") == "good"
     assert [path.name for path in theirs.parent.iterdir()] == ["thesis.txt"]
@@ -405,13 +405,13 @@ def test_a_link_of_the_users_own_is_followed(tmp_path: Path, counters: Counters)
 
 def test_a_link_to_itself(tmp_path: Path, counters: Counters) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.warns(RuntimeWarning, match="works without its cache"):
+    with pytest.warns(RuntimeWarning, match="runs without its cache"):
         Store(tmp_path / "loop", MIB, counters).put(KEY, {"a": b"good"})
 
 
 def test_root_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(RuntimeWarning, match="works without its cache"):
+    with pytest.warns(RuntimeWarning, match="runs without its cache"):
         store = Store(tmp_path / "file" / "cache", MIB)
     assert store.put("unmakeable", {"a": b"good"}).read_text("a") == "good"
 

@@ -41,7 +41,7 @@ def test_the_range_is_that_of_the_package() -> None:
 
 def test_a_warning_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supported, "torch_version", lambda: "2.42.0")
-    with pytest.warns(VersionWarning, match=r"PyTorch 2\.11 to 2\.15, and this is 2\.42\.0"):
+    with pytest.warns(VersionWarning, match=r"PyTorch 2\.11 to 2\.15, but this is 2\.42\.0"):
         supported.warn_unsupported_torch()
     monkeypatch.setattr(supported, "torch_version", lambda: "2.12.0")
     with warnings.catch_warnings():

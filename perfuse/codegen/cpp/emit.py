@@ -155,7 +155,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         return f"pf::cast<{COMPUTE_TYPE[dtype]}>({value.text})"
 
     def _function(self, e: Expr) -> tuple[str, tuple[Expr, ...]]:
-        """What is called, and with what: a * sigmoid(x) is one function, which divides a, not 1."""
+        """The function to call and its arguments: a * sigmoid(x) is one function."""
         for a, s in (e.args, e.args[::-1]) if e.op == "mul" else ():
             # A sigmoid that a whole row shares is better multiplied with than divided by.
             if s in self.names.used_once and s.variables() >= a.variables():
@@ -274,7 +274,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         return Value(text, e.dtype, True)
 
     def update(self, place: str, kind: str, combine: str, value: Value) -> None:
-        """Combine a value into what lies at a contiguous place in memory."""
+        """Combine a value into contiguous memory."""
         if self.lane is None:
             held = f"{combine}(pf::load1<{kind}>({place}), {value.text})"
             self.line(f"pf::store1<{kind}>({place}, {held});")

@@ -1,4 +1,4 @@
-"""What every part of a kernel's text shares: its names, its shape, and how sizes are spelled."""
+"""State shared by all parts of a kernel: its names, its shape, and the text of sizes."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _prologue(frame: Frame, partials: Partials, w: Writer) -> None:
 
 
 def element_weight(kernel: Kernel) -> int:
-    """How much dearer than an add an element is: dear elements are worth more threads."""
+    """The cost of an element in additions: expensive elements are worth more threads."""
     return max(1, min(16, sum(m.loop.value.cost for m in kernel.members) // 4))
 
 

@@ -21,7 +21,7 @@ from perfuse.schedule.plan import Kernel
 def rebased(kernel: Kernel, over: Mapping[str, str]) -> tuple[Kernel, dict[str, int]]:
     """The kernel with reads counted from the first constant, and that constant of each buffer.
 
-    Only for buffers that it just reads: others are told apart by the index they are written at.
+    Only for buffers that are only read: written ones are distinguished by the index of the write.
     """
     written = {m.loop.out for m in kernel.members} | set(over) | set(over.values())
     starts: dict[str, int] = {}
@@ -29,7 +29,7 @@ def rebased(kernel: Kernel, over: Mapping[str, str]) -> tuple[Kernel, dict[str, 
         for read in member.loop.reads():
             name, index = read.attr
             starts[name] = min(starts.get(name, _constant(index)), _constant(index))
-    # A negative one is of a read under a mask: the pointer would lie before the buffer.
+    # A negative one is of a read under a mask: the pointer would precede the buffer.
     starts = {n: start for n, start in starts.items() if start > 0 and n not in written}
     if not starts:
         return kernel, starts

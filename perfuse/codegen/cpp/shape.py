@@ -1,7 +1,7 @@
 """The loop structure of a kernel, decided before anything is written.
 
 Rows are dealt out to threads as items; each item sweeps its columns. Lanes run along the last
-column axis where the columns lie innermost in memory, else along the last row axis ("vertical":
+column axis where the columns are innermost in memory, else along the last row axis ("vertical":
 every lane is a row of its own). A loop over all axes with nothing reduced ("plain") takes its last
 axis as columns and deals out blocks of them; one that reads against the grain goes tile by tile.
 """

@@ -103,7 +103,7 @@ class Sweeps:
             return size >= limit
         cache = self.frame.target.l3_bytes or _TYPICAL_CACHE_BYTES
         if name in self.frame.read_again:
-            # Part of what is little larger stays and is read sooner: convnext 107 ms, not 117.
+            # Part of a slightly larger one stays cached and is read faster: convnext 107 ms (117).
             return size >= 2 * cache
         # Nobody waits for it, so it would only drive out what this kernel reads. On one thread with
         # 32 MiB of cache: `add` of 3 x 16 MiB 1.33 ms instead of 2.26, `layer_norm` of 2 x 16 MiB

@@ -1,4 +1,4 @@
-"""Loads that run across the lanes: each tile of them is turned once, then read straight."""
+"""Loads that run across the lanes: each tile is transposed once, then read along them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfuse.ir.index import Atom
 
 
 class Tiles:
-    """The turned loads of a kernel, each with a small buffer of its own per thread."""
+    """The transposed loads of a kernel, each with a small buffer per thread."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame

@@ -25,7 +25,7 @@ def cannot(reason: str) -> ArtefactError:
     """The refusal of a program that C++ alone cannot run."""
     return ArtefactError(
         f"cannot run without PyTorch: {reason}",
-        hint="leave out native=True, and load the artefact from Python.",
+        hint="remove native=True and load the artefact from Python.",
     )
 
 
@@ -84,7 +84,7 @@ class _Native:
         numbers = (float(step.alpha), float(step.beta))
         views = [out, a, b]
         if any(self.buffers[v.buffer].dtype is not DType.F32 for v in views):
-            raise cannot(f"{step.op} of another type than float32")
+            raise cannot(f"{step.op} of a dtype other than float32")
         batch = out.shape[0] if len(out.shape) == 3 else 1
         sizes = (batch, out.shape[-2], out.shape[-1], a.shape[-1])
         third = NO_MATRIX if bias is None else _matrix(bias, out.shape)
@@ -97,7 +97,7 @@ class _Native:
             raise cannot("a result is not a tensor that it computes")
         buffer = self.buffers[out.buffer]
         if buffer.role in ("input", "constant") or out.buffer in self.plan.places:
-            raise cannot("a result is memory of an argument")
+            raise cannot("a result shares memory with an argument")
         return f"output {layout(out.buffer, out.offset, buffer, out)}"
 
 

@@ -61,7 +61,7 @@ def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) ->
 
 
 class HostWriter(WatchedMemory):
-    """What host programs of every device have in common: entry, calls, windows on memory."""
+    """The parts that host programs of every device share: entry, calls, views of memory."""
 
     def __init__(self, plan: Plan, pointers: tuple[str, ...], sizes: tuple[str, ...]) -> None:
         super().__init__(plan)
@@ -119,7 +119,7 @@ class HostWriter(WatchedMemory):
         return {s for s in found if not s.startswith("z")}
 
     def _find_symbol(self, symbol: str) -> str | None:
-        """Where an argument's shape tells it: a size that is the symbol, or a sum that has it."""
+        """The argument dimension that gives a symbol: a size equal to it, or a sum with it."""
         places = [
             (f"{name}.{what}({axis})", dim)
             for name in self.program.inputs
@@ -135,7 +135,7 @@ class HostWriter(WatchedMemory):
         return place if rest == 0 else f"{place} - ({self._dim(rest)})"
 
     def _rest_of(self, dim: Dim, symbol: str) -> Dim | None:
-        """What is left of `symbol + rest`, where all of the rest is known."""
+        """The rest of `symbol + rest`, if all of it is known."""
         named = [a for a in ix.atoms_of(dim) if a.kind == "sym" and a.parts[0] == symbol]
         if not named or ix.coefficient_of(dim, named[0]) != 1:
             return None
@@ -319,7 +319,7 @@ class _CpuWriter(HostWriter):
     def __init__(self, plan: Plan, sources: CppSources, keeps_frames: bool) -> None:
         super().__init__(plan, sources.pointers, sources.sizes)
         self.sources = sources
-        self.keeps_frames = keeps_frames and not plan.is_guarded  # else anew at another place
+        self.keeps_frames = keeps_frames and not plan.is_guarded  # guarded memory moves every call
 
     def run(self) -> HostSource:
         w = self.w
@@ -401,7 +401,7 @@ def _is_whole(view: View, buffer: Buffer) -> bool:
 
 
 def _is_expanded(view: View, buffer: Buffer) -> bool:
-    """Repeated along new leading dimensions: told to autograd as such, not as strides."""
+    """Repeated along new leading dimensions: an expand for autograd, not strides."""
     lead = len(view.shape) - len(buffer.shape)
     if lead <= 0 or view.offset != 0 or any(stride != 0 for stride in view.strides[:lead]):
         return False

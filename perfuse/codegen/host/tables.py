@@ -1,4 +1,4 @@
-"""What a GPU's host program launches, as plain data: rows that the runtime turns into records."""
+"""The launches of a GPU host program as plain data, which the runtime turns into records."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def batch_texts(
 ) -> list[KernelText]:
     """The launches of a batch: those that fill its table, then the one over its parts.
 
-    `places` are the buffers that lie in one arena, with their offsets: one address tells of all.
+    `places` are the buffers in one arena, with their offsets: one address gives all of them.
     """
     assert kernel.batch is not None
     batch = _with_sums_of_everything(kernel.batch)
@@ -217,7 +217,7 @@ class _Entry:
 
 
 class _Table:
-    """What a batch has to know of its parts."""
+    """The table of a batch: the buffers and sizes of its parts."""
 
     def __init__(
         self,

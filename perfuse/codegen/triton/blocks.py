@@ -1,4 +1,4 @@
-"""Kernels of one sweep: flat blocks, turned tiles, sums down columns, stores where data says."""
+"""Kernels of one sweep: flat blocks, transposed tiles, column sums, scatters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfuse.schedule.shape import turned_axis
 
 
 def flat_text(frame: Frame) -> KernelText:
-    """Every element by its flat position; whole-tensor reductions go round and are joined."""
+    """Elements by flat position; whole-tensor reductions use persistent blocks and are combined."""
     w, tile = frame.w, frame.tile
     total = frame.size(frame.kernel.axes)
     blocks = num_blocks(total, tile.columns)
@@ -100,7 +100,7 @@ def _flat_body(frame: Frame, w: Writer, around: Scope | None) -> None:
 
 
 def flat_members(frame: Frame, scope: Scope, block: Block) -> None:
-    """What a kernel stores or reduces, for one block of flat positions."""
+    """Emit the stores and reductions of a kernel, for one block of flat positions."""
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
         emitter = frame.emitter(scope, block, m, made)

@@ -1,4 +1,4 @@
-"""What is reduced across blocks: each keeps its own accumulator; at the end they are joined.
+"""Reductions across blocks: each keeps its own accumulator; at the end they are combined.
 
 Whole-tensor results are joined by the block that finishes last, always in the same order; so are
 those of columns that a few blocks share. Columns that all blocks share are joined by a launch of
@@ -111,7 +111,7 @@ class Carry:
             w.line(f"tl.store({counters} + tl.program_id(0), 0)")
 
     def _joined_blocks(self, w: Writer, block: Block, m: Member, width: Dim) -> str:
-        """What all blocks left of these columns, in one."""
+        """The accumulators of these columns in all blocks, combined."""
         frame, sharing = self.frame, self.num_sharing
         rows = min(power_of_two(sharing), max(1, _MOST_JOINED // frame.tile.columns))
         (place,), (start,) = frame.scratch_of(m, ix.mul(width, sharing)), reduce.starts(m)

@@ -34,7 +34,7 @@ _LARGEST = {DType.F8E4M3FN: 448.0, DType.F8E5M2: 57344.0}
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What differs from GPU to GPU in how a value is spelled."""
+    """Differences between GPUs in the code for a value."""
 
     native_fp8: frozenset[DType] = frozenset()  # floats of eight bits that it converts itself
     rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or cuts
@@ -85,7 +85,7 @@ Resolver = emitter.Resolver[Value]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The lanes of a block: which axes vary along which, and the masks of what lies outside."""
+    """The lanes of a block: which axes vary along which, and the masks of what is out of bounds."""
 
     lanes_of: dict[Atom, int]
     masks: dict[int, str]  # ROWS or COLUMNS -> name of its mask, where one is needed
@@ -250,7 +250,7 @@ def _plain(value: bool | int | float) -> str:
 
 
 def _is_bounded(e: Expr, limit: float) -> bool:
-    """Whether a formula was clamped to lie within plus and minus a limit."""
+    """Whether a formula was clamped to plus and minus a limit."""
     while e.op in ("round_to", "cast") and e.args[0].dtype.is_float:
         e = e.args[0]
     if e.op not in ("min", "max"):

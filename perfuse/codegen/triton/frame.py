@@ -1,4 +1,4 @@
-"""What every part of a kernel's text shares: its names, its block, and what is known so far."""
+"""State shared by all parts of a kernel: its names, its block, and the values so far."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Frame(KernelFrame[Names, Value]):
     def lanes_text(
         self, emitter: Emitter, member: Member, mask: str | None, shape: str, position: str
     ) -> tuple[str, ...]:
-        """A member's value, lane by lane, with what lies outside made harmless."""
+        """A member's value by lane, with lanes out of bounds set to a neutral value."""
         value = emitter.value(member.loop.value)
         if reduce.kind_dtype(member) is DType.BOOL:
             value = emitter.converted(value, DType.BOOL)

@@ -26,7 +26,7 @@ class Row:
 
 
 def rows_text(frame: Frame) -> KernelText:
-    """Blocks of whole rows. With results across rows, blocks go round and keep accumulators."""
+    """Blocks of whole rows; with results across rows, persistent blocks with accumulators."""
     w, tile = frame.w, frame.tile
     blocks = num_blocks(frame.size(frame.rows), tile.rows)
     writer = Rows(frame)
@@ -70,7 +70,7 @@ class Rows:
     # -- rows ------------------------------------------------------------------------------
 
     def around(self, w: Writer) -> Row:
-        """What is the same for all rows that one program takes: columns that it holds, scalars."""
+        """Emit what all rows of one program share: columns that it holds, scalars."""
         masks: dict[int, str] = {}
         if self.tile.is_swept:
             return Row(Scope(w, frozenset(), None), masks)
@@ -100,7 +100,7 @@ class Rows:
     def place_columns(
         self, w: Writer, start: str, masks: dict[int, str], *, is_whole: bool = False
     ) -> None:
-        """The variables of a block's columns, and their mask where some lie outside."""
+        """The variables of a block's columns, and their mask if some are out of bounds."""
         frame, width = self.frame, self.width
         base = "" if start == "0" else f"{start} + "
         w.line(f"column = {base}tl.arange(0, C)[None, :]")
@@ -265,7 +265,7 @@ class Rows:
     # -- the end ---------------------------------------------------------------------------
 
     def finish(self, w: Writer) -> None:
-        """What was carried across the rows of this program."""
+        """Emit the results carried across the rows of this program."""
         masks: dict[int, str] = {}
         if self.carry.outer and not self.tile.is_swept:
             self.place_columns(w, "0", masks)

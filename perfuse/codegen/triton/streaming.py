@@ -1,4 +1,4 @@
-"""What a kernel reads once and is not worth a place in the cache.
+"""Cache policy: reads that a kernel needs once and that should not occupy the cache.
 
 A tensor as large as the cache, read from end to end, would push out what others left there, much of
 it still to be written to memory. Marked as first to go, its own lines make room for one another.
@@ -32,7 +32,7 @@ def streamed_places(kernel: Kernel, buffers: dict[str, Buffer], tile: Tile) -> f
 
 
 def _whole_reads(kernel: Kernel) -> dict[str, list[Dim]]:
-    """Where each buffer is read for every step of every axis: what is shared is none of these."""
+    """Indices of the reads that vary along every axis: reads shared between steps are left out."""
     axes = {a.atom for a in kernel.axes if a.atom is not None}
     made = {m.loop.out for m in kernel.members}
     found: dict[str, list[Dim]] = {}

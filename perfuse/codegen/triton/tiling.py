@@ -41,7 +41,7 @@ GROUP = 8  # neighbours along the last axis: sixteen bytes of halves
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What tiling asks of a GPU."""
+    """The properties of a GPU that tiling depends on."""
 
     num_processors: int = 132
     warp_size: int = 32
@@ -53,7 +53,7 @@ class Machine:
 
 
 def power_of_two(size: int) -> int:
-    """The least power of two that is no smaller."""
+    """The smallest power of two that is not smaller."""
     return 1 << max(size - 1, 0).bit_length()
 
 
@@ -88,7 +88,7 @@ def fitted(tile: Tile, kernel: Kernel, machine: Machine, widest: int) -> Tile:
     stages = max(1, min(tile.num_stages, 1 + machine.shared_bytes // block))
     tile = replace(tile, num_warps=min(tile.num_warps, machine.most_warps))
     if stages < tile.num_stages and stages == 1 and not _carries(kernel):
-        return replace(tile, num_stages=1, programs=None)  # going round was for the stages
+        return replace(tile, num_stages=1, programs=None)  # persistent blocks served the pipelining
     return replace(tile, num_stages=stages)
 
 
@@ -106,12 +106,12 @@ def _elements_read(tile: Tile, kernel: Kernel) -> int:
 
 
 def _carries(kernel: Kernel) -> bool:
-    """Something is reduced across rows, so blocks that go round keep it meanwhile."""
+    """Something is reduced across rows, so persistent blocks accumulate it."""
     return any(m.role in ("outer", "all") for m in kernel.members)
 
 
 def smaller(tile: Tile) -> Tile | None:
-    """A tile that takes less shared memory; None where there is none."""
+    """A tile that uses less shared memory; None if there is none."""
     if tile.num_stages > 1:
         return replace(tile, num_stages=tile.num_stages - 1)
     if tile.kind == "turned" and tile.rows > 16:
@@ -244,7 +244,7 @@ def _static(axes: tuple[Axis, ...]) -> int | None:
 
 
 def is_vertical(kernel: Kernel) -> bool:
-    """Rows lie innermost in memory: lanes should run along them."""
+    """Rows are innermost in memory: lanes should run along them."""
     return bool(kernel.axes) and not kernel.axes[-1].reduced and kernel.axes[-1].atom is not None
 
 
@@ -274,7 +274,7 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
 def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[str]) -> Tile:
     """Blocks that take one piece after another, with accumulators for what crosses rows.
 
-    For columns every block leaves as many sums as a row is long, so there are few blocks; a thread
+    For columns every block writes a sum per column of a row, so there are few blocks; a thread
     has the same columns of every row, and what belongs to a column is read once.
     """
     has_columns = "outer" in roles
@@ -364,7 +364,7 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
 
 
 def may_stream(kernel: Kernel, num_bytes: int) -> bool:
-    """Whether a kernel reduces so many elements of this size that no cache holds them."""
+    """Whether a kernel reduces more elements of this size than a cache holds."""
     count = static_product([a.size for a in kernel.axes])
     reduces = any(m.role in ("inner", "outer", "all") for m in kernel.members)
     return reduces and count is not None and count * num_bytes >= LARGE_BYTES
@@ -385,7 +385,7 @@ def moves_float32(kernel: Kernel, buffers: dict[str, Buffer]) -> bool:
 
 
 def _moved(kernel: Kernel, buffers: dict[str, Buffer]) -> list[DType]:
-    """The kinds of elements that are moved for every position, or nearly so many."""
+    """The kinds of elements that are moved for (nearly) every position."""
     counts = {
         n: static_product((buffers[n].num_elements,)) for n in (*kernel.reads(), *kernel.stored)
     }

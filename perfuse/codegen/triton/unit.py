@@ -145,7 +145,7 @@ def machine_of(target: Target) -> Machine:
 
 
 def dialect_of(context: Context) -> Dialect:
-    """The interpreter converts small floats in its own way, so it is told bit by bit."""
+    """The interpreter's own float8 conversions differ, so it gets the bitwise ones."""
     settings, gpu = context.settings.gpu, context.target.gpu
     if settings.interpret:
         return Dialect(rounds_bf16=False, approximates=settings.approximate)

@@ -1,4 +1,4 @@
-"""Which values the forward keeps for the backward, and which the backward computes again.
+"""Which values the forward saves for the backward, and which the backward recomputes.
 
 A minimum cut. Each value from before the tangents is either made in the forward alone or known in
 the backward too. Flow runs from what only the forward can make to what the backward reads, and a
@@ -38,7 +38,7 @@ from perfuse.graph.saving.ties import compared_with_themselves
 MAX_CHAIN = 64
 
 # A norm's input and its per-row statistics are a little more than the normalised tensor, but they
-# exist anyway, and it would have to be written. One part in this many is the price of a write.
+# exist anyway, and it would have to be written. A write costs this fraction.
 SLACK = 16
 
 # A result is the caller's too, and adds nothing while he holds on to it; he may let go of it.
@@ -70,7 +70,7 @@ def _kept_under(graph: Graph, roles: Roles, policy: SavePolicy) -> set[Node]:
 
 
 class _Problem:
-    """What the cut has to know about each value of a joint graph."""
+    """The properties of each value of a joint graph that the cut needs."""
 
     def __init__(self, graph: Graph, roles: Roles, policy: SavePolicy) -> None:
         self.nodes: list[Node] = list(graph.nodes)
@@ -119,7 +119,7 @@ class _Problem:
         return work <= self._policy.level and (limit is None or num_flops(node) <= limit)
 
     def is_wanted(self, node: Node) -> bool:
-        """The user asked for it to be computed again."""
+        """The user asked for it to be recomputed."""
         return node.name in self._must_recompute or _is_checkpointed(node)
 
     def keep_price(self, node: Node) -> float:
@@ -160,7 +160,7 @@ class _Problem:
         return more
 
     def _find_stored(self) -> dict[Node, Node]:
-        """What the forward puts into memory, kept or not, and whose memory that is."""
+        """The values that the forward stores, saved or not, and the value that owns the memory."""
         stored: dict[Node, Node] = {}
         depth: dict[Node, int] = {}  # library calls on the longest way here
         for node in self.nodes:
@@ -202,7 +202,7 @@ def _sources(node: Node) -> Iterable[Node]:
 
 
 def kept_bytes(node: Node) -> int:
-    """What keeping it adds: nothing for a size, nor for what is the caller's anyway."""
+    """The bytes that saving it adds: none for a size or for memory that the caller owns."""
     return 0 if node.op == "placeholder" or tensor_of(node) is None else num_bytes(node)
 
 
@@ -253,13 +253,13 @@ def _chain_ends(problem: _Problem, recomputed: set[Node]) -> frozenset[Node]:
 
 
 def user_policy(node: Node) -> str:
-    """What a checkpoint of the user's says about this value, "" where there is none."""
+    """The policy of the user's checkpoint for this value, "" if there is none."""
     policy: Any = node.meta.get("recompute")
     return str(getattr(policy, "name", ""))
 
 
 def _is_checkpointed(node: Node) -> bool:
-    """The user's checkpoint wants it recomputed, and it is no value a later region starts from."""
+    """The user's checkpoint wants it recomputed, and no later region starts from it."""
     if user_policy(node) not in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
         return False
     region = node.meta.get("ac_graph_id")

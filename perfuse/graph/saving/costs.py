@@ -1,4 +1,4 @@
-"""What a value costs: the bytes of keeping it, the work of computing it again."""
+"""The cost of a value: the bytes to save it, the work to recompute it."""
 
 from enum import IntEnum
 from math import prod
@@ -51,7 +51,7 @@ _BYTES_PER_STEP = 4 / _STEPS_PER_FLOAT
 
 
 class Work(IntEnum):
-    """How dear it is to compute a value again, given its inputs."""
+    """How expensive it is to recompute a value, given its inputs."""
 
     FREE = 0  # another look at the same memory, or a size
     LOOP = 1  # fuses into the loop that reads it
@@ -61,7 +61,7 @@ class Work(IntEnum):
 
 
 def work_of(node: Node) -> Work:
-    """How dear `node` is to compute again."""
+    """How expensive `node` is to recompute."""
     if is_sym(node):
         return Work.FREE
     if not is_pure(node) or not is_known(node):
@@ -90,7 +90,7 @@ def is_cheap(node: Node) -> bool:
 
 
 def num_bytes(node: Node) -> int:
-    """What keeping the value costs: the memory it spans, sizes being free."""
+    """The bytes to save the value: the memory it spans; sizes are free."""
     tensor = tensor_of(node)
     if tensor is None:
         return 0
@@ -101,7 +101,7 @@ def num_bytes(node: Node) -> int:
 
 
 def recompute_price(node: Node) -> float:
-    """What computing the value again is worth in bytes kept: little, unless it is a long chain."""
+    """The cost of recomputing the value, in saved bytes: small, except for a long chain."""
     work = work_of(node)
     if work is Work.FREE:
         return 0.0
@@ -130,7 +130,7 @@ def num_flops(node: Node) -> int:
 
 
 def num_elements(node: Node) -> int:
-    """Elements of the value, 0 for what is no tensor."""
+    """The number of elements of the value, 0 if it is not a tensor."""
     tensor = tensor_of(node)
     return 0 if tensor is None else prod(size_hint(size) for size in tensor.shape)
 

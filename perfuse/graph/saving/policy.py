@@ -1,4 +1,4 @@
-"""How far the backward may go in computing again what the forward could have kept."""
+"""How much the backward may recompute of what the forward could have saved."""
 
 from dataclasses import dataclass
 

@@ -23,7 +23,7 @@ _CHEAP_COST = 2
 
 @dataclass(frozen=True, slots=True)
 class Divisor:
-    """What the sum of a window is divided by: a number given, or the positions it counts."""
+    """The divisor of a window's sum: a given number, or the number of positions it counts."""
 
     window: Window
     include_padding: bool

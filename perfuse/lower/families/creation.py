@@ -86,7 +86,7 @@ def empty(builder: Builder, first: Any, *rest: Any, dtype: Any = None, **kw: Any
 def empty_strided(builder: Builder, *args: Any, dtype: Any = None, **kw: Any) -> Tensor:
     size, strides = args[-2:]
     if not all(isinstance(n, int) for n in (*size, *strides)) or overlaps(size, strides):
-        raise CannotLower("memory whose elements may overlap")
+        raise CannotLower("elements may overlap in memory")
     return empty(builder, *args, dtype=dtype)
 
 
@@ -105,7 +105,7 @@ def arange(builder: Builder, start: Any, *rest: Any, dtype: Any = None, **kw: An
     else:
         end, step = rest[0], rest[1] if len(rest) > 1 else kw.get("step", 1)
         if not all(isinstance(v, int | float) for v in (start, end, step)):
-            raise CannotLower("arange between dynamic bounds")
+            raise CannotLower("arange with dynamic bounds")
         length = max(-int((start - end) // step), 0)
     plain = all(isinstance(v, int | Index) for v in (start, step))
     chosen = requested_dtype(dtype, torch.int64 if plain else torch.get_default_dtype())

@@ -16,10 +16,10 @@ from perfuse.lower.families.views import reshape
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, broadcast_shapes, expand, positions, reindex
 
-# A dearer formula is computed once before it is looked up by position, unless few of its elements
+# A costlier formula is computed once before it is looked up by position, unless few of its elements
 # are: a loss looks up one of a row's log-probabilities, and storing them all is a second logits.
 _CHEAP_SOURCE_COST, _CHEAP_INDEX_COST = 2, 16
-_FEW = 8  # one element of so many
+_FEW = 8  # at most one element in this many
 
 
 def as_dim(value: Expr) -> Dim | None:
@@ -65,7 +65,7 @@ def data_index(value: Expr, size: Dim, *, wrap: bool) -> Dim:
 def checked_index(builder: Builder, index: Tensor) -> Tensor:
     """An index tensor fit to stand inside another tensor's index."""
     if not index.dtype.is_int or index.dtype is DType.U8:
-        raise CannotLower(f"positions of dtype {index.dtype}")
+        raise CannotLower(f"index of dtype {index.dtype}")
     return builder.realize(index) if index.value.cost > _CHEAP_INDEX_COST else index
 
 
@@ -90,7 +90,7 @@ def gather(
     if x.ndim == 0:
         return expand(x, index.shape)
     if index.ndim != x.ndim:
-        raise CannotLower("gather with an index of another rank")
+        raise CannotLower("gather with an index of different rank")
     source = list(positions(index.shape))
     source[dim] = data_index(index.value, x.shape[dim], wrap=False)
     return looked_up(builder, x, index.shape, source)
@@ -133,7 +133,7 @@ def embedding(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What an indexing expression such as x[:, i, j] speaks of: a shape, and where it lies in x."""
+    """The elements that an expression such as x[:, i, j] selects: a shape, and indices into x."""
 
     shape: tuple[Dim, ...]
     source: tuple[Dim, ...]
@@ -146,7 +146,7 @@ def places_of(builder: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> 
     if not used:
         return Places(x.shape, positions(x.shape))
     if any(x.shape[d] == 0 for d in used):
-        raise CannotLower("positions in an empty dimension")
+        raise CannotLower("index into an empty dimension")
     tensors = {d: checked_index(builder, t) for d, t in enumerate(entries) if t is not None}
     joined = broadcast_shapes(*(t.shape for t in tensors.values()))
     adjacent = used == list(range(used[0], used[-1] + 1))

@@ -22,7 +22,7 @@ from perfuse.lower.tensor import Tensor, positions, reindex
 @lowers("aten.round.decimals")
 def round_decimals(builder: Builder, x: Tensor, *, decimals: int) -> Tensor:
     if not x.dtype.is_float:
-        raise CannotLower("decimals of integers")
+        raise CannotLower("rounding integers to decimals")
     scale = ex.cast(ex.const(10.0 ** abs(decimals), DType.F64), x.dtype)
     there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
 

@@ -255,7 +255,7 @@ def fused_multiply_add(builder: Builder, a: Any, b: Any, c: Any) -> Tensor:
 def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)
     if dtype is DType.BOOL:
-        raise CannotLower("a difference of bools, which eager refuses")
+        raise CannotLower("subtraction of bools")
     compute = dtype.compute
     return elementwise(
         builder, [a, b], compute, dtype,

@@ -88,7 +88,7 @@ def taps(
 
 
 def _in_memory(builder: Builder, x: Tensor) -> Tensor:
-    """Each element is read by many windows: a dear one is computed once."""
+    """Each element is read by many windows: an expensive one is computed once."""
     return builder.realize(x) if x.value.cost > _CHEAP_COST else x
 
 

@@ -23,7 +23,7 @@ from perfuse.lower.tensor import Tensor, as_view, cast_tensor, positions, reinde
 
 assert product_ops  # importing it defines the op of our own that is lowered here
 
-_LIBRARY = "matrix products go to the library"
+_LIBRARY = "matmuls use the library"
 
 
 def _call(builder: Builder, op: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,7 +37,7 @@ def _call(builder: Builder, op: str, a: Tensor, b: Tensor, bias: Tensor | None =
 
 
 def _window(builder: Builder, tensor: Tensor, traced: Any) -> View:
-    """An operand in memory: as it lies if it does, else as the graph lays it."""
+    """An operand in memory: in its own layout if it has one, else in the graph's."""
     view = as_view(tensor)
     if view is None or builder.buffers[view.buffer].dtype is not tensor.dtype:
         view = builder.view_of(tensor, dense_strides(traced, builder.symbols))
@@ -118,7 +118,7 @@ _ALIGNED_BYTES = 16
 
 @lowers("perfuse.aligned_product.default")
 def aligned_product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
-    """Products that fill a result whose rows are not aligned, by rows that start alike.
+    """Matmuls that fill a result whose rows are not aligned, grouped by equal alignment.
 
     With 50257 columns of two bytes, each row starts two bytes further from an aligned address than
     the one before, and every eighth alike: taken together, and from their first aligned column on,
@@ -136,7 +136,7 @@ def aligned_product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
         some = _every(left, apart, first)
         strides = (apart * columns, 1)
         window = View(out.name, (some.shape[0], width), strides, first * columns + start)
-        reason = f"{_LIBRARY}: rows {first}, {first + apart}, ... of {rows} start alike"
+        reason = f"{_LIBRARY}: rows {first}, {first + apart}, ... of {rows} have equal alignment"
         operands = Operands(some, _columns_of(right, start, width))
         _multiply(builder, "aten.mm.out", operands, out, reason, window)
     for start in (0, columns - unit):
@@ -160,7 +160,7 @@ def _multiply(
 
 
 def _every(view: View, apart: int, first: int) -> View:
-    """Rows that lie so many apart."""
+    """Every `apart`-th row."""
     (rows, depth), (down, along) = view.shape, view.strides
     assert isinstance(rows, int)
     count = -(-(rows - first) // apart)

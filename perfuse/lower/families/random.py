@@ -28,7 +28,7 @@ _NUM_BITS = {DType.BF16: 8, DType.F16: 11}
 def _begin(builder: Builder, shape: Sequence[Dim], generator: Any) -> tuple[Expr, Expr]:
     """(a new seed, flat position of the element): the arguments of every random scalar op."""
     if builder.settings.fallback_random:
-        raise CannotLower("random numbers as eager draws them (fallback_random)")
+        raise CannotLower("random numbers drawn by eager (fallback_random)")
     if generator is not None:
         raise CannotLower("random numbers of a given generator")
     return builder.seed(), _flat_position(shape)

@@ -156,7 +156,7 @@ def _extremum(kind: str) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
         dims = dims_of(x, dim)
         if any(x.shape[d] == 0 for d in dims):
-            raise CannotLower(f"the {kind} of nothing, which eager refuses unless for no result")
+            raise CannotLower(f"{kind} over an empty dimension")
         if x.dtype is DType.BOOL:
             return builder.reduce("any" if kind == "max" else "all", x, dims, x.dtype, keepdim)
         return builder.reduce(kind, x, dims, x.dtype, keepdim)

@@ -30,7 +30,7 @@ def stored_at(
     The last store alone accumulates. Sums into small floats are kept in float32 until the end.
     """
     if accumulate and x.dtype is DType.BOOL:
-        raise CannotLower("sum of bools by position")
+        raise CannotLower("scatter-add of bools")
     held = cast_tensor(x, x.dtype.compute) if accumulate else x
     target = builder.realize_copy(held)
     buffer = builder.buffers[target.value.attr[0]]
@@ -60,7 +60,7 @@ def _scatter(
 def _scatter_places(builder: Builder, x: Tensor, dim: int, index: Tensor) -> list[Dim]:
     row, index = _as_row(x), _as_row(checked_index(builder, index))
     if index.ndim != row.ndim:
-        raise CannotLower("scatter with an index of another rank")
+        raise CannotLower("scatter with an index of different rank")
     places = list(positions(index.shape))
     places[dim] = data_index(index.value, row.shape[dim], wrap=False)
     return places
@@ -140,7 +140,7 @@ def _masked_put(
 ) -> Tensor:
     """x[mask] = one value for all of its places."""
     if accumulate or values.numel != 1:
-        raise CannotLower("index_put where a mask chooses the places of many values")
+        raise CannotLower("index_put of several values through a mask")
     at = positions(x.shape)
     held = reindex(mask, x.shape, at[: mask.ndim])
     value = expand(cast_tensor(reindex(values, (), [0] * values.ndim), x.dtype), x.shape)

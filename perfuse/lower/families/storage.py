@@ -38,7 +38,7 @@ class _Storage:
         at: Dim = 0 if offset is None else ix.add(offset, ix.mul(self.start, -1))
         at = ix.add(at, _dot(positions(size), stride))
         if 0 not in size and not ix.is_within(at, self.flat.numel):
-            raise CannotLower("as_strided reaches outside of its argument")
+            raise CannotLower("as_strided reads outside its argument")
         return at
 
 
@@ -52,7 +52,7 @@ def _dot(at: Sequence[Dim], stride: Sequence[Dim]) -> Dim:
 def _storage_of(builder: Builder, x: Tensor) -> _Storage:
     traced = builder.arguments[0] if builder.arguments else None
     if not isinstance(traced, torch.Tensor):
-        raise CannotLower("as_strided of a tensor whose layout is not known")
+        raise CannotLower("as_strided of a tensor of unknown layout")
     strides = builder.symbols.strides(traced.stride())
     order = dense_order(x.shape, strides)
     if order is None:

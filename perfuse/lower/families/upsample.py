@@ -37,12 +37,12 @@ def _source(at: Dim, size: Any, out: Any, scale: float | None, *, exact: bool) -
 def _whole_factor(size: Any, out: Any, scale: float | None, *, exact: bool) -> int:
     """out // size, if eager's float arithmetic picks just these sources."""
     if not (isinstance(size, int) and isinstance(out, int)) or size == 0 or out % size:
-        raise CannotLower("resampling by a factor that is not whole")
+        raise CannotLower("resampling by a fractional factor")
     ratio = torch.tensor(size / out if scale is None else 1 / scale, dtype=torch.float32)
     steps = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)
     source = (steps * ratio).floor().long().clamp_max(size - 1)
     if not torch.equal(source, torch.arange(out) // (out // size)):
-        raise CannotLower("resampling whose rounding is not a plain quotient")
+        raise CannotLower("resampling whose index rounding is not an integer quotient")
     return out // size
 
 

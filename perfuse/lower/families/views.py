@@ -97,7 +97,7 @@ def _with_inferred(x: Tensor, size: Sequence[Dim]) -> list[Dim]:
 
 
 def reshaped_position(old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
-    """Where each element of the new shape lies in the old one, dimension by dimension.
+    """The index in the old shape of each element of the new one, dimension by dimension.
 
     Dimensions are matched in groups of equal products first, so that quotients and remainders
     appear only where sizes really split or merge.
@@ -378,7 +378,7 @@ def _can_choose(parts: Sequence[Tensor]) -> bool:
 
 
 def _chosen_parts(parts: Sequence[Tensor], shape: Sequence[Dim], dim: int) -> Tensor:
-    """A cat as a formula: the part that an element lies in, by its position."""
+    """A cat as a formula: the part that contains an element, by its position."""
     at = list(positions(shape))
     end = shape[dim]
     value: Expr | None = None

@@ -97,7 +97,7 @@ def test_estimates_are_near_the_plans(network: Joint) -> None:
 
 
 def test_too_small_a_budget_says_how_low_it_can_go(network: Joint) -> None:
-    with pytest.warns(BudgetWarning, match=r"takes at least [\d.]+ MiB \([\d,]+ bytes"):
+    with pytest.warns(BudgetWarning, match=r"needs at least [\d.]+ MiB \([\d,]+ bytes"):
         choose_cut(network, within("1MB"))
     with pytest.raises(OverBudget, match="over_budget='warn'") as caught:
         choose_cut(network, within("1MB", over_budget="raise"))

@@ -105,7 +105,7 @@ def test_what_arrives_at_a_kernel(compiler: str, tmp_path: Path) -> None:
     assert got["launches_of_an_empty_grid"] == 1
     assert "illegal memory access" in got["error"]
     assert "cannot load the kernel k" in got["missing"]
-    assert "262272 bytes of shared memory and 1024 threads a block" in got["large"]
+    assert "262272 bytes of shared memory and 1024 threads per block" in got["large"]
 
 
 def test_a_forked_process_is_told_to_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
