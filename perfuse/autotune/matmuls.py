@@ -21,7 +21,7 @@ from perfuse.context import Context
 from perfuse.decision import Choice, Decision, library
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import LINEAR
-from perfuse.ir.program import Matmul, Program
+from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.plan import Plan
 from perfuse.torch_compat import disable_dispatch_modes, disabled_autocast
 
@@ -64,7 +64,7 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
         assert isinstance(node, Matmul)
         decisions[problem] = decide(problem, context)
         if decisions[problem].chosen != node.choice:
-            buffers[node.out] = replace(buffers[node.out], role="extern")
+            buffers[node.out] = replace(buffers[node.out], kind=BufferKind.EXTERN)
             reason = "measured fastest of the libraries here"
             tuned[id(node)] = replace(node, choice=decisions[problem].chosen, reason=reason)
     nodes = tuple(tuned.get(id(node), node) for node in plan.program.nodes)

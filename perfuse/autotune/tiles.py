@@ -21,7 +21,8 @@ from perfuse.codegen.triton.unit import machine_of
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision
 from perfuse.ir import index as ix
-from perfuse.ir.program import Program, View
+from perfuse.ir.atoms import Indirect
+from perfuse.ir.program import BufferKind, Program, View
 from perfuse.schedule.plan import Kernel, Plan, static_product
 from perfuse.schedule.tile import Tile
 
@@ -75,9 +76,9 @@ def _is_measurable(kernel: Kernel, program: Program) -> bool:
     sizes = [a.size for a in kernel.axes] + [program.buffers[n].num_elements for n in names]
     if static_product(sizes) is None:
         return False
-    indices = [r.attr[1] for m in kernel.members for r in m.loop.reads()]
+    indices = [r.index for m in kernel.members for r in m.loop.reads()]
     indices += [m.loop.index for m in kernel.members]
-    return not any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
+    return not any(isinstance(atom, Indirect) for at in indices for atom in ix.atoms_of(at))
 
 
 def decide(kernel: Kernel, program: Program, context: Context, device: Device) -> Decision:
@@ -116,8 +117,11 @@ def plan_of_one(kernel: Kernel, program: Program) -> Plan:
     """A plan of the kernel alone: what it reads is given, what it stores is returned."""
     made = [m.loop.out for m in kernel.members]
     names = dict.fromkeys([*kernel.reads(), *made])
-    own = {n for n in made if program.buffers[n].role != "input"}
-    buffers = {n: replace(program.buffers[n], role="temp" if n in own else "input") for n in names}
+    own = {n for n in made if program.buffers[n].kind != BufferKind.INPUT}
+    buffers = {
+        n: replace(program.buffers[n], kind=BufferKind.TEMP if n in own else BufferKind.INPUT)
+        for n in names
+    }
     outputs = tuple(
         View(n, buffers[n].shape, buffers[n].strides, 0) for n in sorted(own & kernel.stored)
     )

@@ -15,9 +15,10 @@ from typing import Generic, Self, TypeVar
 from perfuse.codegen.scope import Scope
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Division, Indirect, Symbol, Variable
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.post_order import post_order
 from perfuse.ir.program import Buffer
 
@@ -51,7 +52,7 @@ class Names(ABC):
         return f"t{self._num_locals}"
 
     @abstractmethod
-    def quotient(self, atom: Atom, numerator: str, divisor: str) -> str:
+    def quotient(self, atom: Division, numerator: str, divisor: str) -> str:
         """A quotient or remainder of an index, which rounds down."""
 
     def dim(self, dim: Dim) -> str:
@@ -60,12 +61,12 @@ class Names(ABC):
 
     def atom(self, atom: Atom, spell: Callable[[Dim], str] | None = None) -> str:
         """A part of an index; `spell` writes the operands of a division."""
-        if atom.kind == "var":
-            return str(atom.parts[0])
-        if atom.kind == "sym":
-            return self.symbol(atom.parts[0])
-        assert atom.kind in ("div", "mod"), f"{atom} is read from data"
-        a, b = map(spell or self.dim, atom.parts)
+        if isinstance(atom, Variable):
+            return atom.name
+        if isinstance(atom, Symbol):
+            return self.symbol(atom.name)
+        assert isinstance(atom, Division), f"{atom} is read from data"
+        a, b = map(spell or self.dim, atom.operands)
         return self.quotient(atom, a, b)
 
 
@@ -199,18 +200,17 @@ class Emitter(ABC, Generic[N, V]):
         return ix.render(index, self.atom)
 
     def atom(self, atom: Atom) -> str:
-        if atom.kind == "value":
+        if isinstance(atom, Indirect):
             return self.checked(atom).text
         return self.names.atom(atom, self.index)
 
-    def checked(self, atom: Atom) -> V:
+    def checked(self, atom: Indirect) -> V:
         """An index read from data; it is checked once in a scope."""
-        value, size = atom.parts
-        source = ex.cast(value, DType.I64)
+        source = ex.cast(atom.value, DType.I64)
         marker = ex.apply("fma", source, source, source)  # a key no formula produces
         found = self.scope.find(marker)
         if found is None:
-            found = self.scope.known[marker] = self.check(self.value(source), value, size)
+            found = self.scope.known[marker] = self.check(self.value(source), atom.value, atom.size)
         return found
 
 

@@ -8,7 +8,7 @@ from perfuse.codegen.emitter import Emitter, N, V
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer
-from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.plan import Kernel, Member, Role
 
 
 class KernelFrame(Generic[N, V]):
@@ -19,7 +19,7 @@ class KernelFrame(Generic[N, V]):
         self.buffers = buffers
         self.names = names
 
-    def of_role(self, *roles: str) -> list[Member]:
+    def of_role(self, *roles: Role) -> list[Member]:
         return [m for m in self.kernel.members if m.role in roles]
 
     def short(self, member: Member) -> str:
@@ -28,7 +28,7 @@ class KernelFrame(Generic[N, V]):
 
     def is_read_inside(self, name: str) -> bool:
         """Whether a member reads the buffer, and so may want its value from a register."""
-        return any(r.attr[0] == name for m in self.kernel.members for r in m.loop.reads())
+        return any(r.buffer == name for m in self.kernel.members for r in m.loop.reads())
 
     def formula_of(self, member: Member, *, is_for_store: bool = False) -> Expr:
         """A member's formula, not rounded where only a store uses it, which rounds anyway."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from perfuse.codegen.writer import Writer
+from perfuse.ir.atoms import Atom
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 
 V = TypeVar("V")
 

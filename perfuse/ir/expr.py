@@ -16,8 +16,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Indirect, Variable
 from perfuse.ir.dtype import DType
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.post_order import post_order
 
 
@@ -87,7 +88,7 @@ class Expr:
     attr: Any
     cost: int
     num_loads: int
-    _vars: frozenset[Atom] | None
+    _vars: frozenset[Variable] | None
     _loads: tuple[Expr, ...] | None
 
     def __repr__(self) -> str:
@@ -129,7 +130,19 @@ class Expr:
             known[e] = hashlib.blake2b("|".join(parts).encode(), digest_size=8).hexdigest()
         return known[self]
 
-    def variables(self) -> frozenset[Atom]:
+    @property
+    def buffer(self) -> str:
+        """The buffer that a load reads."""
+        assert self.op == "load"
+        return str(self.attr[0])
+
+    @property
+    def index(self) -> Dim:
+        """Where a load reads; the number that an index is."""
+        found: Dim = self.attr[1] if self.op == "load" else self.attr
+        return found
+
+    def variables(self) -> frozenset[Variable]:
         """The loop variables this value depends on."""
         if self._vars is None:
             for e in post_order(self, _parts, lambda e: e._vars is not None):
@@ -142,24 +155,24 @@ def _parts(value: Expr) -> list[Expr]:
     """The values it is made of: its arguments, then those inside of its index."""
     if value.op not in ("load", "index"):
         return list(value.args)
-    atoms = _value_atoms(value.attr[1] if value.op == "load" else value.attr)
-    return [*value.args, *(atom.parts[0] for atom in atoms)]
+    atoms = _value_atoms(value.index)
+    return [*value.args, *(atom.value for atom in atoms)]
 
 
-def _own_variables(value: Expr) -> frozenset[Atom]:
+def _own_variables(value: Expr) -> frozenset[Variable]:
     if value.op not in ("load", "index"):
         return frozenset()
-    return index_variables(value.attr[1] if value.op == "load" else value.attr)
+    return index_variables(value.index)
 
 
-def index_variables(index: Dim) -> frozenset[Atom]:
+def index_variables(index: Dim) -> frozenset[Variable]:
     """Loop variables of an index, also those inside values read from data."""
-    found: set[Atom] = set()
+    found: set[Variable] = set()
     for atom in ix.atoms_of(index):
-        if atom.kind == "var":
+        if isinstance(atom, Variable):
             found.add(atom)
-        elif atom.kind == "value":
-            found |= atom.parts[0].variables()
+        elif isinstance(atom, Indirect):
+            found |= atom.value.variables()
     return frozenset(found)
 
 
@@ -179,8 +192,8 @@ def _make(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any = None) -> Ex
         loads = (op == "load") + sum(a.num_loads for a in args)
         if op in ("load", "index"):
             for atom in ix.atoms_of(attr[1] if op == "load" else attr):
-                if atom.kind == "value":
-                    cost, loads = cost + atom.parts[0].cost, loads + atom.parts[0].num_loads
+                if isinstance(atom, Indirect):
+                    cost, loads = cost + atom.value.cost, loads + atom.value.num_loads
         found.cost, found.num_loads = min(cost, _COST_LIMIT), min(loads, _COST_LIMIT)
         _INTERNED[key] = found
     return found
@@ -214,7 +227,7 @@ def renamed_load(made: Expr, buffer: str, index: Dim) -> Expr:
 
 def load_at(read: Expr, index: Dim) -> Expr:
     """The same load, masked or not, at another index."""
-    return _make("load", read.args, read.dtype, (read.attr[0], index))
+    return _make("load", read.args, read.dtype, (read.buffer, index))
 
 
 def index_value(index: Dim) -> Expr:
@@ -346,15 +359,15 @@ def walk(value: Expr, seen: set[Expr]) -> list[Expr]:
     return order
 
 
-def _value_atoms(index: Dim) -> list[Atom]:
-    found = [a for a in ix.atoms_of(index) if a.kind == "value"]
+def _value_atoms(index: Dim) -> list[Indirect]:
+    found = [a for a in ix.atoms_of(index) if isinstance(a, Indirect)]
     return sorted(found, key=lambda atom: atom.sort_key)
 
 
 def index_values(value: Expr) -> list[Expr]:
     """The values inside the index of a load or an index, as the integers they are used as."""
-    atoms = _value_atoms(value.attr[1] if value.op == "load" else value.attr)
-    return [cast(atom.parts[0], DType.I64) for atom in atoms]
+    atoms = _value_atoms(value.index)
+    return [cast(atom.value, DType.I64) for atom in atoms]
 
 
 def loads_of(value: Expr) -> list[Expr]:

@@ -12,20 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from perfuse.ir.atoms import (
+    Atom,
+    Division,
+    Indirect,
+    Quotient,
+    Remainder,
+    Symbol,
+    Variable,
+    interned,
+)
+
 if TYPE_CHECKING:
     from perfuse.ir.expr import Expr
-
-
-class Atom:
-    """An indivisible factor of an index: a variable, a symbol, a quotient, a remainder, a value."""
-
-    __slots__ = ("__weakref__", "kind", "parts", "sort_key")
-    kind: str
-    parts: tuple[Any, ...]
-    sort_key: str
-
-    def __repr__(self) -> str:
-        return self.sort_key
 
 
 class Index:
@@ -73,18 +72,7 @@ class Index:
 
 Dim = int | Index
 
-_ATOMS: WeakValueDictionary[tuple[Any, ...], Atom] = WeakValueDictionary()
 _INDICES: WeakValueDictionary[tuple[Any, ...], Index] = WeakValueDictionary()
-
-
-def _atom(kind: str, parts: tuple[Any, ...], text: str) -> Atom:
-    key = (kind, *parts)
-    found = _ATOMS.get(key)
-    if found is None:
-        found = Atom()
-        found.kind, found.parts, found.sort_key = kind, parts, text
-        _ATOMS[key] = found
-    return found
 
 
 def _index(terms: tuple[tuple[tuple[Atom, ...], int], ...], const: int) -> Dim:
@@ -109,17 +97,17 @@ def var(name: str, size: Dim) -> Dim:
     """The loop variable `name` in [0, size); of a loop of one step it is the constant 0."""
     if size == 1:
         return 0
-    return _of(_atom("var", (name, size), name))
+    return _of(interned(Variable, name, name=name, size=size))
 
 
 def symbol(name: str, lower: int = 0) -> Index:
     """A size known only at run time, at least `lower`."""
-    return _of(_atom("sym", (name, lower), name))
+    return _of(interned(Symbol, name, name=name, lower=lower))
 
 
 def indirect(value: Expr, size: Dim) -> Index:
     """An index read from data at run time, already wrapped and checked to be in [0, size)."""
-    return _of(_atom("value", (value, size), f"[{value.short_text()}]"))
+    return _of(interned(Indirect, f"[{value.short_text()}]", value=value, size=size))
 
 
 def as_atom(index: Dim) -> Atom | None:
@@ -134,7 +122,7 @@ def _canonical(collected: dict[tuple[Atom, ...], int], const: int) -> Dim:
     terms = [(m, c) for m, c in collected.items() if c]
     if len(terms) > 1:
         terms.sort(key=lambda term: [a.sort_key for a in term[0]])
-        if any(a.kind == "mod" for m, _ in terms for a in m):
+        if any(isinstance(a, Remainder) for m, _ in terms for a in m):
             rebuilt = _rejoin(dict(terms), const)
             if rebuilt is not None:
                 return rebuilt
@@ -145,9 +133,9 @@ def _rejoin(collected: dict[tuple[Atom, ...], int], const: int) -> Dim | None:
     """d*(x//d) + x%d is x again: what a reshape there and back leaves behind."""
     for monomial, coefficient in collected.items():
         for remainder in monomial:
-            if remainder.kind != "mod":
+            if not isinstance(remainder, Remainder):
                 continue
-            numerator, divisor = remainder.parts
+            numerator, divisor = remainder.numerator, remainder.divisor
             rest = _monomial_quotient(monomial, (remainder,))
             scale = _index(((rest, coefficient),), 0) if rest else coefficient
             quotient = mul(mul(floordiv(numerator, divisor), divisor), scale)
@@ -268,7 +256,7 @@ def _strides(index: Index) -> dict[Dim, Dim]:
 
 def _is_size(atom: Atom) -> bool:
     """Whether an atom has one value for the whole kernel: a symbol, or made of symbols alone."""
-    return all(a.kind == "sym" for a in atoms_of(_of(atom)))
+    return all(isinstance(a, Symbol) for a in atoms_of(_of(atom)))
 
 
 def _even_quotient(numerator: Dim, divisor: Index) -> Dim | None:
@@ -335,8 +323,8 @@ def floordiv(numerator: Dim, divisor: Dim) -> Dim:
     if is_within(add(rest, divisor), divisor):
         return add(quotient, -1)  # n*k - 1, the last of n*k, is in block n - 1
     inner = as_atom(rest)
-    if inner is not None and inner.kind == "div":
-        return add(quotient, floordiv(inner.parts[0], mul(inner.parts[1], divisor)))
+    if isinstance(inner, Quotient):
+        return add(quotient, floordiv(inner.numerator, mul(inner.divisor, divisor)))
     if isinstance(divisor, int) and isinstance(rest, Index):
         common = math.gcd(divisor, *(c for _, c in rest.terms))
         if common > 1:
@@ -346,8 +334,7 @@ def floordiv(numerator: Dim, divisor: Dim) -> Dim:
         if parted is not None:
             scale, coarse, _ = parted
             return add(quotient, floordiv(coarse, divisor // scale))
-    atom = _atom("div", (rest, divisor), f"({_factor_text(rest)} // {_factor_text(divisor)})")
-    return add(quotient, _of(atom))
+    return add(quotient, _of(_division(Quotient, rest, divisor, "//")))
 
 
 def mod(numerator: Dim, divisor: Dim) -> Dim:
@@ -370,11 +357,15 @@ def mod(numerator: Dim, divisor: Dim) -> Dim:
             scale, coarse, fine = parted
             return add(mul(mod(coarse, divisor // scale), scale), fine)
         inner = as_atom(rest)
-        if inner is not None and inner.kind == "mod" and isinstance(inner.parts[1], int):
-            if inner.parts[1] % divisor == 0:
-                return mod(inner.parts[0], divisor)
-    text = f"({_factor_text(rest)} % {_factor_text(divisor)})"
-    return _of(_atom("mod", (rest, divisor), text))
+        if isinstance(inner, Remainder) and isinstance(inner.divisor, int):
+            if inner.divisor % divisor == 0:
+                return mod(inner.numerator, divisor)
+    return _of(_division(Remainder, rest, divisor, "%"))
+
+
+def _division(kind: type[Division], numerator: Dim, divisor: Dim, sign: str) -> Division:
+    text = f"({_factor_text(numerator)} {sign} {_factor_text(divisor)})"
+    return interned(kind, text, numerator=numerator, divisor=divisor)
 
 
 def _factor_text(index: Dim) -> str:
@@ -384,12 +375,13 @@ def _factor_text(index: Dim) -> str:
 
 def _atom_bounds(atom: Atom) -> tuple[Dim, Dim | None]:
     """(least, most) value of an atom; most is None when nothing is known."""
-    if atom.kind in ("var", "value"):
-        return 0, add(atom.parts[1], -1)
-    if atom.kind == "sym":
-        return atom.parts[1], _of(atom)
-    numerator, divisor = atom.parts
-    if atom.kind == "mod":
+    if isinstance(atom, Variable | Indirect):
+        return 0, add(atom.size, -1)
+    if isinstance(atom, Symbol):
+        return atom.lower, _of(atom)
+    assert isinstance(atom, Division)
+    numerator, divisor = atom.numerator, atom.divisor
+    if isinstance(atom, Remainder):
         return 0, add(divisor, -1)
     low, high = bounds(numerator)
     if not is_nonnegative(low):
@@ -414,13 +406,13 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
     low: Dim = index.const
     high: Dim | None = index.const
     for monomial, coefficient in index.terms:
-        if len(monomial) > 1 and any(a.kind == "sym" and a.parts[1] < 0 for a in monomial):
+        if len(monomial) > 1 and any(isinstance(a, Symbol) and a.lower < 0 for a in monomial):
             return -(2**62), None  # of a product with such a factor nothing is known
         least: Dim = 1
         most: Dim | None = 1
         for atom in monomial:
             a, b = _atom_bounds(atom)
-            if atom.kind == "sym":
+            if isinstance(atom, Symbol):
                 a = _of(atom)
             elif isinstance(a, int) and a < 0 and len(monomial) > 1:
                 return -(2**62), None  # times what may be zero, the least is no longer a bound
@@ -482,9 +474,8 @@ def is_nonnegative(index: Dim) -> bool:
     for monomial, coefficient in index.terms:
         factor: Dim = coefficient
         for atom in monomial:
-            if atom.kind == "sym":
-                slack = _of(_atom("sym", (atom.parts[0] + "'", 0), atom.parts[0] + "'"))
-                factor = mul(factor, add(slack, atom.parts[1]))
+            if isinstance(atom, Symbol):
+                factor = mul(factor, add(symbol(atom.name + "'"), atom.lower))
             else:
                 low, _ = _atom_bounds(atom)
                 if not isinstance(low, int) or low < 0:
@@ -500,13 +491,12 @@ def _without_quotient(index: Index) -> Dim | None:
     """d times the index, one subtracted n//d replaced by n/d: no greater, so a sufficient test."""
     for monomial, coefficient in index.terms:
         for atom in monomial if coefficient < 0 else ():
-            if atom.kind == "div" and isinstance(atom.parts[1], int):
+            if isinstance(atom, Quotient) and isinstance(atom.divisor, int):
                 rest = _monomial_quotient(monomial, (atom,))
                 others = _index(((rest, coefficient),), 0) if rest else coefficient
                 if is_nonnegative(mul(others, -1)):
-                    numerator, divisor = atom.parts
                     kept = add(index, mul(_index(((monomial, coefficient),), 0), -1))
-                    return add(mul(kept, divisor), mul(numerator, others))
+                    return add(mul(kept, atom.divisor), mul(atom.numerator, others))
     return None
 
 
@@ -537,13 +527,12 @@ def _substitute_atom(
     found = mapping.get(atom)
     if found is not None:
         return found
-    if atom.kind == "div":
-        return floordiv(*(substitute(p, mapping, on_value) for p in atom.parts))
-    if atom.kind == "mod":
-        return mod(*(substitute(p, mapping, on_value) for p in atom.parts))
-    if atom.kind == "value":
-        value = on_value(atom.parts[0])
-        return _of(atom) if value is atom.parts[0] else indirect(value, atom.parts[1])
+    if isinstance(atom, Division):
+        parts = (substitute(p, mapping, on_value) for p in atom.operands)
+        return floordiv(*parts) if isinstance(atom, Quotient) else mod(*parts)
+    if isinstance(atom, Indirect):
+        value = on_value(atom.value)
+        return _of(atom) if value is atom.value else indirect(value, atom.size)
     return _of(atom)
 
 
@@ -555,8 +544,8 @@ def atoms_of(index: Dim) -> frozenset[Atom]:
         found: set[Atom] = set()
         for monomial, _ in index.terms:
             for atom in monomial:
-                if atom.kind in ("div", "mod"):
-                    found |= atoms_of(atom.parts[0]) | atoms_of(atom.parts[1])
+                if isinstance(atom, Division):
+                    found |= atoms_of(atom.numerator) | atoms_of(atom.divisor)
                 else:
                     found.add(atom)
         index._atoms = frozenset(found)
@@ -575,7 +564,7 @@ def coefficient_of(index: Dim, variable: Atom) -> Dim | None:
             if any(variable in atoms_of(_of(a)) for a in rest):
                 return None
             total = add(total, _index(((rest, coefficient),), 0) if rest else coefficient)
-        elif any(variable in atoms_of(_of(a)) for a in monomial if a.kind in ("div", "mod")):
+        elif any(variable in atoms_of(_of(a)) for a in monomial if isinstance(a, Division)):
             return None
         elif any(_value_uses(a, variable) for a in monomial):
             return None
@@ -583,11 +572,11 @@ def coefficient_of(index: Dim, variable: Atom) -> Dim | None:
 
 
 def _value_uses(atom: Atom, variable: Atom) -> bool:
-    if atom.kind == "value":
-        return variable in atom.parts[0].variables()
-    if atom.kind in ("div", "mod"):
-        return any(_value_uses(a, variable) for p in atom.parts for a in atoms_of(p))
-    return False
+    if isinstance(atom, Indirect):
+        return variable in atom.value.variables()
+    return isinstance(atom, Division) and any(
+        _value_uses(a, variable) for a in atoms_of(atom.numerator) | atoms_of(atom.divisor)
+    )
 
 
 def render(index: Dim, spell: Callable[[Atom], str]) -> str:

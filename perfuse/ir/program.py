@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from perfuse.decision import Choice
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr, loads_of
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.matmul import LINEAR, Operands, matmul_op
 
 
@@ -32,15 +34,29 @@ class Origin:
 NOWHERE = Origin()
 
 
+class BufferKind(StrEnum):
+    """Where a buffer's memory comes from."""
+
+    INPUT = "input"
+    CONSTANT = "constant"  # a tensor that the graph module holds
+    TEMP = "temp"  # made by the program
+    EXTERN = "extern"  # the result of a library call, in memory of its own
+    SEEDS = "seeds"  # one for each random op, drawn at every call
+
+
+# Kinds that the caller or the graph module owns.
+ARGUMENTS = (BufferKind.INPUT, BufferKind.CONSTANT)
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A strided piece of memory. `role`: input, constant, temp (ours) or extern (ATen's result)."""
+    """A strided piece of memory."""
 
     name: str
     dtype: DType
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
-    role: str = "temp"
+    kind: BufferKind = BufferKind.TEMP
     is_aligned: bool = True  # its address is a multiple of 16
 
     def index(self, position: tuple[Dim, ...]) -> Dim:
@@ -110,8 +126,8 @@ class Loop:
         if self._reads is None:
             found = loads_of(self.value)
             for atom in sorted(ix.atoms_of(self.index), key=lambda a: a.sort_key):
-                if atom.kind == "value":
-                    found += loads_of(atom.parts[0])
+                if isinstance(atom, Indirect):
+                    found += loads_of(atom.value)
             object.__setattr__(self, "_reads", tuple(found))
         assert self._reads is not None
         return self._reads
@@ -336,8 +352,8 @@ class Program:
 
 def sizes_from_data(dims: Iterable[Dim]) -> list[str]:
     """The size symbols among these that an earlier call of the program computes (u0, u1, ...)."""
-    atoms = {atom for dim in dims for atom in ix.atoms_of(dim) if atom.kind == "sym"}
-    return sorted(a.parts[0] for a in atoms if a.parts[0].startswith("u"))
+    names = {a.name for dim in dims for a in ix.atoms_of(dim) if isinstance(a, Symbol)}
+    return sorted(name for name in names if name.startswith("u"))
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from perfuse.errors import SpecError
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Variable
 from perfuse.ir.expr import index_variables
-from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Buffer, LibraryCall, Loop, Node, Program, View, sizes_from_data
+from perfuse.ir.index import Dim
+from perfuse.ir.program import (
+    ARGUMENTS,
+    Buffer,
+    BufferKind,
+    LibraryCall,
+    Loop,
+    Node,
+    Program,
+    View,
+    sizes_from_data,
+)
 
-# Buffers of these roles hold something before the first node runs.
-GIVEN = ("input", "constant", "seeds")
+# Buffers of these kinds hold something before the first node runs.
+GIVEN = (*ARGUMENTS, BufferKind.SEEDS)
 
 
 def verify_program(program: Program, stage: str) -> None:
@@ -31,13 +42,13 @@ def given_names(program: Program) -> set[str]:
     given = {*program.inputs, *program.constants, *(name for name, _ in program.symbols)}
     arguments = [program.buffers[name] for name in program.inputs if name in program.buffers]
     given.update(sizes_from_data(d for b in arguments for d in (*b.shape, *b.strides)))
-    return given | {n for n, b in program.buffers.items() if b.role in GIVEN}
+    return given | {n for n, b in program.buffers.items() if b.kind in GIVEN}
 
 
 def names_read(node: Node) -> list[str]:
     if isinstance(node, LibraryCall):
         return list(node.reads())
-    return [read.attr[0] for read in node.reads()]
+    return [read.buffer for read in node.reads()]
 
 
 def names_written(node: Node) -> list[str]:
@@ -78,15 +89,15 @@ def _problems(loop: Loop, program: Program) -> list[str]:
         found.append("it stores along an axis that it reduces")
     runs = not any(axis.size == 0 for axis in loop.axes)
     for read in loop.reads():
-        if read.attr[0] not in program.buffers:
-            found.append(f"{read.attr[0]} is no buffer")
-        elif runs and _is_outside(read.attr[1], program.buffers[read.attr[0]]) and not read.args:
-            found.append(f"{read} is outside of {program.buffers[read.attr[0]]}")
+        if read.buffer not in program.buffers:
+            found.append(f"{read.buffer} is no buffer")
+        elif runs and _is_outside(read.index, program.buffers[read.buffer]) and not read.args:
+            found.append(f"{read} is outside of {program.buffers[read.buffer]}")
     return found
 
 
-def _texts(atoms: frozenset[Atom]) -> list[str]:
-    return sorted(f"{a} < {a.parts[1]!r}" for a in atoms)
+def _texts(atoms: frozenset[Variable]) -> list[str]:
+    return sorted(f"{a} < {a.size!r}" for a in atoms)
 
 
 def _is_outside(index: Dim, buffer: Buffer) -> bool:
@@ -96,6 +107,8 @@ def _is_outside(index: Dim, buffer: Buffer) -> bool:
     if not isinstance(low, int) or not isinstance(high, int) or not isinstance(span, int):
         return False
     # Only a plain sum of variables reaches its bounds; quotients are bounded loosely.
-    plain = isinstance(index, int) or all(a.kind == "var" for m, _ in index.terms for a in m)
+    plain = isinstance(index, int) or all(
+        isinstance(a, Variable) for m, _ in index.terms for a in m
+    )
     linear = isinstance(index, int) or all(len(m) == 1 for m, _ in index.terms)
     return plain and linear and (low < 0 or high >= span)

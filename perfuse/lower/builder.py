@@ -16,6 +16,7 @@ from perfuse.ir.program import (
     NOWHERE,
     Axis,
     Buffer,
+    BufferKind,
     LibraryCall,
     Loop,
     Node,
@@ -64,7 +65,7 @@ class Builder:
         shape: Sequence[Dim],
         strides: Sequence[Dim] | None = None,
         *,
-        role: str = "temp",
+        kind: BufferKind = BufferKind.TEMP,
         name: str | None = None,
         is_aligned: bool = True,
     ) -> Buffer:
@@ -74,7 +75,7 @@ class Builder:
             dtype,
             shape,
             contiguous_strides(shape) if strides is None else tuple(strides),
-            role,
+            kind,
             is_aligned,
         )
         self.buffers[made.name] = made
@@ -99,7 +100,9 @@ class Builder:
         """Where `count` new seeds start in that buffer."""
         known = self.buffers.get("seeds")
         start: Dim = known.num_elements if known is not None else 0
-        self.new_buffer(DType.I64, (ix.add(start, count),), role="seeds", name="seeds")
+        self.new_buffer(
+            DType.I64, (ix.add(start, count),), kind=BufferKind.SEEDS, name=BufferKind.SEEDS
+        )
         return start
 
     # -- nodes -----------------------------------------------------------------------------
@@ -123,7 +126,7 @@ class Builder:
     def window_on(self, tensor: Tensor) -> View | None:
         """The tensor as a strided window on one of the buffers, if its formula is just that."""
         load = tensor.value
-        known = self.buffers.get(load.attr[0]) if load.op == "load" else None
+        known = self.buffers.get(load.buffer) if load.op == "load" else None
         return as_view(tensor, known.strides if known is not None else ())
 
     def realize(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
@@ -224,10 +227,10 @@ class Builder:
         for node in reversed(self.nodes):
             if isinstance(node, LibraryCall) and node.mutates:
                 return None
-            if isinstance(node, Loop) and node.out == value.attr[0]:
-                is_same = node.kind == "map" and node.index is value.attr[1]
+            if isinstance(node, Loop) and node.out == value.buffer:
+                is_same = node.kind == "map" and node.index is value.index
                 written = {n.out for n in later if isinstance(n, Loop)}
-                is_same = is_same and not written & {r.attr[0] for r in node.reads()}
+                is_same = is_same and not written & {r.buffer for r in node.reads()}
                 return node if is_same else None
             later.append(node)
         return None

@@ -14,10 +14,12 @@ from perfuse.decision import library
 from perfuse.errors import UnsupportedOp
 from perfuse.graph.facts import op_facts
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Symbol
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
 from perfuse.ir.matmul import matmul_op
 from perfuse.ir.program import (
+    BufferKind,
     Extern,
     Matmul,
     Measured,
@@ -111,7 +113,7 @@ def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:
     """A number on the CPU, copied to where loops can read it."""
     dtype = from_torch(traced.dtype)
     assert dtype is not None
-    buffer = builder.new_buffer(dtype, (), role="extern")
+    buffer = builder.new_buffer(dtype, (), kind=BufferKind.EXTERN)
     kwargs = (("device", builder.device), ("non_blocking", True))
     op, reason = op_name(torch.ops.aten._to_copy.default), "a CPU scalar that a GPU kernel reads"
     builder.call(Extern(op, (buffer.name,), (value,), kwargs, reason, origin=builder.origin))
@@ -132,7 +134,7 @@ def owned(builder: Builder, value: Tensor, traced: torch.Tensor) -> Tensor:
     flat = contiguous_strides(tuple(shape))
     place = sum((ix.mul(a, s) for a, s in zip(at, flat, strict=True)), start)
     builder.store(lying, memory, place)
-    copied = builder.new_buffer(value.dtype, memory.shape, role="extern")
+    copied = builder.new_buffer(value.dtype, memory.shape, kind=BufferKind.EXTERN)
     whole = View(memory.name, memory.shape, memory.strides, 0)
     op, reason = op_name(torch.ops.aten.clone.default), "an op accesses the storage of the copy"
     builder.call(Extern(op, (copied.name,), (whole,), (), reason, origin=builder.origin))
@@ -150,7 +152,7 @@ def _result(builder: Builder, expected: Any) -> Any:
             return Opaque(builder.new_name(), expected)
         shape = builder.symbols.dims(expected.shape)
         strides = builder.symbols.strides(expected.stride())
-        return builder.tensor_of(builder.new_buffer(dtype, shape, strides, role="extern"))
+        return builder.tensor_of(builder.new_buffer(dtype, shape, strides, kind=BufferKind.EXTERN))
     if isinstance(expected, torch.SymInt):
         return builder.symbols.dim(expected)
     if expected is None:
@@ -160,11 +162,11 @@ def _result(builder: Builder, expected: Any) -> Any:
 
 def _out_name(result: Any) -> str | None:
     if isinstance(result, Tensor):
-        return str(result.value.attr[0])
+        return str(result.value.buffer)
     if isinstance(result, Opaque):
         return result.name
     atom = ix.as_atom(result) if isinstance(result, Index) else None
-    return str(atom.parts[0]) if atom is not None else None
+    return atom.name if isinstance(atom, Symbol) else None
 
 
 def _measured(

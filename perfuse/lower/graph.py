@@ -19,10 +19,11 @@ from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, storage_treatment
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Symbol
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.matmul import matmul_op
-from perfuse.ir.program import LibraryCall, Matmul, Opaque, Program, View
+from perfuse.ir.program import ARGUMENTS, BufferKind, LibraryCall, Matmul, Opaque, Program, View
 from perfuse.lower import fallback, families
 from perfuse.lower.aliases import alias_root, views_from
 from perfuse.lower.builder import Builder, same_layout
@@ -130,14 +131,13 @@ class _Lowering:
         if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
             dim = self.symbols.dim(value)
             atom = ix.as_atom(dim)
-            is_symbol = atom is not None and atom.kind == "sym"
-            self.inputs.append(atom.parts[0] if atom is not None and is_symbol else name)
+            self.inputs.append(atom.name if isinstance(atom, Symbol) else name)
             self.values[node] = dim
             return
         self.inputs.append(name)
         if node.meta.get(GIVEN_UP):
             self.given_up.append(name)
-        self.values[node] = self._tensor_leaf(name, value, "input")
+        self.values[node] = self._tensor_leaf(name, value, BufferKind.INPUT)
 
     def _get_attr(self, node: FxNode) -> None:
         found: Any = self.module
@@ -146,11 +146,11 @@ class _Lowering:
         name = f"c{len(self.builder.constants)}"
         self.builder.constants[name] = found
         if isinstance(found, torch.Tensor):
-            self.values[node] = self._tensor_leaf(name, found, "constant")
+            self.values[node] = self._tensor_leaf(name, found, BufferKind.CONSTANT)
         else:
             self.values[node] = Opaque(name)
 
-    def _tensor_leaf(self, name: str, value: Any, role: str) -> Any:
+    def _tensor_leaf(self, name: str, value: Any, kind: BufferKind) -> Any:
         if not is_plain_tensor(value):
             return Opaque(name)
         dtype = from_torch(value.dtype)
@@ -161,7 +161,7 @@ class _Lowering:
             dtype,
             self.symbols.dims(value.shape),
             self.symbols.strides(value.stride()),
-            role=role,
+            kind=kind,
             name=name,
             is_aligned=isinstance(start, int) and start * dtype.num_bytes % 16 == 0,
         )
@@ -264,7 +264,7 @@ class _Lowering:
         view = self.builder.window_on(value) if isinstance(value, Tensor) else None
         if view is None or self.owners.get(view.buffer) is alias_root(node):
             return value
-        is_ours = self.builder.buffers[view.buffer].role not in ("input", "constant")
+        is_ours = self.builder.buffers[view.buffer].kind not in ARGUMENTS
         if is_ours and isinstance(view.offset, int) and view.offset % _ALIGNED_ELEMENTS == 0:
             return value
         return self.builder.realize_copy(value, dense_strides(node.meta["val"], self.symbols))
@@ -411,9 +411,9 @@ class _Lowering:
         self._keep_old_values(node, view.buffer)
         buffer = self.builder.buffers[view.buffer]
         source = expand(cast_tensor(source, target.dtype), target.shape)
-        target_index = target.value.attr[1]
+        target_index = target.value.index
         for read in ex.loads_of(source.value):
-            if read.attr[0] == view.buffer and read.attr[1] is not target_index:
+            if read.buffer == view.buffer and read.index is not target_index:
                 source = self.builder.realize_copy(source)
                 break
         self.builder.store(source, buffer, target_index)
@@ -423,7 +423,7 @@ class _Lowering:
     def _note_reads(self, node: FxNode) -> None:
         value = self.values.get(node)
         if node.op != "placeholder" and isinstance(value, Tensor):
-            for name in {read.attr[0] for read in ex.loads_of(value.value)}:
+            for name in {read.buffer for read in ex.loads_of(value.value)}:
                 self.readers.setdefault(name, []).append(node)
 
     def _keep_old_values(self, copy: FxNode, buffer: str) -> None:
@@ -431,7 +431,7 @@ class _Lowering:
         for earlier in self.readers.pop(buffer, []):
             value = self.values[earlier]
             is_needed = any(user not in self.values and user is not copy for user in earlier.users)
-            if not any(read.attr[0] == buffer for read in ex.loads_of(value.value)):
+            if not any(read.buffer == buffer for read in ex.loads_of(value.value)):
                 continue
             if is_needed:
                 self.values[earlier] = self.builder.realize_copy(value)
@@ -498,9 +498,9 @@ class _Lowering:
         assert view is not None
         root = alias_root(node)
         owner = self.owners.get(view.buffer)
-        role = self.builder.buffers[view.buffer].role
+        kind = self.builder.buffers[view.buffer].kind
         first = claimed.setdefault(view.buffer, root)
-        if owner is not root and (role in ("input", "constant") or first is not root):
+        if owner is not root and (kind in ARGUMENTS or first is not root):
             value = self.builder.realize_copy(value, strides)
             view = self.builder.window_on(value)
             assert view is not None

@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node as FxNode
 
 from perfuse.ir import index as ix
-from perfuse.ir.program import View
+from perfuse.ir.program import ARGUMENTS, View
 from perfuse.lower.aliases import alias_root
 from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.layout import dense_strides, own_strides
@@ -32,7 +32,7 @@ def own_memory(builder: Builder, tensor: Tensor, expected: Any) -> Tensor:
     made = builder.realize(tensor, strides)
     view = builder.window_on(made)
     assert view is not None
-    if builder.buffers[view.buffer].role not in ("input", "constant"):
+    if builder.buffers[view.buffer].kind not in ARGUMENTS:
         return made
     return builder.realize_copy(tensor, strides)
 
@@ -97,7 +97,7 @@ class EagerWindows:
         buffer = self.builder.buffers[view.buffer]
         if buffer.dtype is not value.dtype:
             return None  # converted when it is loaded
-        is_given = buffer.role in ("input", "constant")
+        is_given = buffer.kind in ARGUMENTS
         is_copy = is_given and self.owners.get(view.buffer) is not alias_root(node)
         return None if is_copy else view
 

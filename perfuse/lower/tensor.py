@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Indirect, Variable
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
@@ -106,7 +107,7 @@ def as_view(tensor: Tensor, own_strides: Sequence[Dim] = ()) -> View | None:
             if stride not in own_strides and _may_run_backwards(stride):
                 return None
             offset = ix.add(offset, ix.mul(ix.mul(position, stride), -1))
-    if any(a.kind in ("var", "value") for a in ix.atoms_of(offset)):
+    if any(isinstance(a, Variable | Indirect) for a in ix.atoms_of(offset)):
         return None
     # A load is inside of its buffer, so an offset that is only known at run time is not negative.
     if isinstance(offset, int) and offset < 0:

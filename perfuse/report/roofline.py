@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 
+from perfuse.ir.atoms import Indirect
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.index import Dim, atoms_of, product
 from perfuse.ir.program import Buffer, Program
@@ -80,8 +81,8 @@ def _looked_up(kernel: Kernel, program: Program) -> dict[str, int]:
     for member in kernel.members:
         steps = value_of(product([axis.size for axis in member.loop.axes]), program.hints)
         for read in member.loop.reads():
-            name = read.attr[0]
-            if any(atom.kind == "value" for atom in atoms_of(read.attr[1])):
+            name = read.buffer
+            if any(isinstance(atom, Indirect) for atom in atoms_of(read.index)):
                 size = program.buffers[name].dtype.num_bytes
                 found[name] = found.get(name, 0) + steps * size
             else:

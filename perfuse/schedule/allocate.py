@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from perfuse.ir.program import Buffer, Opaque, View
+from perfuse.ir.program import Buffer, BufferKind, Opaque, View
 from perfuse.schedule.memory import (
     first_and_last,
     is_forgotten_early,
@@ -114,7 +114,9 @@ class _Decision:
         if self._ends_turn(step, dying):
             self._end_turn(number + 1)
             return
-        temporaries = [n for n in dying if n in self.buffers and self.buffers[n].role == "temp"]
+        temporaries = [
+            n for n in dying if n in self.buffers and self.buffers[n].kind == BufferKind.TEMP
+        ]
         self.spare |= {n: size for n in temporaries if (size := self.alive[n])}
 
     def _ends_turn(self, step: Step, dying: Sequence[str]) -> bool:
@@ -155,7 +157,11 @@ class _Decision:
     def _is_missing(self, name: str) -> bool:
         if name in self.made or name not in self.buffers:
             return False
-        return self.buffers[name].role not in ("input", "constant", "extern")
+        return self.buffers[name].kind not in (
+            BufferKind.INPUT,
+            BufferKind.CONSTANT,
+            BufferKind.EXTERN,
+        )
 
     def _bytes(self, name: str) -> int | None:
         """A value that is not a tensor of the program counts nothing."""
@@ -182,7 +188,7 @@ class _Decision:
 
     def _spare_for(self, buffer: Buffer) -> str | None:
         """A dead temporary of this turn whose memory serves for a buffer."""
-        if buffer.role != "temp":
+        if buffer.kind != BufferKind.TEMP:
             return None
         size, layout = num_bytes(buffer), (buffer.dtype, buffer.shape, buffer.strides)
         for name, spare in self.spare.items() if self.is_gpu else ():

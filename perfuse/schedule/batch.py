@@ -14,11 +14,12 @@ from dataclasses import replace
 from perfuse.context import Context
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Axis, Buffer, LibraryCall, Program
+from perfuse.ir.index import Dim
+from perfuse.ir.program import ARGUMENTS, Axis, Buffer, BufferKind, LibraryCall, Program
 from perfuse.schedule.memory import num_bytes, output_buffers, touched
-from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Member, Part, Refusal, Step
+from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Member, Part, Refusal, Role, Step
 
 # Fewer kernels than this are not worth the table.
 LEAST_PARTS = 4
@@ -76,7 +77,7 @@ class Form:
         self.template = template
         self.buffers = buffers
         self.part = part
-        kinds = tuple((b.dtype, b.role) for b in buffers)
+        kinds = tuple((b.dtype, b.kind) for b in buffers)
         loops = tuple((m.loop, m.role, m.stage) for m in template.members)
         self.key = (template.axes, loops, template.stored, kinds)
 
@@ -84,10 +85,10 @@ class Form:
 def form_of(kernel: Kernel, buffers: dict[str, Buffer]) -> Form | None:
     """The canonical form of a kernel that may be part of a batch."""
     axes = [a for a in kernel.axes if a.atom is not None]
-    if len(axes) > 1 or any(m.role not in ("full", "all") for m in kernel.members):
+    if len(axes) > 1 or any(m.role not in (Role.FULL, Role.ALL) for m in kernel.members):
         return None
     size = axes[0].size if axes else 1
-    is_reduction = any(m.role == "all" for m in kernel.members)
+    is_reduction = any(m.role == Role.ALL for m in kernel.members)
     if not isinstance(size, int) or (is_reduction and (not axes or size > LONGEST_REDUCTION)):
         return None
     if size == 0 or any(_depends_on_call(m) for m in kernel.members):
@@ -107,8 +108,8 @@ def form_of(kernel: Kernel, buffers: dict[str, Buffer]) -> Form | None:
 def _canonical_buffer(name: str, buffer: Buffer, is_sized: bool) -> Buffer:
     """A buffer of which only its dtype is known, and whether it is the program's own."""
     shape: tuple[Dim, ...] = (COUNT,) if is_sized else (1,)
-    role = "temp" if buffer.role == "temp" else "input"
-    return Buffer(name, buffer.dtype, shape, (1,), role)
+    kind = BufferKind.TEMP if buffer.kind == BufferKind.TEMP else BufferKind.INPUT
+    return Buffer(name, buffer.dtype, shape, (1,), kind)
 
 
 def _depends_on_call(member: Member) -> bool:
@@ -118,10 +119,10 @@ def _depends_on_call(member: Member) -> bool:
     """
     values = ex.walk(member.loop.value, set())
     loads = [e for e in values if e.op == "load"]
-    indices = [member.loop.index, *(e.attr[1] for e in loads)]
+    indices = [member.loop.index, *(e.index for e in loads)]
     numbers = [e.attr for e in values if e.op == "index"]
     return any(e.args for e in loads) or any(
-        atom.kind in ("value", "sym")
+        isinstance(atom, Indirect | Symbol)
         for index in (*indices, *numbers)
         for atom in ix.atoms_of(index)
     )
@@ -144,12 +145,12 @@ class _Renaming:
     def member(self, member: Member, number: int, axis: Axis | None) -> Member:
         loop, change = member.loop, self._change
         value = change(loop.value)
-        is_reduced = member.role == "all"
+        is_reduced = member.role == Role.ALL
         axes = () if axis is None else (replace(axis, reduced=is_reduced),)
         made = replace(
             loop, out=self._name(loop.out), axes=axes, value=value, index=change.index(loop.index)
         )
-        return Member(made, "inner" if is_reduced else member.role, number, member.stage)
+        return Member(made, Role.INNER if is_reduced else member.role, number, member.stage)
 
 
 # -- which may run together ----------------------------------------------------------------
@@ -194,7 +195,7 @@ def _may_wait(kernel: Kernel, program: Program, stays: set[str], limit: int) -> 
     given = set(program.given_up)
     for name in touched(kernel):
         buffer = program.buffers[name]
-        is_argument = buffer.role in ("input", "constant") and name not in given
+        is_argument = buffer.kind in ARGUMENTS and name not in given
         if is_argument or name in stays:
             continue
         size = num_bytes(buffer)
@@ -209,7 +210,7 @@ def _join_single_elements(
     """Kernels of a single element join a class whose body with one step is theirs."""
     for key, numbers in list(classes.items()):
         form = forms[numbers[0]]
-        if not form.template.axes or any(m.role != "full" for m in form.template.members):
+        if not form.template.axes or any(m.role != Role.FULL for m in form.template.members):
             continue
         single = _single(form)
         for number in classes.pop((key[0], single.key), []):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.atoms import Atom
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Loop
 
 
@@ -93,7 +94,7 @@ def natural_order(loop: Loop) -> tuple[Axis, ...]:
         reads = [r for r in loop.reads() if not r.args]
         if not reads:
             return loop.axes
-        guide = max(reads, key=lambda r: _num_axes(loop, r.attr[1])).attr[1]
+        guide = max(reads, key=lambda r: _num_axes(loop, r.index)).index
     return order_by(loop.axes, guide)
 
 

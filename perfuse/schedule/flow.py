@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfuse.ir.expr import Expr
-from perfuse.schedule.plan import Member
+from perfuse.schedule.plan import Member, Role
 
 
 class Apart(Exception):
@@ -17,7 +17,7 @@ def check_flow(writing: tuple[Member, ...], reading: tuple[Member, ...]) -> None
         writers.setdefault(m.loop.out, []).append(m)
     for reader in reading:
         for read in reader.loop.reads():
-            for writer in writers.get(read.attr[0], ()):
+            for writer in writers.get(read.buffer, ()):
                 _check_read(writer, reader, read)
         if reader.loop.out in writers:
             raise Apart(f"both write {reader.loop.out}")
@@ -28,7 +28,7 @@ def check_overwriting(members: tuple[Member, ...]) -> None:
     readers: dict[str, list[int]] = {}
     for m in members:
         for read in m.loop.reads():
-            readers.setdefault(read.attr[0], []).append(m.number)
+            readers.setdefault(read.buffer, []).append(m.number)
     for m in members:
         numbers = readers.get(m.loop.out)
         if numbers and min(numbers) <= m.number < max(numbers):
@@ -36,15 +36,15 @@ def check_overwriting(members: tuple[Member, ...]) -> None:
 
 
 def _check_read(writer: Member, reader: Member, read: Expr) -> None:
-    name = read.attr[0]
-    if read.attr[1] is not writer.loop.index:
+    name = read.buffer
+    if read.index is not writer.loop.index:
         raise Apart(f"{reader.loop.out} reads {name} at a different index than it is written")
     if writer.number > reader.number:
         # The reader wants the old value: it must have it before the overwriting loop runs.
-        if not (writer.role == reader.role == "full"):
+        if not (writer.role == reader.role == Role.FULL):
             raise Apart(f"{name} is overwritten in a loop of different shape")
         return
-    if writer.role in ("outer", "all"):
+    if writer.role in (Role.OUTER, Role.ALL):
         raise Apart(f"{name} is complete only after all rows")
-    if writer.role == "full" and reader.role == "row":
+    if writer.role == Role.FULL and reader.role == Role.ROW:
         raise Apart(f"{reader.loop.out} reads columns of {name} once per row")

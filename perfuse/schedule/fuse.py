@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.atoms import Atom, Indirect
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer, LibraryCall, Loop, Node, Program, sizes_from_data
 from perfuse.schedule import domain
 from perfuse.schedule.flow import Apart, check_flow, check_overwriting
-from perfuse.schedule.plan import Member, Refusal, static_product
+from perfuse.schedule.plan import Member, Refusal, Role, static_product
 
 # Column accumulators live in cache beside the row: beyond this many columns they would not.
 _MOST_OUTER_COLUMNS = 1 << 17
@@ -38,7 +39,7 @@ class Group:
 
     @property
     def is_all_maps(self) -> bool:
-        return self.inner is None and all(m.role == "full" for m in self.members)
+        return self.inner is None and all(m.role == Role.FULL for m in self.members)
 
 
 def group_of(number: int, node: Node) -> Group:
@@ -59,27 +60,27 @@ def _group_over(number: int, node: Loop, axes: tuple[Axis, ...]) -> Group:
     role, inner = _role(node, axes)
     renamed = tuple(Axis(f"x{i}", a.size, a.reduced) for i, a in enumerate(axes))
     loop = domain.rewrite(node, mapping, renamed)
-    fixed = role in ("scan", "scatter")
+    fixed = role in (Role.SCAN, Role.SCATTER)
     return Group((number,), sizes, inner, (Member(loop, role, number),), fixed)
 
 
-def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[str, tuple[bool, ...] | None]:
+def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[Role, tuple[bool, ...] | None]:
     if node.kind.startswith("cum"):
-        return "scan", (*[False] * (len(axes) - 1), True)
-    if node.kind == "scatter_add" or any(a.kind == "value" for a in ix.atoms_of(node.index)):
-        return "scatter", None
+        return Role.SCAN, (*[False] * (len(axes) - 1), True)
+    if node.kind == "scatter_add" or any(isinstance(a, Indirect) for a in ix.atoms_of(node.index)):
+        return Role.SCATTER, None
     flags = tuple(a.reduced for a in axes)
     if not any(flags):
-        return "full", None
+        return Role.FULL, None
     if all(flags):
         # Positions are combined with their values, which only the lanes of one row do.
-        return ("inner", flags) if node.kind.startswith("arg") else ("all", None)
+        return (Role.INNER, flags) if node.kind.startswith("arg") else (Role.ALL, None)
     lead = flags.index(False)
     if lead and not any(flags[lead:]) and not node.kind.startswith("arg"):
         columns = static_product([a.size for a in axes[lead:]])
         if columns is None or columns <= _MOST_OUTER_COLUMNS:
-            return "outer", (*[False] * lead, *[True] * (len(flags) - lead))
-    return "inner", flags
+            return Role.OUTER, (*[False] * lead, *[True] * (len(flags) - lead))
+    return Role.INNER, flags
 
 
 def merge(a: Group, b: Group) -> Group:
@@ -99,7 +100,7 @@ def merge(a: Group, b: Group) -> Group:
     members = tuple(sorted(first + second, key=lambda m: m.number))
     check_overwriting(members)
     merged = Group(tuple(sorted(a.nodes + b.nodes)), sizes, inner, members)
-    names = {r.attr[0] for m in members for r in m.loop.reads()}
+    names = {r.buffer for m in members for r in m.loop.reads()}
     if len(names | {m.loop.out for m in members}) > _MOST_BUFFERS:
         raise Apart(f"together they would touch more than {_MOST_BUFFERS} buffers")
     _check_length(members)
@@ -215,7 +216,7 @@ def _moved_to(b: Group, sizes: list[Dim], parts: list[list[int]]) -> tuple[Membe
             mapping[atom] = domain.joined(sizes, variables, positions)
     axes = tuple(Axis(f"x{p}", sizes[p]) for p in sorted(p for ps in parts for p in ps))
     return tuple(
-        replace(m, loop=domain.rewrite(m.loop, mapping, axes), role="row") for m in b.members
+        replace(m, loop=domain.rewrite(m.loop, mapping, axes), role=Role.ROW) for m in b.members
     )
 
 
@@ -354,7 +355,7 @@ def _turned(first: Group, second: Group) -> list[Group]:
     loop = second.members[0].loop
     made = {m.loop.out for m in first.members}
     orders = {
-        domain.order_by(loop.axes, read.attr[1]) for read in loop.reads() if read.attr[0] in made
+        domain.order_by(loop.axes, read.index) for read in loop.reads() if read.buffer in made
     }
     return [_group_over(second.nodes[0], loop, order) for order in orders if order != loop.axes]
 
@@ -373,8 +374,8 @@ def accesses(node: Node) -> tuple[list[str], list[str]]:
     if isinstance(node, LibraryCall):
         writes = node.makes() + list(node.mutates)
         return list(dict.fromkeys(node.reads())), list(dict.fromkeys(writes))
-    names = [r.attr[0] for r in node.reads()]
-    dims = [a.size for a in node.axes] + [node.index] + [r.attr[1] for r in node.reads()]
+    names = [r.buffer for r in node.reads()]
+    dims = [a.size for a in node.axes] + [node.index] + [r.index for r in node.reads()]
     return list(dict.fromkeys(names + sizes_from_data(dims))), [node.out]
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from perfuse.ir.matmul import LINEAR
-from perfuse.ir.program import LibraryCall, Program
+from perfuse.ir.program import BufferKind, LibraryCall, Program
 from perfuse.schedule.memory import first_and_last, output_buffers, touched
-from perfuse.schedule.plan import Kernel, Step
+from perfuse.schedule.plan import Kernel, Role, Step
 
 # Calls that make new memory of their own: what others return may be an argument of theirs.
 _MAKERS = frozenset({"aten.convolution.default", LINEAR})
@@ -51,7 +51,7 @@ def _only_result(step: Step) -> str | None:
         return None
     (name,) = step.stored
     writers = [m for m in step.members if m.loop.out == name]
-    if len(writers) != 1 or writers[0].role != "full" or writers[0].loop.kind != "map":
+    if len(writers) != 1 or writers[0].role != Role.FULL or writers[0].loop.kind != "map":
         return None
     return name if writers[0].stage == max(m.stage for m in step.members) else None
 
@@ -59,8 +59,8 @@ def _only_result(step: Step) -> str | None:
 def _fits(kernel: Kernel, new: str, old: str, program: Program) -> bool:
     """Laid out alike, and each element of `old` is read only where that of `new` is written."""
     a, b = program.buffers[old], program.buffers[new]
-    if b.role != "temp" or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
+    if b.kind != BufferKind.TEMP or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
         return False
     (place,) = {m.loop.index for m in kernel.members if m.loop.out == new}
-    reads = {r for m in kernel.members for r in m.loop.reads() if r.attr[0] == old}
-    return all(read.attr[1] is place and not read.args for read in reads)
+    reads = {r for m in kernel.members for r in m.loop.reads() if r.buffer == old}
+    return all(read.index is place and not read.args for read in reads)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfuse.context import Context
-from perfuse.ir.program import Buffer, LibraryCall, View
+from perfuse.ir.program import Buffer, BufferKind, LibraryCall, View
 from perfuse.schedule.likely import Hints, value_of
 from perfuse.schedule.memory import allocated_bytes, output_buffers
 from perfuse.schedule.plan import Plan, Step
@@ -149,7 +149,7 @@ def _label(steps: Sequence[Step]) -> str:
 
 
 def _kind(buffer: Buffer, leaving: set[str]) -> str:
-    if buffer.role == "input":
+    if buffer.kind == BufferKind.INPUT:
         return "input"
     return "result" if buffer.name in leaving else "temporary"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.atoms import Atom, Division, Quotient, Symbol
+from perfuse.ir.index import Dim
 
 UNKNOWN_SIZE = 4096  # of a symbol that nothing is known of
 
@@ -24,8 +25,7 @@ def value_of(dim: Dim, hints: Hints) -> int:
 
 
 def _atom_value(atom: Atom, hints: Hints) -> int:
-    if atom.kind in ("div", "mod"):
-        a, b = (value_of(part, hints) for part in atom.parts)
-        b = max(b, 1)
-        return a // b if atom.kind == "div" else a % b
-    return hints.get(str(atom.parts[0]), UNKNOWN_SIZE)
+    if isinstance(atom, Division):
+        a, b = value_of(atom.numerator, hints), max(value_of(atom.divisor, hints), 1)
+        return a // b if isinstance(atom, Quotient) else a % b
+    return hints.get(atom.name, UNKNOWN_SIZE) if isinstance(atom, Symbol) else UNKNOWN_SIZE

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from zlib import crc32
 
-from perfuse.ir.program import Buffer, LibraryCall, Program, View
+from perfuse.ir.program import Buffer, BufferKind, LibraryCall, Program, View
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
 ALIGNMENT = 64
@@ -51,7 +51,7 @@ def leading_inputs(plan: Plan) -> list[str]:
     """
     used = {name for kernel in plan.kernels for name in touched(kernel)}
     found = [name for name in dict.fromkeys(plan.program.inputs) if name in used]
-    found = [name for name in found if plan.program.buffers[name].role == "input"]
+    found = [name for name in found if plan.program.buffers[name].kind == BufferKind.INPUT]
     return found if len(found) >= plan.thresholds.many_inputs else []
 
 
@@ -75,7 +75,7 @@ def arena_buffers(
     found = {}
     for name in {name for step in steps for name in touched(step)} - refused:
         buffer = program.buffers.get(name)
-        size = num_bytes(buffer) if buffer is not None and buffer.role == "temp" else None
+        size = num_bytes(buffer) if buffer is not None and buffer.kind == BufferKind.TEMP else None
         if buffer is None or size is None or static_product(buffer.shape) is None:
             continue
         if largest is None or size < largest:

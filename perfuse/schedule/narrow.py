@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
-from perfuse.ir.index import Atom, Dim
-from perfuse.ir.program import Loop, Program
+from perfuse.ir.atoms import Atom
+from perfuse.ir.index import Dim
+from perfuse.ir.program import BufferKind, Loop, Program
 from perfuse.schedule.fuse import accesses
 from perfuse.schedule.memory import output_buffers
 
@@ -22,7 +23,11 @@ def narrow_reductions(program: Program) -> Program:
         if not isinstance(node, Loop) or not node.is_reduction or node.kind.startswith("arg"):
             continue
         users = readers.get(node.out, [])
-        if len(users) != 1 or node.out in leaving or program.buffers[node.out].role != "temp":
+        if (
+            len(users) != 1
+            or node.out in leaving
+            or program.buffers[node.out].kind != BufferKind.TEMP
+        ):
             continue
         user = program.nodes[users[0]]
         merged = _merged(node, user, program) if isinstance(user, Loop) else None
@@ -77,6 +82,6 @@ def _merged(node: Loop, copy: Loop, program: Program) -> Loop | None:
         if theirs.atom is not None and own.atom is not None:
             mapping[theirs.atom] = ix.var(own.name, own.size)
     change = ex.Substitution(mapping)
-    if change.index(value.attr[1]) is not node.index:
+    if change.index(value.index) is not node.index:
         return None
     return replace(node, out=copy.out, index=change.index(copy.index))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 
-from perfuse.ir.program import Program
+from perfuse.ir.program import ARGUMENTS, Program
 from perfuse.schedule.fuse import Fuser, accesses
 from perfuse.schedule.lifetimes import buffer_bytes
 from perfuse.schedule.memory import output_buffers
@@ -122,5 +122,5 @@ def _freeable_bytes(program: Program) -> Mapping[str, int]:
     return {
         name: buffer_bytes(buffer, program.hints)
         for name, buffer in program.buffers.items()
-        if buffer.role not in ("input", "constant") or name in given
+        if buffer.kind not in ARGUMENTS or name in given
     }

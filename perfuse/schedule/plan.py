@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from perfuse.config import ThresholdSettings
 from perfuse.decision import Decision
@@ -12,12 +13,17 @@ from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Program
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import MemoryPlan
 
-# How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns):
-#   full    one value for each row and column          row     one value for each row
-#   inner   reduces the columns of each row            outer   reduces the rows of each column
-#   all     reduces everything to one value            scan    runs along the columns of each row
-#   scatter stores where data says
-ROLES = ("full", "row", "inner", "outer", "all", "scan", "scatter")
+
+class Role(StrEnum):
+    """How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns)."""
+
+    FULL = "full"  # one value for each row and column
+    ROW = "row"  # one value for each row
+    INNER = "inner"  # reduces the columns of each row
+    OUTER = "outer"  # reduces the rows of each column
+    ALL = "all"  # reduces everything to one value
+    SCAN = "scan"  # runs along the columns of each row
+    SCATTER = "scatter"  # stores where data says
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Member:
     """A loop rewritten over its kernel's axes: its role, and the stage of the row it runs in."""
 
     loop: Loop
-    role: str
+    role: Role
     number: int  # place of the node in its program
     stage: int = 0
 
@@ -50,7 +56,7 @@ class Kernel:
         """Buffers read from memory, in order of first use."""
         if self._reads is None:
             made = {m.loop.out for m in self.members} - self.stored
-            names = [r.attr[0] for m in self.members for r in m.loop.reads()]
+            names = [r.buffer for m in self.members for r in m.loop.reads()]
             found = tuple(dict.fromkeys(n for n in names if n not in made))
             object.__setattr__(self, "_reads", found)
         assert self._reads is not None
@@ -87,7 +93,7 @@ class Batch:
     """Independent kernels with one body: the template, run once for each part.
 
     The template's buffers are t0, t1, ...; it has one axis of `count` steps, or none. A reduction
-    over everything has the role "inner" there: each part is one row.
+    over everything has the role Role.INNER there: each part is one row.
     """
 
     template: Kernel

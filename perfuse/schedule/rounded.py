@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import LibraryCall, Loop, Node, Program
+from perfuse.ir.program import BufferKind, LibraryCall, Loop, Node, Program
 from perfuse.schedule.fuse import accesses
 from perfuse.schedule.memory import output_buffers, touched
 
@@ -23,7 +23,7 @@ def store_as_rounded(program: Program) -> Program:
     for name in writers.keys() & buffers.keys():  # a call's results may have none (complex, state)
         buffer, nodes = buffers[name], writers[name]
         kind = _rounded_kind(nodes)
-        if kind is not None and buffer.role == "temp" and name not in seen_outside:
+        if kind is not None and buffer.kind == BufferKind.TEMP and name not in seen_outside:
             if kind.compute is buffer.dtype:
                 buffers[name] = replace(buffer, dtype=kind)
     return program if buffers == program.buffers else replace(program, buffers=buffers)

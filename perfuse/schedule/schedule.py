@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from perfuse.context import Context
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
-from perfuse.ir.program import LibraryCall, Loop, Program
+from perfuse.ir.program import BufferKind, LibraryCall, Loop, Program
 from perfuse.schedule import memory, shape
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.batch import batched
@@ -16,7 +16,7 @@ from perfuse.schedule.in_place import written_over
 from perfuse.schedule.lifetimes import Where, lifetimes
 from perfuse.schedule.narrow import narrow_reductions
 from perfuse.schedule.order import frugal_order, program_order
-from perfuse.schedule.plan import Kernel, Plan, Step, static_product
+from perfuse.schedule.plan import Kernel, Plan, Role, Step, static_product
 from perfuse.schedule.rounded import store_as_rounded
 
 # Library calls between two loops that may still fuse when memory is limited: those of a block.
@@ -130,7 +130,7 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
 def _without_dead_loops(program: Program) -> Program:
     """Drop loops whose results nobody reads."""
     needed = memory.output_buffers(program)
-    needed |= {n for n, b in program.buffers.items() if b.role == "input"}
+    needed |= {n for n, b in program.buffers.items() if b.kind == BufferKind.INPUT}
     kept = []
     for node in reversed(program.nodes):
         if isinstance(node, Loop) and node.out not in needed:
@@ -169,9 +169,9 @@ def _kernel(
     for m in members:
         out = m.loop.out
         is_used_elsewhere = bool(uses.get(out, set()) - {home})
-        if is_used_elsewhere or program.buffers[out].role != "temp" or several[out] > 1:
+        if is_used_elsewhere or program.buffers[out].kind != BufferKind.TEMP or several[out] > 1:
             stored.add(out)
-        elif m.role in ("outer", "all", "scatter", "scan"):
+        elif m.role in (Role.OUTER, Role.ALL, Role.SCATTER, Role.SCAN):
             stored.add(out)
     made = Kernel(name, axes, members, frozenset(stored))
     return replace(

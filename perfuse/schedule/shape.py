@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis
 from perfuse.schedule import domain
 from perfuse.schedule.fuse import Group
-from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.plan import Kernel, Member, Role
 
 
 def axes_of(group: Group) -> tuple[Axis, ...]:
@@ -46,11 +47,11 @@ def _all_indices(members: Sequence[Member]) -> list[Dim]:
         found.append(m.loop.index)
         exprs = ex.walk(m.loop.value, seen)
         for atom in ix.atoms_of(m.loop.index):
-            if atom.kind == "value":
-                exprs += ex.walk(atom.parts[0], seen)
+            if isinstance(atom, Indirect):
+                exprs += ex.walk(atom.value, seen)
         for e in exprs:
             if e.op == "load":
-                found.append(e.attr[1])
+                found.append(e.index)
             elif e.op == "index":
                 found.append(e.attr)
     return list(dict.fromkeys(found))
@@ -65,7 +66,7 @@ def _can_merge(outer: Axis, inner: Axis, members: Sequence[Member], indices: Seq
             return False
         if flags.get(outer.name) != flags.get(inner.name):
             return False
-        if m.role == "scan" and outer.reduced:
+        if m.role == Role.SCAN and outer.reduced:
             return False
     for index in indices:
         a, b = ix.coefficient_of(index, outer.atom), ix.coefficient_of(index, inner.atom)
@@ -107,8 +108,8 @@ def stage(members: tuple[Member, ...]) -> tuple[Member, ...]:
     for m in members:
         level = 0
         for read in m.loop.reads():
-            for j in made.get(read.attr[0], ()):
-                level = max(level, levels[j] + (members[j].role == "inner"))
+            for j in made.get(read.buffer, ()):
+                level = max(level, levels[j] + (members[j].role == Role.INNER))
         levels.append(max([level, *levels]) if m in overwriting else level)
         made.setdefault(m.loop.out, []).append(len(levels) - 1)
     _move_later(members, levels)
@@ -117,25 +118,25 @@ def stage(members: tuple[Member, ...]) -> tuple[Member, ...]:
 
 def _overwrites(member: Member, earlier: Sequence[Member]) -> bool:
     """An earlier loop of the kernel reads what was there before."""
-    return any(r.attr[0] == member.loop.out for m in earlier for r in m.loop.reads())
+    return any(r.buffer == member.loop.out for m in earlier for r in m.loop.reads())
 
 
 def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:
     users: dict[str, list[int]] = {}
     for i, m in enumerate(members):
         for read in m.loop.reads():
-            users.setdefault(read.attr[0], []).append(i)
+            users.setdefault(read.buffer, []).append(i)
     writers: dict[str, int] = {}
     for m in members:
         writers[m.loop.out] = writers.get(m.loop.out, 0) + 1
     overwritten: set[str] = set()
     for i in reversed(range(len(members))):
         m = members[i]
-        reads_old = any(r.attr[0] in overwritten for r in m.loop.reads())
+        reads_old = any(r.buffer in overwritten for r in m.loop.reads())
         overwritten.add(m.loop.out)
-        if m.role != "full" or writers[m.loop.out] > 1 or reads_old or m.loop.out[0] != "b":
+        if m.role != Role.FULL or writers[m.loop.out] > 1 or reads_old or m.loop.out[0] != "b":
             continue
-        later = [levels[j] for j in users.get(m.loop.out, ()) if members[j].role != "row"]
+        later = [levels[j] for j in users.get(m.loop.out, ()) if members[j].role != Role.ROW]
         if later:
             levels[i] = max(levels[i], min(later))
 
@@ -147,7 +148,7 @@ def turned_axis(kernel: Kernel) -> Axis | None:
         return None
     for member in kernel.members:
         for read in member.loop.reads():
-            index = read.attr[1]
+            index = read.index
             if ix.coefficient_of(index, last.atom) in (0, 1, None):
                 continue
             for axis in rest:

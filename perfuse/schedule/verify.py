@@ -9,7 +9,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.program import LibraryCall
 from perfuse.ir.verify import given_names, is_empty
 from perfuse.schedule.memory import arena_buffers, first_and_last, output_buffers, touched
-from perfuse.schedule.plan import ROLES, Batch, Kernel, Member, Plan, Step
+from perfuse.schedule.plan import Batch, Kernel, Member, Plan, Role, Step
 from perfuse.schedule.verify_memory import verify_memory
 
 _STAGE = "after schedule"
@@ -78,7 +78,7 @@ def _check_kernel(kernel: Kernel, needed: set[str]) -> None:
         raise SpecError(f"{_STAGE}: two axes of one name in {kernel}")
     sizes = {axis.name: axis.size for axis in kernel.axes}
     for member in kernel.members:
-        if member.role not in ROLES:
+        if member.role not in tuple(Role):
             raise SpecError(f"{_STAGE}: unknown role {member.role} in {kernel}")
         for axis in member.loop.axes:
             if sizes.get(axis.name) != axis.size:
@@ -96,21 +96,21 @@ def _check_member(member: Member, kernel: Kernel) -> None:
     place = kernel.members.index(member)
     for read in member.loop.reads():
         for at, maker in enumerate(kernel.members):
-            if maker.loop.out == read.attr[0] and maker is not member:
+            if maker.loop.out == read.buffer and maker is not member:
                 _check_read(read, member, maker, is_before=at < place)
 
 
 def _check_read(read: Expr, reader: Member, maker: Member, *, is_before: bool) -> None:
     where = f"{reader.loop.out} reads {read}, made in the same kernel"
-    if read.attr[1] is not maker.loop.index:
+    if read.index is not maker.loop.index:
         raise SpecError(f"{_STAGE}: {where} at [{maker.loop.index!r}]")
     if maker.number > reader.number:
         if is_before or maker.stage < reader.stage:
             raise SpecError(f"{_STAGE}: {where}, after it is overwritten")
         return
-    if not is_before or reader.stage < maker.stage + (maker.role == "inner"):
+    if not is_before or reader.stage < maker.stage + (maker.role == Role.INNER):
         raise SpecError(f"{_STAGE}: {where}, before it is made")
-    if maker.role in ("outer", "all", "scan", "scatter"):
+    if maker.role in (Role.OUTER, Role.ALL, Role.SCAN, Role.SCATTER):
         raise SpecError(f"{_STAGE}: {where}, before all of it is made")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from perfuse.errors import SpecError
+from perfuse.ir.program import ARGUMENTS
 from perfuse.schedule.allocate import freed_inputs, leaving_names, seen_by_calls
 from perfuse.schedule.memory import first_and_last, num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
@@ -63,7 +64,7 @@ class _Checked:
         name = made.name
         if name in self.made:
             raise SpecError(f"{_STAGE}: {name} is allocated twice")
-        if name in self.buffers and self.buffers[name].role in ("input", "constant"):
+        if name in self.buffers and self.buffers[name].kind in ARGUMENTS:
             raise SpecError(f"{_STAGE}: {name} is allocated, but is given to the program")
         if made.source is Source.REUSED:
             self._check_reuse(made, number)
@@ -128,7 +129,7 @@ class _Checked:
             buffer = self.buffers.get(name)
             if name in self.freed:
                 raise SpecError(f"{_STAGE}: step {number} uses {name}, which is freed before")
-            is_given = buffer is None or buffer.role in ("input", "constant")
+            is_given = buffer is None or buffer.kind in ARGUMENTS
             if name not in self.made and not is_given:
                 raise SpecError(f"{_STAGE}: step {number} uses {name}, which has no memory")
 

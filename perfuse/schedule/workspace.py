@@ -16,7 +16,7 @@ from perfuse.ir.index import Dim
 from perfuse.ir.matmul import Operands, matmul_op
 from perfuse.ir.program import Buffer, LibraryCall
 from perfuse.schedule.likely import Hints, value_of
-from perfuse.schedule.plan import Kernel
+from perfuse.schedule.plan import Kernel, Role
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 8
@@ -85,7 +85,7 @@ def workspace_of_kernel(
     kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints, num_parallel: int
 ) -> int:
     """Scratch of a GPU kernel that sums columns: each block in flight has a part of every sum."""
-    sums = [m.loop.out for m in kernel.members if m.role == "outer"]
+    sums = [m.loop.out for m in kernel.members if m.role == Role.OUTER]
     elements = sum(value_of(buffers[name].num_elements, hints) for name in sums if name in buffers)
     rows = prod(value_of(axis.size, hints) for axis in kernel.axes if not axis.reduced)
     blocks = min(num_parallel * _BLOCKS_PER_PROCESSOR, max(rows // 8, 1))

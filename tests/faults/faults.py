@@ -115,7 +115,7 @@ def written_over_while_read(patch: Patch) -> None:
 
     def fits(kernel: Any, new: str, old: str, program: Any) -> bool:
         a, b = program.buffers[old], program.buffers[new]
-        return bool(b.role == "temp" and (a.dtype, a.shape) == (b.dtype, b.shape))
+        return bool(b.kind == "temp" and (a.dtype, a.shape) == (b.dtype, b.shape))
 
     patch.setattr(in_place, "_fits", fits)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Division, Quotient, Symbol, Variable
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import Loop
@@ -50,13 +51,13 @@ HEADER = "import triton\nimport triton.language as tl\n\n"
 
 def _loop(loop: Loop, step: Kernel, plan: Plan, number: int) -> tuple[str, TritonKernel, Launch]:
     buffers = plan.program.buffers
-    reads = list(dict.fromkeys(r.attr[0] for r in loop.reads()))
+    reads = list(dict.fromkeys(r.buffer for r in loop.reads()))
     names = [*reads, *([loop.out] if loop.out not in reads else [])]
     kept = [a for a in loop.axes if not a.reduced]
     total = ix.product([a.size for a in kept])
     inner = ix.product([a.size for a in loop.axes if a.reduced])
     dims = [total, inner, *(a.size for a in loop.axes), loop.index, *_indices(loop.value)]
-    symbols = sorted({a.parts[0] for d in dims for a in ix.atoms_of(d) if a.kind == "sym"})
+    symbols = sorted({a.name for d in dims for a in ix.atoms_of(d) if isinstance(a, Symbol)})
     name = f"loop{number}"
     parameters = [*names, *symbols]
     lines = ["@triton.jit", f"def {name}({', '.join(parameters)}):"]
@@ -93,7 +94,7 @@ def _loop(loop: Loop, step: Kernel, plan: Plan, number: int) -> tuple[str, Trito
 
 
 def _indices(value: Expr) -> list[Any]:
-    found = [value.attr] if value.op == "index" else [value.attr[1]] if value.op == "load" else []
+    found = [value.attr] if value.op == "index" else [value.index] if value.op == "load" else []
     return found + [d for a in value.args for d in _indices(a)]
 
 
@@ -110,17 +111,18 @@ def _dim(dim: Any) -> str:
 
 
 def _atom(atom: Any) -> str:
-    if atom.kind in ("var", "sym"):
-        return str(atom.parts[0])
-    a, b = (_dim(p) for p in atom.parts)
-    return f"({a} {'//' if atom.kind == 'div' else '%'} {b})"
+    if isinstance(atom, Variable | Symbol):
+        return atom.name
+    assert isinstance(atom, Division)
+    a, b = map(_dim, atom.operands)
+    return f"({a} {'//' if isinstance(atom, Quotient) else '%'} {b})"
 
 
 def _expr(e: Expr) -> str:
     kind = LANGUAGE[TYPES[e.dtype]]
     if e.op == "load":
-        place = f"({_dim(e.attr[1])} + tl.zeros([{BLOCK}], tl.int64))"
-        return f"tl.load({e.attr[0]} + {place}, mask, 0).to(tl.{kind})"
+        place = f"({_dim(e.index)} + tl.zeros([{BLOCK}], tl.int64))"
+        return f"tl.load({e.buffer} + {place}, mask, 0).to(tl.{kind})"
     if e.op == "const":
         return f"tl.full([{BLOCK}], {e.attr!r}, tl.{kind})"
     if e.op == "index":

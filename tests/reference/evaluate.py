@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Division, Indirect, Quotient, Symbol, Variable
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer, LibraryCall, Loop, Program, View
 from tests.reference import scalar_ops
 
@@ -57,8 +58,8 @@ class _Run:
             for dims, actual in ((buffer.shape, value.shape), (buffer.strides, value.stride())):
                 for dim, size in zip(dims, actual, strict=True):
                     atom = ix.as_atom(dim)
-                    if atom is not None and atom.kind == "sym":
-                        self.sizes.setdefault(atom.parts[0], size)
+                    if isinstance(atom, Symbol):
+                        self.sizes.setdefault(atom.name, size)
             self.storage[name] = _flat_storage(value)
         for name, formula in self.program.symbols:
             self.sizes[name] = int(eval(formula, {"math": math, **self.sizes}))
@@ -79,7 +80,7 @@ class _Run:
 
     def _fresh(self, buffer: Buffer) -> Tensor:
         count = max(self.size(buffer.num_elements), 1)
-        if buffer.role == "seeds":
+        if buffer.kind == "seeds":
             return torch.randint(-(2**62), 2**62, (count,), dtype=torch.int64)
         poison = math.nan if buffer.dtype.is_float else _POISON.get(buffer.dtype, 7777)
         return torch.full((count,), poison, dtype=to_torch(buffer.dtype))
@@ -98,18 +99,19 @@ class _Run:
         return total
 
     def _atom(self, atom: Atom, env: Env) -> Tensor:
-        if atom.kind == "var":
+        if isinstance(atom, Variable):
             return env[atom]
-        if atom.kind == "sym":
-            return torch.tensor(self.sizes[atom.parts[0]])
-        if atom.kind == "value":
-            found = self.value(atom.parts[0], env, {})
-            limit = self.size(atom.parts[1])
+        if isinstance(atom, Symbol):
+            return torch.tensor(self.sizes[atom.name])
+        if isinstance(atom, Indirect):
+            found = self.value(atom.value, env, {})
+            limit = self.size(atom.size)
             if found.numel() and not bool(((found >= 0) & (found < limit)).all()):
                 raise IndexError(f"index out of range of size {limit}")
             return found.to(torch.int64)
-        a, b = (self.index(part, env) for part in atom.parts)
-        return a.div(b, rounding_mode="floor") if atom.kind == "div" else a.remainder(b)
+        assert isinstance(atom, Division)
+        a, b = (self.index(part, env) for part in atom.operands)
+        return a.div(b, rounding_mode="floor") if isinstance(atom, Quotient) else a.remainder(b)
 
     def value(self, expr: Expr, env: Env, done: dict[Expr, Tensor]) -> Tensor:
         found = done.get(expr)

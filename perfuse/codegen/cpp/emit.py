@@ -16,9 +16,10 @@ from perfuse.codegen.cpp.spelling import COMPUTE_TYPE, SPELLING, STORAGE_TYPE, l
 from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Division, Indirect, Quotient
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer
 
 
@@ -63,10 +64,11 @@ class Names(emitter.Names):
     def storage(self, buffer: str) -> str:
         return STORAGE_TYPE[self.buffers[buffer].dtype]
 
-    def quotient(self, atom: Atom, numerator: str, divisor: str) -> str:
-        if ix.is_nonnegative(ix.bounds(atom.parts[0])[0]):
-            return f"(({numerator}) {'/' if atom.kind == 'div' else '%'} ({divisor}))"
-        name = "floordiv" if atom.kind == "div" else "mod"
+    def quotient(self, atom: Division, numerator: str, divisor: str) -> str:
+        is_quotient = isinstance(atom, Quotient)
+        if ix.is_nonnegative(ix.bounds(atom.numerator)[0]):
+            return f"(({numerator}) {'/' if is_quotient else '%'} ({divisor}))"
+        name = "floordiv" if is_quotient else "mod"
         return f"pf::{name}(int64_t({numerator}), int64_t({divisor}))"
 
 
@@ -213,12 +215,12 @@ class Emitter(emitter.Emitter[Names, Value]):
 
     def _vector_atom(self, atom: Atom) -> str:
         if atom is self.lane:
-            return f"pf::iota<int64_t>({atom.parts[0]})"
-        if atom.kind == "value":
+            return f"pf::iota<int64_t>({atom})"
+        if isinstance(atom, Indirect):
             return self.checked(atom).vector
-        if atom.kind in ("div", "mod") and any(self._varies(p) for p in atom.parts):
-            a, b = (self._vector_index(p) for p in atom.parts)
-            return f"pf::{'floordiv' if atom.kind == 'div' else 'mod'}({a}, {b})"
+        if isinstance(atom, Division) and any(map(self._varies, atom.operands)):
+            a, b = map(self._vector_index, atom.operands)
+            return f"pf::{'floordiv' if isinstance(atom, Quotient) else 'mod'}({a}, {b})"
         return f"int64_t({self.atom(atom)})"
 
     # -- memory ----------------------------------------------------------------------------
@@ -253,7 +255,7 @@ class Emitter(emitter.Emitter[Names, Value]):
     def _masked_load(
         self, e: Expr, pointer: str, kind: str, mask: Value, stride: Dim | None
     ) -> Value:
-        index = e.attr[1]
+        index = e.index
         fill = self.value(e.args[1])
         zero = literal(0, e.dtype)
         live = mask.vector

@@ -12,7 +12,7 @@ from perfuse.codegen.cpp.frame import Frame
 from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
-from perfuse.schedule.plan import Member
+from perfuse.schedule.plan import Member, Role
 
 # Rows between two flushes of column sums.
 _FLUSH_ROWS = 32
@@ -24,8 +24,8 @@ class Partials:
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        self.outer = frame.of_role("outer")
-        self.all = frame.of_role("all")
+        self.outer = frame.of_role(Role.OUTER)
+        self.all = frame.of_role(Role.ALL)
 
     def declare(self, w: Writer) -> None:
         """Memory shared by all threads."""

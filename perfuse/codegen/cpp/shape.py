@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfuse.ir import index as ix
-from perfuse.ir.index import Atom
+from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.program import Axis
-from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.plan import Kernel, Member, Role
 from perfuse.schedule.shape import turned_axis
 
 # Columns of a plain loop that make one item: enough to amortise it, few enough to share out.
@@ -47,9 +47,9 @@ def shape_of(kernel: Kernel, lanes: int) -> KernelShape:
     roles = {m.role for m in kernel.members}
     rows = tuple(a for a in kernel.axes if not a.reduced)
     columns = tuple(a for a in kernel.axes if a.reduced)
-    if "scan" in roles:
+    if Role.SCAN in roles:
         return KernelShape(rows, columns, None, is_scan=True)
-    if "scatter" in roles:
+    if Role.SCATTER in roles:
         return _scatter_shape(kernel)
     if not columns:
         return _plain_shape(kernel, rows)
@@ -92,8 +92,8 @@ def safe_axes(member: Member, axes: tuple[Axis, ...]) -> list[Axis]:
     index = member.loop.index
     inside: set[Atom] = set()
     for atom in ix.atoms_of(index):
-        if atom.kind == "value":
-            inside |= atom.parts[0].variables()
+        if isinstance(atom, Indirect):
+            inside |= atom.value.variables()
     safe = []
     for axis in axes:
         if axis.atom is None or axis.atom in inside:

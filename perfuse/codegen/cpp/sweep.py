@@ -15,8 +15,9 @@ from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
+from perfuse.ir.program import BufferKind
 from perfuse.schedule.memory import num_bytes
-from perfuse.schedule.plan import Member, static_product
+from perfuse.schedule.plan import Member, Role, static_product
 
 # A value needed by a later sweep is kept in a scratch row from this cost on, else recomputed.
 _KEEP_COST = 5
@@ -43,7 +44,7 @@ def is_long_chain(members: Sequence[Member], stored: Set[str]) -> bool:
     if len(members) < _LONG_CHAIN or is_long(members):
         return is_long(members)
     made = {m.loop.out for m in members}
-    read = {e for m in members for e in m.loop.reads() if e.attr[0] not in made}
+    read = {e for m in members for e in m.loop.reads() if e.buffer not in made}
     cost = sum(m.loop.value.cost for m in members)
     return cost > _LONG_COST_PER_LOAD * (len(read) + len(made & stored))
 
@@ -80,7 +81,7 @@ class Sweeps:
         kept: dict[str, str] = {}
         if size is None or size > _MOST_SCRATCH_ELEMENTS:
             return kept
-        for m in self.frame.of_role("full"):
+        for m in self.frame.of_role(Role.FULL):
             is_wanted = m.loop.value.cost >= _KEEP_COST and self._is_read_later(m)
             if is_wanted and m.loop.out not in self.kernel.stored:
                 kept[m.loop.out] = f"r{len(kept)}"
@@ -88,7 +89,7 @@ class Sweeps:
 
     def _is_read_later(self, m: Member) -> bool:
         return any(
-            user.stage > m.stage and any(r.attr[0] == m.loop.out for r in user.loop.reads())
+            user.stage > m.stage and any(r.buffer == m.loop.out for r in user.loop.reads())
             for user in self.kernel.members
         )
 
@@ -157,8 +158,8 @@ class Sweeps:
         row = Row(Scope(w, known, None), tail)
         for number in range(1 + max((m.stage for m in self.kernel.members), default=0)):
             members = [m for m in self.kernel.members if m.stage == number]
-            self._row_values([m for m in members if m.role == "row"], row)
-            swept = [m for m in members if m.role != "row"]
+            self._row_values([m for m in members if m.role == Role.ROW], row)
+            swept = [m for m in members if m.role != Role.ROW]
             if swept:
                 self._sweep(row, swept)
 
@@ -198,10 +199,10 @@ class Sweeps:
             return ex.apply("where", mask, whole, fill)
         if name in row.results:
             return row.results[name]
-        if maker.role != "full" or maker.loop.kind != "map" or stage is None:
+        if maker.role != Role.FULL or maker.loop.kind != "map" or stage is None:
             return None
         if maker.stage == stage:
-            return maker.loop.value if self.frame.buffers[name].role == "temp" else None
+            return maker.loop.value if self.frame.buffers[name].kind == BufferKind.TEMP else None
         if maker.stage > stage or name in self.kernel.stored:
             return None
         return self._kept_value(name) if name in self.kept else maker.loop.value
@@ -221,7 +222,7 @@ class Sweeps:
     # -- one sweep -------------------------------------------------------------------------
 
     def _sweep(self, row: Row, members: list[Member]) -> None:
-        folding = [m for m in members if m.role in ("inner", "all")]
+        folding = [m for m in members if m.role in (Role.INNER, Role.ALL)]
         unroll = self._unroll(members, folding)
         w = row.writer
         for m in folding:
@@ -235,7 +236,7 @@ class Sweeps:
         for m in folding:
             for u in range(1, unroll):
                 w.line(f"{self._accumulator(m, 0)}.merge({self._accumulator(m, u)});")
-            if m.role == "all":
+            if m.role == Role.ALL:
                 w.line(f"all_{self.frame.short(m)}.merge({self._accumulator(m, 0)});")
             else:
                 self._finish(row, m)
@@ -296,7 +297,7 @@ class Sweeps:
             w.line(f"int64_t at_{name} = {start};")
             has_rest = not (isinstance(size, int) and size % lanes == 0)
             # A long body is written once, for whole and partial vectors alike.
-            is_map = all(m.role == "full" for m in members)
+            is_map = all(m.role == Role.FULL for m in members)
             is_once = has_rest and is_map and is_long_chain(members, self.kernel.stored)
             for count in () if is_once else (unroll, 1) if unroll > 1 else (1,):
                 if self._fits(size, count, unroll):
@@ -331,9 +332,9 @@ class Sweeps:
         resolve = self._resolver(row, stage)
         emitter = Emitter(self.frame.names, scope, self.shape.lane, tail, resolve)
         for m in members:
-            if m.role == "full":
+            if m.role == Role.FULL:
                 self._full(emitter, m)
-            elif m.role == "outer":
+            elif m.role == Role.OUTER:
                 self.partials.step(emitter, m)
             else:
                 self._fold(emitter, m, u)
@@ -357,7 +358,7 @@ class Sweeps:
         if m.loop.kind.startswith("arg"):
             arguments.append(self._position())
         # Lanes that are rows of their own may hold anything past the end, unless all are joined.
-        is_partial = emitter.tail is not None and (not self.shape.is_vertical or m.role == "all")
+        is_partial = emitter.tail is not None and (not self.shape.is_vertical or m.role == Role.ALL)
         live = emitter.tail if is_partial else "1" if self.shape.lane is None else None
         method = "step"
         if live is not None:

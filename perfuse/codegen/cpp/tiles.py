@@ -7,8 +7,8 @@ from perfuse.codegen.cpp.frame import Frame
 from perfuse.codegen.cpp.shape import TILE_COLUMNS, TILE_ROWS
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom
 
 
 class Tiles:
@@ -23,17 +23,17 @@ class Tiles:
         made = {m.loop.out for m in frame.kernel.members}
         for member in frame.kernel.members:
             for read in member.loop.reads():
-                along = ix.coefficient_of(read.attr[1], tile.atom)
-                across = ix.coefficient_of(read.attr[1], lane)
-                if read.args or along != 1 or across in (0, 1, None) or read.attr[0] in made:
+                along = ix.coefficient_of(read.index, tile.atom)
+                across = ix.coefficient_of(read.index, lane)
+                if read.args or along != 1 or across in (0, 1, None) or read.buffer in made:
                     continue
-                if any(atom.kind == "value" for atom in ix.atoms_of(read.attr[1])):
+                if any(isinstance(atom, Indirect) for atom in ix.atoms_of(read.index)):
                     continue  # where it reads is data
                 self.loads.setdefault(read, f"tile{len(self.loads)}")
 
     def declare(self, w: Writer) -> None:
         for read, tile in self.loads.items():
-            kind = self.frame.names.storage(read.attr[0])
+            kind = self.frame.names.storage(read.buffer)
             w.line(f"alignas(64) {kind} {tile}[{TILE_ROWS * TILE_COLUMNS}];")
 
     def turn(self, w: Writer) -> None:
@@ -67,6 +67,6 @@ class Tiles:
             return None
         axis, lane_axis = self.frame.shape.tile_axis, self.frame.shape.lane_axis
         assert axis is not None and lane_axis is not None
-        kind = self.frame.names.storage(load.attr[0])
+        kind = self.frame.names.storage(load.buffer)
         at = f"({axis.name} - top) * {TILE_COLUMNS} + {lane_axis.name} - first"
         return Value(f"pf::loadv<{kind}>({tile} + {at})", load.dtype, True)

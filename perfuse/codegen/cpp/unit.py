@@ -15,7 +15,7 @@ from perfuse.codegen.cpp.sweep import is_long
 from perfuse.context import Context
 from perfuse.ir.program import LibraryCall
 from perfuse.schedule.memory import leading_inputs
-from perfuse.schedule.plan import Kernel, Plan
+from perfuse.schedule.plan import Kernel, Plan, Role
 from perfuse.torch_compat import fp8_cast_saturates
 
 HEADER = """#define PF_LANES {lanes}
@@ -163,7 +163,7 @@ def _call(
 
 def _is_wide(kernel: Kernel, text: KernelText) -> bool:
     """Whether a kernel is a long map of little else than loads and stores."""
-    is_map = all(m.role == "full" and m.loop.kind == "map" for m in kernel.members)
+    is_map = all(m.role == Role.FULL and m.loop.kind == "map" for m in kernel.members)
     num_lines = text.body.count("\n")
     num_accesses = text.body.count("pf::load") + text.body.count("pf::store")
     return is_map and num_lines > _WIDE_LINES and 4 * num_accesses > num_lines

@@ -20,7 +20,7 @@ from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, La
 from perfuse.codegen.triton.sources import Launch, TritonSources
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import LibraryCall, Opaque, View
+from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View
 from perfuse.schedule.allocate import scratch_name, with_memory
 from perfuse.schedule.memory import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
@@ -121,9 +121,9 @@ class _GpuWriter(HostWriter):
             w.line(f"P[1:{len(self.leading) + 1}] = pointers")
         for name in list(self.places)[len(self.leading) :]:
             buffer = self.program.buffers.get(name)
-            if buffer is not None and buffer.role == "constant":
+            if buffer is not None and buffer.kind == BufferKind.CONSTANT:
                 self._set_pointer(name)
-            elif buffer is not None and buffer.role == "input":
+            elif buffer is not None and buffer.kind == BufferKind.INPUT:
                 w.line(f"P[{self.places[name]}] = p{name}")
         self._steps()
         self._plain_results()
@@ -318,7 +318,7 @@ def _reason_unfit(plan: Plan) -> str:
     program = plan.program
     outputs: list[Any] = list(program.outputs)
     windows = [o.buffer for o in outputs if isinstance(o, View)]
-    if any(program.buffers[name].role == "input" for name in windows):
+    if any(program.buffers[name].kind == BufferKind.INPUT for name in windows):
         return "result_is_an_input"
     if any(isinstance(o, Opaque) and o.name in program.inputs for o in outputs):
         return "result_is_an_input"

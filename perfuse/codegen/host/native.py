@@ -14,7 +14,7 @@ from typing import Any
 from perfuse.codegen.cpp.unit import CppSources, Segment
 from perfuse.errors import ArtefactError
 from perfuse.ir.dtype import DType, to_torch
-from perfuse.ir.program import Buffer, LibraryCall, Matmul, View
+from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Matmul, View
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.turns import Allocation, Source
 
@@ -46,7 +46,7 @@ class _Native:
     def lines(self) -> Iterator[str]:
         yield f"tables {len(self.places) + 1} {len(self.sources.sizes) + 1} {self.plan.arena_bytes}"
         for name in self.sources.pointers:
-            if self.buffers[name].role in ("input", "constant"):
+            if self.buffers[name].kind in ARGUMENTS:
                 yield f"point {self.places[name]} {name}"
         for turn, step in zip(self.plan.memory.turns, self.sources.steps, strict=True):
             if isinstance(step, LibraryCall) and not step.into_out:
@@ -66,7 +66,7 @@ class _Native:
 
     def _made(self, made: Allocation) -> Iterator[str]:
         name = made.name
-        if self.buffers[name].role == "seeds":
+        if self.buffers[name].kind == BufferKind.SEEDS:
             raise cannot("it draws random numbers")
         if made.source is Source.ARENA:
             yield f"place {name} {made.offset}"
@@ -96,7 +96,7 @@ class _Native:
         if not isinstance(out, View):
             raise cannot("a result is not a tensor that it computes")
         buffer = self.buffers[out.buffer]
-        if buffer.role in ("input", "constant") or out.buffer in self.plan.places:
+        if buffer.kind in ARGUMENTS or out.buffer in self.plan.places:
             raise cannot("a result shares memory with an argument")
         return f"output {layout(out.buffer, out.offset, buffer, out)}"
 

@@ -18,9 +18,10 @@ from perfuse.codegen.host.guards import GuardRow, WatchedMemory
 from perfuse.codegen.host.storage import views_from_calls
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Division, Indirect, Quotient, Symbol
 from perfuse.ir.dtype import to_torch
-from perfuse.ir.index import Atom, Dim, Index
-from perfuse.ir.program import Buffer, LibraryCall, Loop, Opaque, View
+from perfuse.ir.index import Dim, Index
+from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Loop, Opaque, View
 from perfuse.schedule.memory import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, Source
@@ -136,10 +137,11 @@ class HostWriter(WatchedMemory):
 
     def _rest_of(self, dim: Dim, symbol: str) -> Dim | None:
         """The rest of `symbol + rest`, if all of it is known."""
-        named = [a for a in ix.atoms_of(dim) if a.kind == "sym" and a.parts[0] == symbol]
+        atoms = [a for a in ix.atoms_of(dim) if isinstance(a, Symbol)]
+        named = [a for a in atoms if a.name == symbol]
         if not named or ix.coefficient_of(dim, named[0]) != 1:
             return None
-        rest = ix.add(dim, -1 * ix.symbol(*named[0].parts))
+        rest = ix.add(dim, -1 * ix.symbol(symbol, named[0].lower))
         return rest if symbols_in([rest]) <= self.known_symbols else None
 
     # -- steps -----------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class HostWriter(WatchedMemory):
         if made.source is Source.REUSED:
             return made.of
         buffer = self.program.buffers[made.name]
-        if buffer.role == "seeds":
+        if buffer.kind == BufferKind.SEEDS:
             return f"new_seeds({self._dim(buffer.shape[0])})"
         return self._empty(buffer)
 
@@ -214,10 +216,11 @@ class HostWriter(WatchedMemory):
         return ix.render(dim, self._atom)
 
     def _atom(self, atom: Atom) -> str:
-        if atom.kind == "sym":
-            return str(atom.parts[0])
-        a, b = (ix.render(p, self._atom) for p in atom.parts)
-        return f"(({a}) {'//' if atom.kind == 'div' else '%'} ({b}))"
+        if isinstance(atom, Symbol):
+            return atom.name
+        assert isinstance(atom, Division), f"{atom} is known in kernels alone"
+        a, b = map(self._dim, atom.operands)
+        return f"(({a}) {'//' if isinstance(atom, Quotient) else '%'} ({b}))"
 
     def _dims(self, dims: tuple[Dim, ...]) -> str:
         inner = ", ".join(self._dim(d) for d in dims)
@@ -334,7 +337,7 @@ class _CpuWriter(HostWriter):
         if leading:
             w.line(f"P[1:{len(leading) + 1}] = addresses([{', '.join(leading)}])")
         for name in self.sources.pointers[len(leading) :]:
-            if self.program.buffers[name].role in ("input", "constant"):
+            if self.program.buffers[name].kind in ARGUMENTS:
                 self._set_pointer(name)
         self._steps()
         self._plain_results()
@@ -374,22 +377,22 @@ def _origins(steps: Sequence[Step]) -> str:
 
 
 def _looks_up(loop: Loop) -> bool:
-    indices = [read.attr[1] for read in loop.reads()] + [loop.index]
-    return any(atom.kind == "value" for at in indices for atom in ix.atoms_of(at))
+    indices = [read.index for read in loop.reads()] + [loop.index]
+    return any(isinstance(atom, Indirect) for at in indices for atom in ix.atoms_of(at))
 
 
 def _checked_sizes(steps: Sequence[Step]) -> tuple[Dim, ...]:
     """The sizes that indices read from data are held against."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
-    indices = [at for loop in loops for at in [*(r.attr[1] for r in loop.reads()), loop.index]]
-    atoms = [atom for at in indices for atom in ix.atoms_of(at) if atom.kind == "value"]
-    return tuple(dict.fromkeys(atom.parts[1] for atom in sorted(atoms, key=lambda a: a.sort_key)))
+    indices = [at for loop in loops for at in [*(r.index for r in loop.reads()), loop.index]]
+    atoms = [atom for at in indices for atom in ix.atoms_of(at) if isinstance(atom, Indirect)]
+    return tuple(dict.fromkeys(atom.size for atom in sorted(atoms, key=lambda a: a.sort_key)))
 
 
 def symbols_in(dims: list[Any]) -> set[str]:
     """The size symbols that these speak of."""
     indices = [d for d in dims if isinstance(d, Index)]
-    return {a.parts[0] for d in indices for a in ix.atoms_of(d) if a.kind == "sym"}
+    return {a.name for d in indices for a in ix.atoms_of(d) if isinstance(a, Symbol)}
 
 
 def _is_whole(view: View, buffer: Buffer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfuse.graph.storage_ops import Treatment, storage_treatment
-from perfuse.ir.program import LibraryCall, Opaque, View
+from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View
 from perfuse.schedule.plan import Plan
 
 _VIEWING = frozenset({Treatment.LOWERED, Treatment.OWNED, Treatment.VIEW})
@@ -18,7 +18,7 @@ def storage_inputs(plan: Plan) -> set[str]:
         if treatment is Treatment.LOWERED or is_chained:
             seen |= {view.buffer for view in step.views()[:1]}
     buffers = plan.program.buffers
-    return {name for name in seen if name in buffers and buffers[name].role == "input"}
+    return {name for name in seen if name in buffers and buffers[name].kind == BufferKind.INPUT}
 
 
 def views_from_calls(plan: Plan) -> tuple[set[str], set[str]]:

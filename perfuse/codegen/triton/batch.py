@@ -20,7 +20,7 @@ from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.tiling import Machine, power_of_two
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
-from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Part
+from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Part, Role
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import Scratch
 
@@ -72,7 +72,7 @@ def batch_texts(
 
 
 def _reduces(batch: Batch) -> bool:
-    return any(m.role in ("inner", "all") for m in batch.template.members)
+    return any(m.role in (Role.INNER, Role.ALL) for m in batch.template.members)
 
 
 def _with_sums_of_everything(batch: Batch) -> Batch:
@@ -80,7 +80,7 @@ def _with_sums_of_everything(batch: Batch) -> Batch:
     if not _reduces(batch):
         return batch
     members = tuple(
-        replace(m, role="all") if m.role == "inner" else m for m in batch.template.members
+        replace(m, role=Role.ALL) if m.role == Role.INNER else m for m in batch.template.members
     )
     axes = tuple(replace(a, reduced=False) for a in batch.template.axes)
     return replace(batch, template=replace(batch.template, axes=axes, members=members))

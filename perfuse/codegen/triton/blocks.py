@@ -10,6 +10,7 @@ from perfuse.codegen.triton.spelling import COMPUTE_TYPE
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
+from perfuse.schedule.plan import Role
 from perfuse.schedule.shape import turned_axis
 
 
@@ -104,7 +105,7 @@ def flat_members(frame: Frame, scope: Scope, block: Block) -> None:
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
         emitter = frame.emitter(scope, block, m, made)
-        if m.role == "all":
+        if m.role == Role.ALL:
             frame.step(emitter, m, frame.lanes_text(emitter, m, block.mask(ROWS), "[C]", ""))
         elif m.loop.out in frame.kernel.stored:
             made[m.loop.out] = frame.stored(emitter, m, ROWS)
@@ -173,8 +174,8 @@ def columns_text(frame: Frame) -> KernelText:
         made: dict[str, Value] = {}
         for m in frame.kernel.members:
             emitter = frame.emitter(scope, block, m, made)
-            if m.role in ("outer", "all"):
-                mask = block.mask(ROWS if m.role == "outer" else ROWS | COLUMNS)
+            if m.role in (Role.OUTER, Role.ALL):
+                mask = block.mask(ROWS if m.role == Role.OUTER else ROWS | COLUMNS)
                 frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
             elif m.loop.out in frame.kernel.stored:
                 made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)

@@ -15,7 +15,7 @@ from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
-from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.plan import Kernel, Member, Role
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import Scratch
 
@@ -29,8 +29,8 @@ class Carry:
         self.frame = frame
         self.shape = shape
         self.num_sharing = num_sharing  # blocks that have a part of the same columns
-        self.all = frame.of_role("all")
-        self.outer = frame.of_role("outer")
+        self.all = frame.of_role(Role.ALL)
+        self.outer = frame.of_role(Role.OUTER)
 
     def declare(self, w: Writer) -> None:
         for m in (*self.all, *self.outer):
@@ -135,7 +135,7 @@ def joins_itself(tile: Tile, width: Dim) -> bool:
 
 def join_columns(kernel: Kernel, first: Frame, num_sharing: int, dialect: Dialect) -> KernelText:
     """The launch that joins what blocks left of each column."""
-    members = [m for m in kernel.members if m.role == "outer"]
+    members = [m for m in kernel.members if m.role == Role.OUTER]
     width = first.size(first.columns)
     # Few columns to a block: there are not many, and every one is a long way down.
     columns = 16 if not isinstance(width, int) else min(16, power_of_two(width))

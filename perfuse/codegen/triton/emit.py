@@ -22,9 +22,10 @@ from perfuse.codegen.triton.spelling import (
     typed,
 )
 from perfuse.ir import expr as ex
+from perfuse.ir.atoms import Atom, Division
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer
 
 ROWS, COLUMNS = 1, 2  # the ways in which a value may vary
@@ -61,7 +62,7 @@ class Names(emitter.Names):
         """Whether a value is read, in part, from what the kernel itself writes."""
         found = self._reads_written.get(e)
         if found is None:
-            found = e.num_loads > 0 and any(load.attr[0] in self.written for load in ex.loads_of(e))
+            found = e.num_loads > 0 and any(load.buffer in self.written for load in ex.loads_of(e))
             self._reads_written[e] = found
         return found
 
@@ -75,7 +76,7 @@ class Names(emitter.Names):
         dtype = self.buffers[buffer].dtype
         return "*u8" if self.is_bits(dtype) else POINTER_TYPE[dtype]
 
-    def quotient(self, atom: Atom, numerator: str, divisor: str) -> str:
+    def quotient(self, atom: Division, numerator: str, divisor: str) -> str:
         return quotient(atom, numerator, divisor)
 
 

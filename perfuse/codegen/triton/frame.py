@@ -24,11 +24,12 @@ from perfuse.codegen.triton.tiling import columns_of, moves_float32, rows_of
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
-from perfuse.schedule.plan import Kernel, Member, static_product
+from perfuse.schedule.plan import Kernel, Member, Role, static_product
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import Scratch
 
@@ -112,9 +113,9 @@ class Frame(KernelFrame[Names, Value]):
                 return Formula(chosen, lambda e: self.find(e, reader, results))
             if name in results:
                 return results[name]
-            if any(r.attr[0] == name for r in maker.loop.reads()):
+            if any(r.buffer == name for r in maker.loop.reads()):
                 return None  # changed in place in an earlier sweep: what is there is the new value
-            if maker.role == "full" and maker.loop.kind == "map":
+            if maker.role == Role.FULL and maker.loop.kind == "map":
                 rounded = ex.round_to(maker.loop.value, self.buffers[name].dtype)
                 # As the maker sees it: what is overwritten after it still has its old value.
                 return Formula(rounded, self._reading(maker, results))
@@ -128,7 +129,7 @@ class Frame(KernelFrame[Names, Value]):
         for other in self.kernel.members:
             if other.number < member.number:
                 for read in other.loop.reads():
-                    if read.attr[0] == member.loop.out and other.role == member.role:
+                    if read.buffer == member.loop.out and other.role == member.role:
                         emitter.value(read)
 
     # -- sizes and places ------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.plan import Kernel, Member, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ def dependent_pair(kernel: Kernel, number: int) -> Dependent | None:
     if len(first) != 1 or len(second) != 1:
         return None
     one, two = first[0], second[0]
-    if one.role != "inner" or two.role != "inner" or two.loop.kind != "sum":
+    if one.role != Role.INNER or two.role != Role.INNER or two.loop.kind != "sum":
         return None
     if one.loop.value.dtype is not DType.F32 or two.loop.value.dtype is not DType.F32:
         return None
@@ -49,14 +49,16 @@ def sweeping_stages(kernel: Kernel) -> frozenset[int]:
 
 
 def _sweeps(kernel: Kernel, m: Member) -> bool:
-    return m.role not in ("row", "full") or (m.role == "full" and m.loop.out in kernel.stored)
+    return m.role not in (Role.ROW, Role.FULL) or (
+        m.role == Role.FULL and m.loop.out in kernel.stored
+    )
 
 
 def _unfolded(kernel: Kernel, value: Expr) -> Expr:
     """The formula behind a load of what the kernel makes for itself."""
     if value.op != "load" or value.args:
         return value
-    makers = [m for m in kernel.members if m.loop.out == value.attr[0] and m.role == "full"]
+    makers = [m for m in kernel.members if m.loop.out == value.buffer and m.role == Role.FULL]
     return makers[0].loop.value if len(makers) == 1 else value
 
 
@@ -81,7 +83,7 @@ def _is_square_about_mean(kernel: Kernel, value: Expr, total: Member) -> bool:
     x, mean = value.args[0].args
     if x is not total.loop.value:
         return False
-    makers = [m for m in kernel.members if m.role == "row" and _reads(mean, m)]
+    makers = [m for m in kernel.members if m.role == Role.ROW and _reads(mean, m)]
     if len(makers) != 1 or makers[0].loop.value.op != "div":
         return False
     over, count = makers[0].loop.value.args

@@ -13,7 +13,7 @@ from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
-from perfuse.schedule.plan import Member
+from perfuse.schedule.plan import Member, Role
 
 
 @dataclass(slots=True)
@@ -113,9 +113,9 @@ class Rows:
     def stage(self, w: Writer, row: Row, number: int) -> None:
         members = [m for m in self.frame.kernel.members if m.stage == number]
         for m in members:
-            if m.role == "row":
+            if m.role == Role.ROW:
                 self.row_value(row, m, stored=True)
-        swept = [m for m in members if m.role != "row" and self._does_something(m)]
+        swept = [m for m in members if m.role != Role.ROW and self._does_something(m)]
         if not swept:
             return
         if self.tile.is_swept:
@@ -130,7 +130,7 @@ class Rows:
                 self._held(row, block, m)
 
     def _does_something(self, m: Member) -> bool:
-        return m.role != "full" or m.loop.out in self.frame.kernel.stored
+        return m.role != Role.FULL or m.loop.out in self.frame.kernel.stored
 
     def row_value(self, row: Row, m: Member, *, stored: bool) -> None:
         frame = self.frame
@@ -152,13 +152,13 @@ class Rows:
         """A member over rows that are wholly there."""
         frame = self.frame
         emitter = frame.emitter(row.scope, block, m, row.results)
-        if m.role == "full":
+        if m.role == Role.FULL:
             row.results[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
-        elif m.role == "inner":
+        elif m.role == Role.INNER:
             lanes = frame.lanes_text(emitter, m, block.mask(COLUMNS), "[R, C]", self._position())
             self.store_result(row, m, frame.finished(emitter, m, reduce.joined(m, lanes, 1), ROWS))
         else:
-            mask = block.mask(ROWS if m.role == "outer" else ROWS | COLUMNS)
+            mask = block.mask(ROWS if m.role == Role.OUTER else ROWS | COLUMNS)
             frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
 
     def _position(self) -> str:
@@ -169,7 +169,7 @@ class Rows:
     def sweep(self, w: Writer, row: Row, members: list[Member], first: str, last: str) -> None:
         """One pass over the columns in steps of a block, then the lanes joined."""
         frame = self.frame
-        folding = [m for m in members if m.role == "inner"]
+        folding = [m for m in members if m.role == Role.INNER]
         for m in folding:
             frame.declare(w, m, "[R, C]")
 
@@ -177,7 +177,7 @@ class Rows:
             made = dict(row.results)  # what this step of the sweep makes is gone after it
             for m in members:
                 emitter = frame.emitter(scope, block, m, made)
-                if m.role == "full":
+                if m.role == Role.FULL:
                     made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
                 else:
                     self._swept(emitter, block, m)
@@ -240,9 +240,9 @@ class Rows:
 
     def _swept(self, emitter: Emitter, block: Block, m: Member) -> None:
         frame = self.frame
-        needed = {"inner": COLUMNS, "outer": ROWS, "all": ROWS | COLUMNS}[m.role]
+        needed = {Role.INNER: COLUMNS, Role.OUTER: ROWS, Role.ALL: ROWS | COLUMNS}[m.role]
         lanes = frame.lanes_text(emitter, m, block.mask(needed), "[R, C]", self._position())
-        if m.role == "outer":
+        if m.role == Role.OUTER:
             self._add_to_memory(emitter, block, m, lanes)
         else:
             frame.step(emitter, m, lanes)

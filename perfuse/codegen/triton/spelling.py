@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Division, Quotient
 from perfuse.ir.dtype import DType
-from perfuse.ir.index import Atom
 
 COMPUTE_TYPE = {
     DType.BOOL: "tl.int1", DType.U8: "tl.uint8", DType.I8: "tl.int8", DType.U16: "tl.uint16",
@@ -160,9 +160,9 @@ def start(kind: str, dtype: DType) -> bool | int | float:
     return _INT_RANGE[dtype][0 if is_max else 1]
 
 
-def quotient(atom: Atom, numerator: str, divisor: str) -> str:
+def quotient(atom: Division, numerator: str, divisor: str) -> str:
     """A quotient or remainder of an index. Triton's own round towards zero, an index's down."""
-    is_div = atom.kind == "div"
-    if ix.is_nonnegative(ix.bounds(atom.parts[0])[0]):
+    is_div = isinstance(atom, Quotient)
+    if ix.is_nonnegative(ix.bounds(atom.numerator)[0]):
         return f"(({numerator}) {'//' if is_div else '%'} ({divisor}))"
     return f"{'pf_floordiv' if is_div else 'pf_mod'}({numerator}, {divisor})"

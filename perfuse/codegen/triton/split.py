@@ -14,13 +14,13 @@ from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.rows import Row, Rows
 from perfuse.codegen.triton.tiling import num_blocks, power_of_two
 from perfuse.ir import index as ix
-from perfuse.schedule.plan import Member
+from perfuse.schedule.plan import Member, Role
 
 
 def split_texts(frame: Frame) -> list[KernelText]:
     """One launch a stage, and a last one where a reduction is all that is wanted of a stage."""
     count = 1 + max(m.stage for m in frame.kernel.members)
-    has_open_end = any(m.role == "inner" and m.stage == count - 1 for m in frame.kernel.members)
+    has_open_end = any(m.role == Role.INNER and m.stage == count - 1 for m in frame.kernel.members)
     return [_Stage(_fresh(frame), number).text() for number in range(count + int(has_open_end))]
 
 
@@ -43,14 +43,14 @@ class _Stage(Rows):
         row = replace(row, masks={**row.masks})
         for number in range(self.number + 1):
             for m in frame.kernel.members:
-                if m.role == "inner" and m.stage == number - 1:
+                if m.role == Role.INNER and m.stage == number - 1:
                     self._join_parts(row, m, is_new=number == self.number)
             for m in frame.kernel.members:
-                if m.role == "row" and m.stage == number:
+                if m.role == Role.ROW and m.stage == number:
                     self._row_value(row, m, is_new=number == self.number)
         swept = [
             m for m in frame.kernel.members
-            if m.stage == self.number and m.role != "row" and self._does_something(m)
+            if m.stage == self.number and m.role != Role.ROW and self._does_something(m)
         ]  # fmt: skip
         splits = self.tile.splits
         if swept:

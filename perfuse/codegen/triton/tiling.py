@@ -21,7 +21,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
-from perfuse.schedule.plan import Kernel, static_product
+from perfuse.schedule.plan import Kernel, Role, static_product
 from perfuse.schedule.shape import turned_axis
 from perfuse.schedule.tile import Tile
 
@@ -95,7 +95,7 @@ def fitted(tile: Tile, kernel: Kernel, machine: Machine, widest: int) -> Tile:
 def _elements_read(tile: Tile, kernel: Kernel) -> int:
     """Elements that one block reads from memory."""
     made = {m.loop.out for m in kernel.members}
-    reads = {r for m in kernel.members for r in m.loop.reads() if r.attr[0] not in made}
+    reads = {r for m in kernel.members for r in m.loop.reads() if r.buffer not in made}
     rows, columns = ({a.atom for a in axes} for axes in (rows_of(kernel), columns_of(kernel)))
     total = 0
     for used in (read.variables() for read in reads):
@@ -107,7 +107,7 @@ def _elements_read(tile: Tile, kernel: Kernel) -> int:
 
 def _carries(kernel: Kernel) -> bool:
     """Something is reduced across rows, so persistent blocks accumulate it."""
-    return any(m.role in ("outer", "all") for m in kernel.members)
+    return any(m.role in (Role.OUTER, Role.ALL) for m in kernel.members)
 
 
 def smaller(tile: Tile) -> Tile | None:
@@ -125,28 +125,28 @@ def smaller(tile: Tile) -> Tile | None:
 
 def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
     roles = {m.role for m in kernel.members}
-    if "scan" in roles:
+    if Role.SCAN in roles:
         return _scan_tile(kernel)
-    if "scatter" in roles:
+    if Role.SCATTER in roles:
         return Tile("scatter", 1, 512, 4)
     if not columns_of(kernel):
         return _flat_tile(kernel, machine, roles, widest)
-    if roles <= {"full", "outer", "all"}:
+    if roles <= {Role.FULL, Role.OUTER, Role.ALL}:
         return _columns_tile(kernel, machine, widest)
     return _rows_tile(kernel, machine, roles, widest)
 
 
-def _flat_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -> Tile:
-    if turned_axis(kernel) is not None and "all" not in roles:
+def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) -> Tile:
+    if turned_axis(kernel) is not None and Role.ALL not in roles:
         return Tile("turned", 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
     # Sixteen bytes a load either way; where much is loaded, fewer at a time, and more blocks.
-    is_wide = widest <= 2 and ("all" in roles or _num_loads(kernel) < MANY_LOADS)
+    is_wide = widest <= 2 and (Role.ALL in roles or _num_loads(kernel) < MANY_LOADS)
     block = 2 * FLAT_BLOCK if is_wide else FLAT_BLOCK
     if total is not None:
         while block > 128 and total < block * machine.num_processors:
             block //= 2
-    if "all" in roles:
+    if Role.ALL in roles:
         block = max(block, 256)
         blocks = None if total is None else -(-total // block)
         most = machine.num_processors * 8
@@ -248,7 +248,7 @@ def is_vertical(kernel: Kernel) -> bool:
     return bool(kernel.axes) and not kernel.axes[-1].reduced and kernel.axes[-1].atom is not None
 
 
-def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -> Tile:
+def _rows_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) -> Tile:
     height, width = _static(rows_of(kernel)), _static(columns_of(kernel))
     carries = _carries(kernel)
     if width is not None and height is not None and not carries:
@@ -271,13 +271,13 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[str], widest: int) -
     return _going_round(tile, height, machine, roles) if carries else tile
 
 
-def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[str]) -> Tile:
+def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[Role]) -> Tile:
     """Blocks that take one piece after another, with accumulators for what crosses rows.
 
     For columns every block writes a sum per column of a row, so there are few blocks; a thread
     has the same columns of every row, and what belongs to a column is read once.
     """
-    has_columns = "outer" in roles
+    has_columns = Role.OUTER in roles
     rows, warps = tile.rows, tile.num_warps
     if not tile.is_swept:
         if has_columns:
@@ -297,7 +297,7 @@ def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[st
 
 def _stores_rows(kernel: Kernel) -> bool:
     """Whether anything as long as a row is written."""
-    return any(m.role == "full" and m.loop.out in kernel.stored for m in kernel.members)
+    return any(m.role == Role.FULL and m.loop.out in kernel.stored for m in kernel.members)
 
 
 def _keeps_places(kernel: Kernel) -> bool:
@@ -306,7 +306,7 @@ def _keeps_places(kernel: Kernel) -> bool:
 
 def _most_held(kernel: Kernel) -> int:
     """Fewer columns are held at once where each drags more values along."""
-    reads = {r.attr[0] for m in kernel.members for r in m.loop.reads()}
+    reads = {r.buffer for m in kernel.members for r in m.loop.reads()}
     return MOST_HELD if len(reads) <= 4 else MOST_HELD // 2
 
 
@@ -366,7 +366,7 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
 def may_stream(kernel: Kernel, num_bytes: int) -> bool:
     """Whether a kernel reduces more elements of this size than a cache holds."""
     count = static_product([a.size for a in kernel.axes])
-    reduces = any(m.role in ("inner", "outer", "all") for m in kernel.members)
+    reduces = any(m.role in (Role.INNER, Role.OUTER, Role.ALL) for m in kernel.members)
     return reduces and count is not None and count * num_bytes >= LARGE_BYTES
 
 

@@ -25,7 +25,7 @@ from perfuse.codegen.triton.tiling import Machine, choose_tile, widest_of
 from perfuse.context import Context
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
-from perfuse.schedule.plan import Kernel, Plan
+from perfuse.schedule.plan import Kernel, Plan, Role
 from perfuse.schedule.tile import Tile
 from perfuse.target import Target
 from perfuse.torch_compat import fp8_cast_saturates
@@ -132,7 +132,7 @@ def _texts(
     texts = [_ONE_LAUNCH[tile.kind](frame)]
     sharing = tile.splits if tile.kind == "columns" else tile.programs or 1
     is_left = (sharing > 1 or tile.is_swept) and not joins_itself(tile, frame.size(frame.columns))
-    if is_left and any(m.role == "outer" for m in kernel.members):
+    if is_left and any(m.role == Role.OUTER for m in kernel.members):
         texts.append(join_columns(kernel, frame, sharing, dialect))
     return texts
 

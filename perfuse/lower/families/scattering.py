@@ -33,7 +33,7 @@ def stored_at(
         raise CannotLower("scatter-add of bools")
     held = cast_tensor(x, x.dtype.compute) if accumulate else x
     target = builder.realize_copy(held)
-    buffer = builder.buffers[target.value.attr[0]]
+    buffer = builder.buffers[target.value.buffer]
     for i, (values, position) in enumerate(stores):
         if any(size == 0 for size in values.shape):
             continue

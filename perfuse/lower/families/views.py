@@ -7,6 +7,7 @@ from typing import Any
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Division
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim, Index
@@ -153,7 +154,7 @@ def _flat_position(old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
 
 def _is_tangled(source: Sequence[Dim]) -> bool:
     return any(
-        atom.kind in ("div", "mod")
+        isinstance(atom, Division)
         for s in source
         if isinstance(s, Index)
         for monomial, _ in s.terms

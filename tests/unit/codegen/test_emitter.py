@@ -13,9 +13,10 @@ from perfuse.codegen.scope import Scope
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Division, Quotient
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer, Loop
 from perfuse.schedule.plan import Kernel, Member
 
@@ -26,8 +27,8 @@ TYPES = {DType.F32: "float", DType.I64: "int", DType.I32: "int"}
 
 
 class PythonNames(Names):
-    def quotient(self, atom: Atom, numerator: str, divisor: str) -> str:
-        return f"(({numerator}) {'//' if atom.kind == 'div' else '%'} ({divisor}))"
+    def quotient(self, atom: Division, numerator: str, divisor: str) -> str:
+        return f"(({numerator}) {'//' if isinstance(atom, Quotient) else '%'} ({divisor}))"
 
 
 class PythonEmitter(Emitter[PythonNames, Value]):
@@ -145,9 +146,9 @@ def test_a_load_is_answered_by_a_value_or_a_formula() -> None:
     doubled = ex.apply("add", load("x", ROW), load("x", ROW))
 
     def resolve(e: Expr) -> Value | Formula[Value] | None:
-        if e.attr[0] == "k":
+        if e.buffer == "k":
             return Value("100.0", DType.F32, 0)
-        return Formula(doubled, resolve) if e.attr[0] == "m" else None
+        return Formula(doubled, resolve) if e.buffer == "m" else None
 
     loops = Loops(resolve)
     value = loops.emitter.value(ex.apply("add", load("m", ROW), load("k", ROW)))
@@ -157,7 +158,7 @@ def test_a_load_is_answered_by_a_value_or_a_formula() -> None:
 
 def test_a_formula_of_another_type_is_converted_as_memory_would() -> None:
     loops = Loops(
-        lambda e: Formula(load("x", ROW), lambda inner: None) if e.attr[0] == "m" else None
+        lambda e: Formula(load("x", ROW), lambda inner: None) if e.buffer == "m" else None
     )
     value = loops.emitter.value(load("m", ROW, DType.I32))
     assert loops.run(value, x=[1.5, 2.5, -3.5]) == [n for n in (1, 2, -3) for _ in Y]

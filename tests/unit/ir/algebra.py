@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from perfuse.ir import index as ix
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.atoms import Atom, Division, Quotient, Symbol, Variable
+from perfuse.ir.index import Dim
 
 Place = dict[str, int]  # a value for each variable and for the symbols
 
@@ -56,10 +57,11 @@ def evaluate(index: Dim, place: Place) -> int:
 
 
 def _evaluate_atom(atom: Atom, place: Place) -> int:
-    if atom.kind in ("var", "sym"):
-        return place[atom.parts[0]]
-    numerator, divisor = (evaluate(part, place) for part in atom.parts)
-    return numerator // divisor if atom.kind == "div" else numerator % divisor
+    if isinstance(atom, Variable | Symbol):
+        return place[atom.name]
+    assert isinstance(atom, Division)
+    numerator, divisor = (evaluate(part, place) for part in atom.operands)
+    return numerator // divisor if isinstance(atom, Quotient) else numerator % divisor
 
 
 def _leaf(name: str) -> Sample:

@@ -146,7 +146,7 @@ def test_guards_every_load_and_keeps_older_guards() -> None:
 def test_guards_loads_inside_indices() -> None:
     value = load(index=ix.indirect(load("i1", Y, I64), 8))
     guarded = ex.loads_of(ex.guard_loads(value, inside()))
-    assert [e.attr[0] for e in guarded] == ["i1", "i0"] and all(e.args for e in guarded)
+    assert [e.buffer for e in guarded] == ["i1", "i0"] and all(e.args for e in guarded)
 
 
 def test_variables_are_found_inside_indices() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfuse.ir import index as ix
-from perfuse.ir.index import Atom, Dim
+from perfuse.ir.atoms import Atom
+from perfuse.ir.index import Dim
 from tests.unit.ir.algebra import (
     DIVISORS,
     PLACES,

@@ -117,7 +117,7 @@ def test_positions_out_of_range_are_refused(position: int) -> None:
 
 
 def largest_temporary(plan: Plan) -> int:
-    buffers = [b for b in plan.program.buffers.values() if b.role == "temp"]
+    buffers = [b for b in plan.program.buffers.values() if b.kind == "temp"]
     stored = {name for kernel in plan.kernels for name in kernel.stored}
     sizes = [b.num_elements for b in buffers if b.name in stored]
     return max(n for n in sizes if isinstance(n, int))
@@ -133,4 +133,4 @@ def test_a_loss_stores_no_second_logits(draw: Callable[..., Tensor]) -> None:
 def test_what_is_looked_up_often_is_computed_once() -> None:
     (plan,) = plans_of(lambda x, i: x.exp().tanh()[i], f32(8, 16), ids(8, 64))
     assert largest_temporary(plan) == 64 * 16
-    assert 8 * 16 in [b.num_elements for b in plan.program.buffers.values() if b.role == "temp"]
+    assert 8 * 16 in [b.num_elements for b in plan.program.buffers.values() if b.kind == "temp"]

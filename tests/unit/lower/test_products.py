@@ -121,7 +121,7 @@ def test_every_call_of_an_aligned_product_sees_aligned_rows(columns: int) -> Non
 
 def test_an_aligned_product_holds_one_result() -> None:
     plan = only_plan(by_rows_alike, bf16(256, 16), bf16(1025, 16))
-    sizes = {n: b.num_elements for n, b in plan.program.buffers.items() if b.role == "temp"}
+    sizes = {n: b.num_elements for n, b in plan.program.buffers.items() if b.kind == "temp"}
     assert sorted(sizes.values()) == [256 * 8, 256 * 8, 256 * 1025]
     assert sum(k.num_bytes for k in plan.kernels) == 2 * 2 * 256 * 8 * 2, "edges, in and out"
 

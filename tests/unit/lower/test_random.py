@@ -61,7 +61,7 @@ def test_distribution(
 def test_each_op_has_its_own_seed() -> None:
     (a, b), program = _drawn(lambda x: (torch.rand_like(x), torch.rand_like(x)), f32(64))
     assert not torch.equal(a, b)
-    assert program.buffers["seeds"].role == "seeds"
+    assert program.buffers["seeds"].kind == "seeds"
     assert program.buffers["seeds"].shape == (2,)
 
 

@@ -58,7 +58,7 @@ def test_views_of_one_value_are_stored_once(name: str) -> None:
     results = {o.buffer for o in plan.program.outputs if isinstance(o, View)}
     stored = set().union(*(kernel.stored for kernel in plan.kernels))
     assert len(results) == count, str(plan)
-    assert all(plan.program.buffers[name].role == "temp" for name in results)
+    assert all(plan.program.buffers[name].kind == "temp" for name in results)
     assert stored <= results, str(plan)
 
 

@@ -38,7 +38,7 @@ def loop(out: Buffer, reads: list[Buffer]) -> Loop:
 def call(out: Buffer, reads: list[Buffer]) -> LibraryCall:
     """One that writes into memory of ours, or one that returns its own."""
     views = [View(b.name, b.shape, b.strides) for b in reads]
-    if out.role == "extern":
+    if out.kind == "extern":
         return Extern("aten.any", (out.name,), tuple(views), (), "")
     operands = Operands(views[0], views[-1])
     return Matmul(operands, out.name, library("aten.mm.out"), DType.F32, "")

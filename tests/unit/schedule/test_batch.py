@@ -86,7 +86,7 @@ def test_a_large_temporary_does_not_wait() -> None:
     plan = plan_of(fn, *(f32(16, 256 + 8 * k) for k in range(5)))
     large = {n for b in batches(plan) for p in b.parts for n in p.buffers}
     sizes = [plan.program.buffers[n] for n in large]
-    assert all(b.role != "temp" or b.num_elements * 4 <= 1 << 16 for b in sizes)  # type: ignore[operator]
+    assert all(b.kind != "temp" or b.num_elements * 4 <= 1 << 16 for b in sizes)  # type: ignore[operator]
 
 
 def test_large_results_join_a_batch() -> None:

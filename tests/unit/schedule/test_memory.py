@@ -65,7 +65,7 @@ def test_memory_is_used_again() -> None:
 
 def test_results_and_arguments_have_no_place() -> None:
     program = program_of([Life(64, 0, 1), Life(64, 0, 1), Life(64, 0, 1)])
-    given_one = Buffer("b1", DType.U8, (64,), (1,), role="input")
+    given_one = Buffer("b1", DType.U8, (64,), (1,), kind="input")
     buffers = {**program.buffers, "b1": given_one}
     leaving = Program((), buffers, program.nodes, (View("b0", (64,), (1,)),))
     assert list(place(leaving, leaving.nodes)[0]) == ["b2"]
