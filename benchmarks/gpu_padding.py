@@ -1,5 +1,5 @@
 """What unaligned rows cost a product on a GPU, and what padding costs: the numbers behind
-`perfuse/graph/pad_products.py`.
+`perfuse/graph/pad_matmuls.py`.
 
     python -m benchmarks.gpu_padding --rows 8192 --depth 768 --columns 50257
 """

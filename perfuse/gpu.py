@@ -30,6 +30,14 @@ class Gpu:
     shared_bytes: int  # the most one block may use
     registers: int  # 32-bit ones of a multiprocessor
     max_threads: int  # of a multiprocessor
+    # How much longer a matmul takes with unaligned rows of an operand, or of its result alone.
+    # H200, bfloat16, 8192x50257x768, milliseconds as it is and padded: the result 6.67 and 0.90,
+    # the gradients 4.54 and 0.95, 4.30 and 0.93. python -m benchmarks.gpu_padding measures them;
+    # other GPUs have these numbers until they are measured there.
+    unaligned_operand_slowdown: float = 4.6
+    unaligned_result_slowdown: float = 7.4
+    # Operations that a matmul does while a copy moves a byte: 680 TFLOP/s, 4 TB/s on an H200.
+    matmul_work_per_byte: float = 170
 
     def __str__(self) -> str:
         rate = f"{self.bandwidth / 1e12:.2f} TB/s"

@@ -22,7 +22,7 @@ from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import Decision
 from perfuse.errors import KernelTooLarge, PerfuseError
-from perfuse.graph.passes import run_passes
+from perfuse.graph.passes import ATEN_PASSES, run_passes
 from perfuse.ir.program import Extern, Loop, Program
 from perfuse.ir.verify import verify_program
 from perfuse.logs import channel
@@ -125,7 +125,7 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
 def plan_graph(module: GraphModule, context: Context, run: Stages | None = None) -> Planned:
     """From an ATen graph to kernels and library calls in order, with memory for what they make."""
     run = run or Stages()
-    module = run("passes", run_passes, module, context.settings.thresholds)  # algebra, dead code
+    module = run("passes", run_passes, module, context, ATEN_PASSES)  # algebra, dead code
     program = run("lower", lower_graph, module, context)  # formulas, loops and library calls
     if context.settings.verify:
         verify_program(program, "lower")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from perfuse.build.bundle import Bundle, CodeObject, read_bundle
 from perfuse.build.triton import assembly_of
@@ -22,6 +22,7 @@ from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
 from perfuse.errors import CannotBuild
+from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.partition import Cut, Joint, plain_cut
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.executable import Call
@@ -30,7 +31,6 @@ from perfuse.torch_compat import (
     as_if_on,
     fake_gpu,
     faked_on,
-    module_of,
     tree_leaves,
     tree_map,
 )
@@ -172,13 +172,14 @@ def moved_graph(module: GraphModule, device: torch.device) -> GraphModule:
     tensors = [v for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
     if device == CPU or any(tensor.device == device for tensor in tensors):
         return module
-    graph = torch.fx.Graph()
-    copied: dict[Any, Any] = {}
-    for node in module.graph.nodes:
-        made = copied[node] = graph.node_copy(node, lambda n: copied[n])
+
+    def moved(node: Node, new: GraphCopy) -> Node:
+        made = new.copy(node)
         made.kwargs = {k: device if v == CPU else v for k, v in made.kwargs.items()}
-        made.meta = {**node.meta, "val": as_if_on(device, node.meta.get("val"))}
-    return module_of(module, graph)
+        made.meta["val"] = as_if_on(device, node.meta.get("val"))
+        return made
+
+    return copy_but_for(module, moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +193,7 @@ class CrossCompile:
     take: Callable[[str, GraphModule, Context], None]
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return Capture(self.contexts[0].settings, self._cut, self._run).trace(module, inputs)
+        return Capture(self.contexts[0], self._cut, self._run).trace(module, inputs)
 
     def _cut(self, joint: GraphModule, num_results: int) -> Cut:
         """Take both halves as each target would have them cut; any cut will do to run."""
@@ -200,8 +201,8 @@ class CrossCompile:
             cut, _ = cut_for(context, moved_graph(joint, context.device), num_results)
             self.take("backward", cut.backward, context)
             self.take("forward", cut.forward, context)
-        settings = self.contexts[0].settings
-        return plain_cut(Joint.of(joint, num_results, settings), settings)
+        context = self.contexts[0]
+        return plain_cut(Joint.of(joint, num_results, context), context.settings)
 
     def _run(self, kind: str, graph: GraphModule) -> Call:
         if kind == "inference":

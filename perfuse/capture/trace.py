@@ -17,11 +17,10 @@ from perfuse.budget.choose import choose_cut
 from perfuse.capture.failure import compile_or_eager
 from perfuse.capture.observe import Observer, cut_observers
 from perfuse.capture.replay import replayed
-from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
-from perfuse.graph.known_masks import use_known_masks
 from perfuse.graph.partition import Cut, Joint
+from perfuse.graph.passes import DYNAMO_PASSES, run_passes
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.executable import Call
@@ -30,7 +29,7 @@ from perfuse.torch_compat import aot_compile_graph
 
 def cut_for(context: Context, joint: GraphModule, num_results: int) -> tuple[Cut, bool]:
     """The joint graph cut as the settings say, and whether that keeps the memory budget, if any."""
-    found = choose_cut(Joint.of(joint, num_results, context.settings), context)
+    found = choose_cut(Joint.of(joint, num_results, context), context)
     for observer in cut_observers():
         observer(found[0], context)
     return found
@@ -40,18 +39,19 @@ def cut_for(context: Context, joint: GraphModule, num_results: int) -> tuple[Cut
 class Capture:
     """The ATen graphs of one Dynamo graph, by kind: "inference", or "forward" and "backward"."""
 
-    settings: Settings
+    context: Context
     cut: Callable[[GraphModule, int], Cut]  # of a joint graph and its number of results
     run: Callable[[str, GraphModule], Call]  # takes each graph, and returns what runs it
     graphs: dict[str, GraphModule] = field(default_factory=dict)
 
     def trace(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs the graphs under AOTAutograd."""
+        settings = self.context.settings
         return aot_compile_graph(
-            use_known_masks(module),
+            run_passes(module, self.context, DYNAMO_PASSES),
             inputs,
             compiler=self.take,
-            decompositions=decomposition_table(fallback_random=self.settings.fallback_random),
+            decompositions=decomposition_table(fallback_random=settings.fallback_random),
             partition=self.partition,
         )
 
@@ -75,7 +75,7 @@ class TrainingGraphs:
     def __init__(self, context: Context, watching: Sequence[Observer]) -> None:
         self.context = context
         self.watching = watching
-        self.capture = Capture(context.settings, self._cut, self._compile)
+        self.capture = Capture(context, self._cut, self._compile)
         self.executables: dict[str, Executable] = {}
         # How many of the results are the user's: the rest is saved, or gradients.
         self.num_results = {"inference": sys.maxsize, "forward": 0, "backward": 0}

@@ -28,6 +28,13 @@ def eliminate_common_subexpressions(gm: GraphModule) -> GraphModule:
     return module_of(gm, _copied(gm.graph, kept))
 
 
+def share_between_halves(joint: GraphModule) -> GraphModule:
+    """The pass on joint graphs: what both halves compute is one value, so that it can be kept."""
+    is_checkpointed = any("recompute" in node.meta for node in joint.graph.nodes)
+    # A value of two checkpointed regions would have to be kept for the second one.
+    return joint if is_checkpointed else eliminate_common_subexpressions(joint)
+
+
 def fx_graph_cse(graph: Graph) -> Graph:
     """A new graph in which every pure expression of `graph` is computed once."""
     return _copied(graph, _Sweep(graph).run())

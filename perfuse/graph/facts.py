@@ -22,6 +22,9 @@ SECOND = "perfuse_second"
 # both must see the same bits.
 COMPARED = "perfuse_compared"
 
+# The mark of a joint graph's output: how many of its values the user's function returns.
+NUM_RESULTS = "perfuse_num_results"
+
 # Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
 # talk to a network, so it is never merged nor dropped.
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "perfuse"})
@@ -162,6 +165,12 @@ def output_node(graph: torch.fx.Graph) -> Node:
     """The one output node of a graph."""
     node: Node = next(iter(graph.find_nodes(op="output")))
     return node
+
+
+def results_of(joint: torch.fx.Graph) -> list[Node]:
+    """The results of the user's function in a joint graph: gradients come after them."""
+    count = output_node(joint).meta[NUM_RESULTS]
+    return [leaf for leaf in output_leaves(joint)[:count] if isinstance(leaf, Node)]
 
 
 def output_leaves(graph: torch.fx.Graph) -> list[Any]:

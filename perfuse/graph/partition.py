@@ -14,23 +14,23 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.config import Settings
+from perfuse.context import Context
 from perfuse.graph.copying import copy_node
-from perfuse.graph.cse import eliminate_common_subexpressions
 from perfuse.graph.facts import (
-    COMPARED,
     GIVEN_UP,
+    NUM_RESULTS,
     SECOND,
     has_effects,
     is_sym,
     output_leaves,
     output_node,
+    results_of,
     tensor_of,
 )
+from perfuse.graph.passes import JOINT_PASSES, run_passes
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
-from perfuse.graph.saving.ties import compared_with_themselves
-from perfuse.graph.seed_random import seed_random_values
 from perfuse.torch_compat import (
     free_symbols_of,
     is_backward_state,
@@ -114,19 +114,15 @@ class Joint:
     num_results: int
 
     @staticmethod
-    def of(module: GraphModule, num_results: int, settings: Settings) -> "Joint":
-        module = _each_value_once(module)
-        if not settings.fallback_random:
-            results = _nodes(output_leaves(module.graph)[:num_results])
-            module = seed_random_values(module, results)
+    def of(module: GraphModule, num_results: int, context: Context) -> "Joint":
+        output_node(module.graph).meta[NUM_RESULTS] = num_results
+        module = run_passes(module, context, JOINT_PASSES)
         graph, leaves = module.graph, output_leaves(module.graph)
-        for node in compared_with_themselves(graph):
-            node.meta[COMPARED] = True
         inputs = Inputs.of(graph)
         roles = Roles.of(
             graph,
             tangents={*inputs.tangents, *inputs.backward_seeds, *inputs.states},
-            results=_nodes(leaves[:num_results]),
+            results=results_of(graph),
             gradients=_nodes(leaves[num_results:]),
             overwritten=_overwritten(graph, inputs),
         )
@@ -162,21 +158,14 @@ def partition_joint(
     **kwargs: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """The joint graph's forward and backward: AOTAutograd's `partition_fn`."""
-    settings = settings or Settings()
-    cut = plain_cut(Joint.of(joint, num_fwd_outputs, settings), settings)
+    context = Context.default(settings or Settings())
+    cut = plain_cut(Joint.of(joint, num_fwd_outputs, context), context.settings)
     return cut.forward, cut.backward
 
 
 def plain_cut(joint: Joint, settings: Settings) -> Cut:
     """The cut without a budget."""
     return joint.cut(choose_saved(joint.module.graph, joint.roles, policy_of(settings)))
-
-
-def _each_value_once(joint: GraphModule) -> GraphModule:
-    """Merge values that both halves compute, so that they can be saved instead."""
-    is_checkpointed = any("recompute" in node.meta for node in joint.graph.nodes)
-    # A value of two checkpointed regions would have to be kept for the second one.
-    return joint if is_checkpointed else eliminate_common_subexpressions(joint)
 
 
 def policy_of(settings: Settings) -> SavePolicy:

@@ -1,59 +1,83 @@
-"""The passes and their order. Each is a function from a module to a new one.
+"""The passes by level of graph, in the order they run: a row each, a name and a function.
 
-Canonical spelling first, since CSE compares spellings; constants before algebra, since algebra
-sees through them; attention behind it, since views cancelled are fewer forms to know; CSE again at
-the end, because algebra makes expressions equal.
+Dynamo's graph, before AOTAutograd takes ops apart; the joint graph of forward and backward; the
+functional ATen graph that is lowered. There: canonical spelling first, since CSE compares
+spellings; constants before algebra, since algebra sees through them; attention behind it, since
+views cancelled are fewer forms to know; CSE again at the end, because algebra makes expressions
+equal.
+
+Cache keys cover Perfuse's own files: whoever adds a row from elsewhere uses a cache of its own.
 """
 
+import functools
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from torch.fx import GraphModule
 
-from perfuse.config import ThresholdSettings
+from perfuse.context import Context
 from perfuse.graph.attention import fuse_attention
-from perfuse.graph.batch_products import batch_products
+from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.canonicalize import canonicalize
-from perfuse.graph.cse import eliminate_common_subexpressions
+from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
 from perfuse.graph.dead_code import eliminate_dead_code
 from perfuse.graph.fold_constants import fold_constants
-from perfuse.graph.join_products import join_products
-from perfuse.graph.pad_products import DEFAULT, pad_products
+from perfuse.graph.join_matmuls import join_matmuls
+from perfuse.graph.known_masks import use_known_masks
+from perfuse.graph.pad_matmuls import pad_matmuls
+from perfuse.graph.saving.ties import mark_compared
+from perfuse.graph.seed_random import seed_random
 from perfuse.graph.simplify import simplify
 
-Pass = Callable[[GraphModule], GraphModule]
+Pass = Callable[[GraphModule, Context], GraphModule]
+Row = tuple[str, Pass]
 Record = Callable[[str, int, int, float], None]
 
-PASSES: tuple[tuple[str, Pass], ...] = (
-    ("dead_code", eliminate_dead_code),
-    ("canonicalize", canonicalize),
-    ("cse", eliminate_common_subexpressions),
-    ("fold_constants", fold_constants),
-    ("simplify", simplify),
-    ("attention", fuse_attention),
-    ("cse_again", eliminate_common_subexpressions),
-    ("join_products", join_products),
-    ("batch_products", batch_products),
-    ("pad_products", pad_products),
-    ("cse_of_padding", eliminate_common_subexpressions),
-    ("dead_code_again", eliminate_dead_code),
-)
+
+@functools.cache
+def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
+    """The pass of a function that asks nothing of the context."""
+
+    @functools.wraps(run)
+    def without_context(gm: GraphModule, _: Context) -> GraphModule:
+        return run(gm)
+
+    return without_context
+
+
+DYNAMO_PASSES: list[Row] = [
+    ("known_masks", plain(use_known_masks)),
+]
+JOINT_PASSES: list[Row] = [
+    ("share_between_halves", plain(share_between_halves)),
+    ("seed_random", seed_random),
+    ("mark_compared", plain(mark_compared)),
+]
+ATEN_PASSES: list[Row] = [
+    ("dead_code", plain(eliminate_dead_code)),
+    ("canonicalize", plain(canonicalize)),
+    ("cse", plain(eliminate_common_subexpressions)),
+    ("fold_constants", plain(fold_constants)),
+    ("simplify", plain(simplify)),
+    ("attention", plain(fuse_attention)),
+    ("cse_again", plain(eliminate_common_subexpressions)),
+    ("join_matmuls", plain(join_matmuls)),
+    ("batch_matmuls", plain(batch_matmuls)),
+    ("pad_matmuls", pad_matmuls),
+    ("cse_of_padding", plain(eliminate_common_subexpressions)),
+    ("dead_code_again", plain(eliminate_dead_code)),
+]
 
 
 def run_passes(
-    gm: GraphModule,
-    thresholds: ThresholdSettings = DEFAULT,
-    *,
-    record: Record | None = None,
+    gm: GraphModule, context: Context, rows: Sequence[Row], record: Record | None = None
 ) -> GraphModule:
-    """All passes in order; `record` gets each one's name, nodes before and after, and seconds."""
-    pad = partial(pad_products, thresholds=thresholds)
+    """All passes of a level; `record` gets each one's name, nodes before and after, and seconds."""
     settled: dict[Pass, GraphModule] = {}  # what each pass made: it would make the same of it again
-    for name, run in PASSES:
+    for name, run in rows:
         num_before, start = len(gm.graph.nodes), time.perf_counter()
         if settled.get(run) is not gm:
-            gm = settled[run] = pad(gm) if run is pad_products else run(gm)
+            gm = settled[run] = run(gm, context)
         if record is not None:
             record(name, num_before, len(gm.graph.nodes), time.perf_counter() - start)
     return gm

@@ -1,7 +1,7 @@
 """A product as an op of our own: one that is written into unaligned rows with aligned stores.
 
-`perfuse::aligned_product(a, b)` is `a @ b`. `pad_products` uses it where the result has to be
-as eager lays it; its lowering, in `lower/families/products.py`, says how it is written. What is
+`perfuse::aligned_product(a, b)` is `a @ b`. `pad_matmuls` uses it where the result has to be
+as eager lays it; its lowering, in `lower/families/matmul.py`, says how it is written. What is
 here runs where a graph runs eagerly.
 """
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from perfuse.context import Context
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import ancestors, is_sym, tensor_of
+from perfuse.graph.facts import ancestors, is_sym, results_of, tensor_of
 from perfuse.graph.random_ops import normal_at, seeds, uniform_at
 from perfuse.torch_compat import sym_expression
 
@@ -22,9 +23,11 @@ _DEVICES = ("cpu", "cuda")
 _HALF_STEP = 2.0**-25
 
 
-def seed_random_values(joint: GraphModule, results: Sequence[Node]) -> GraphModule:
-    """The module with each draw that `results` need made from a seed of its own."""
-    needed = ancestors(results)
+def seed_random(joint: GraphModule, context: Context) -> GraphModule:
+    """The pass on joint graphs: each draw that results need is made from a seed of its own."""
+    if context.settings.fallback_random:
+        return joint
+    needed = ancestors(results_of(joint.graph))
     drawn = [node for node in joint.graph.nodes if node in needed and _can_seed(node)]
     devices = {_tensor(node).device for node in drawn}
     if len(devices) != 1:

@@ -6,10 +6,10 @@ equal to the maximum that the forward kept, and the gradient is 0 / 0. So such v
 of the comparison, cross to the backward.
 """
 
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import is_view
-from perfuse.graph.facts import packet_name, tensor_of
+from perfuse.graph.facts import COMPARED, packet_name, tensor_of
 
 _COMPARISONS = frozenset({"eq", "ge", "gt", "isclose", "le", "lt", "ne"})
 
@@ -24,6 +24,13 @@ _CHOOSING = frozenset(
     max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode nanmedian neg
     relu roll scatter scatter_reduce select_scatter slice_scatter sort take topk where""".split()
 )
+
+
+def mark_compared(gm: GraphModule) -> GraphModule:
+    """The pass on joint graphs: marks these values, in the graph itself, for both halves."""
+    for node in compared_with_themselves(gm.graph):
+        node.meta[COMPARED] = True
+    return gm
 
 
 def compared_with_themselves(graph: Graph) -> frozenset[Node]:

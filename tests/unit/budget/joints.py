@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from perfuse.config import Settings
+from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import Joint
 from perfuse.torch_compat import aot_compile_graph
@@ -26,7 +27,7 @@ def joint_of(fn: Callable[..., Any], *args: Tensor, dynamic: bool = False) -> Jo
     found: list[Joint] = []
 
     def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
-        found.append(Joint.of(joint, num_fwd_outputs, Settings()))
+        found.append(Joint.of(joint, num_fwd_outputs, Context.default(Settings())))
         raise _Traced
 
     def backend(module: GraphModule, inputs: Any) -> Any:

@@ -13,9 +13,8 @@ from torch.fx import GraphModule
 
 import perfuse
 from perfuse.graph import attention_match
-from perfuse.graph.passes import run_passes
 from tests.harness.compare import assert_as_good_as_eager
-from tests.unit.graph.tracing import calls, traced
+from tests.unit.graph.tracing import after_passes, calls, traced
 
 INF = float("inf")
 SIZES = (2, 3, 9, 16)  # sequences, heads, rows, head size
@@ -125,7 +124,7 @@ def num_kernels(module: GraphModule) -> int:
 
 
 def passed(fn: Attend, *args: Tensor) -> GraphModule:
-    return run_passes(traced(fn, *args, decompose=True))
+    return after_passes(traced(fn, *args, decompose=True))
 
 
 def check(got: Any, fn: Attend, *args: Tensor) -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.facts import output_leaves
 from perfuse.graph.partition import partition_joint
-from perfuse.graph.passes import run_passes
+from tests.unit.graph.tracing import after_passes
 
 Halves = tuple[GraphModule, GraphModule]
 
@@ -31,7 +31,7 @@ class Watch:
         self, joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
     ) -> Halves:
         halves = partition_joint(
-            run_passes(joint), inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
+            after_passes(joint), inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
         )
         for half in halves:
             half.graph.lint()
@@ -43,7 +43,7 @@ class Watch:
 
     def compile(self, fn: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
         def run(gm: GraphModule, _: Any) -> Any:
-            return run_passes(gm).forward
+            return after_passes(gm).forward
 
         torch._dynamo.reset()
         backend = aot_autograd(

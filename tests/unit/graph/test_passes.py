@@ -10,11 +10,22 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from perfuse.graph.copying import copy_node
-from perfuse.graph.passes import PASSES, Pass, run_passes
+from perfuse.context import Context
+from perfuse.graph.copying import GraphCopy, copy_but_for, copy_node
+from perfuse.graph.passes import (
+    ATEN_PASSES,
+    DYNAMO_PASSES,
+    JOINT_PASSES,
+    Pass,
+    Row,
+    run_passes,
+)
+from perfuse.testing import fresh_cache
 from tests.unit.graph.tracing import traced
 
-REPEATED = [run for run, count in Counter(run for _, run in PASSES).items() if count > 1]
+aten = torch.ops.aten
+CONTEXT = Context.default()
+REPEATED = [run for run, count in Counter(run for _, run in ATEN_PASSES).items() if count > 1]
 
 
 def twice_the_same(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -31,26 +42,61 @@ def example() -> GraphModule:
 
 @pytest.mark.parametrize("run", REPEATED, ids=lambda run: run.__name__)
 def test_what_a_repeated_pass_made_is_settled(run: Pass) -> None:
-    once = run(example())
-    assert once is not run(example()) and run(once) is once
+    once = run(example(), CONTEXT)
+    assert once is not run(example(), CONTEXT) and run(once, CONTEXT) is once
 
 
-def test_passes_run_once_on_each_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_run_once_on_each_graph() -> None:
     seen: list[tuple[str, GraphModule]] = []
 
     def watched(run: Pass) -> Pass:
-        def pass_and_tell(gm: GraphModule) -> GraphModule:
+        def pass_and_tell(gm: GraphModule, context: Context) -> GraphModule:
             seen.append((run.__name__, gm))
-            return run(gm)
+            return run(gm, context)
 
         return pass_and_tell
 
-    wrapped = {run: watched(run) for _, run in PASSES}
-    monkeypatch.setattr("perfuse.graph.passes.PASSES", tuple((n, wrapped[r]) for n, r in PASSES))
-    last = run_passes(example())
+    wrapped = {run: watched(run) for _, run in ATEN_PASSES}
+    last = run_passes(example(), CONTEXT, [(name, wrapped[run]) for name, run in ATEN_PASSES])
     assert len({(name, id(gm)) for name, gm in seen}) == len(seen)
     for run in REPEATED:
-        assert run(last) is last
+        assert run(last, CONTEXT) is last
+
+
+LEVELS = {"dynamo": DYNAMO_PASSES, "joint": JOINT_PASSES, "aten": ATEN_PASSES}
+
+
+def cosine_for_sine(gm: GraphModule, context: Context) -> GraphModule:
+    """A toy: the cosine wherever there is a sine, at any level."""
+
+    def made(node: Node, new: GraphCopy) -> Node:
+        copied = new.copy(node)
+        copied.target = {torch.sin: torch.cos, aten.sin.default: aten.cos.default}.get(
+            node.target, node.target
+        )
+        return copied
+
+    return copy_but_for(gm, made)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_adds_a_pass(level: str) -> None:
+    rows: list[Row] = LEVELS[level]
+    row = ("toy", cosine_for_sine)
+    rows.append(row)
+    torch._dynamo.reset()
+    try:
+        x = torch.linspace(-1, 1, 8).requires_grad_()
+        with fresh_cache():
+            result = torch.compile(lambda x: torch.sin(x), backend="perfuse")(x)
+        result.sum().backward()
+    finally:
+        rows.remove(row)
+        torch._dynamo.reset()
+    torch.testing.assert_close(result, torch.cos(x))
+    # Only Dynamo's graph is differentiated after the pass.
+    gradient = -torch.sin(x) if level == "dynamo" else torch.cos(x)
+    torch.testing.assert_close(x.grad, gradient.detach())
 
 
 def test_a_copy_is_as_the_graph_itself_makes_it() -> None:

@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from perfuse.graph.canonicalize import canonicalize, schema_spelling
 from perfuse.graph.dead_code import eliminate_dead_code
 from perfuse.graph.fold_constants import fold_constants
-from perfuse.graph.passes import PASSES, run_passes
+from perfuse.graph.passes import ATEN_PASSES
 from perfuse.graph.simplify import simplify
-from tests.unit.graph.tracing import assert_same_values, calls, traced
+from tests.unit.graph.tracing import after_passes, assert_same_values, calls, traced
 
 SPECIAL = torch.tensor([[0.0, -0.0, 1.5], [float("nan"), float("inf"), -float("inf")]])
 INTS = torch.arange(-3, 3).view(2, 3)
@@ -133,8 +133,8 @@ def test_effects_stay_and_unused_values_go() -> None:
 def test_every_pass_is_recorded() -> None:
     rows: list[tuple[str, int, int, float]] = []
     gm = traced(lambda x: x.sin() + x.sin(), SPECIAL)
-    result = run_passes(gm, record=lambda *row: rows.append(row))
-    assert [row[0] for row in rows] == [name for name, _ in PASSES]
+    result = after_passes(gm, record=lambda *row: rows.append(row))
+    assert [row[0] for row in rows] == [name for name, _ in ATEN_PASSES]
     assert calls(result) == ["sin(x_1)", "add(sin, sin)"]
 
 
@@ -147,7 +147,7 @@ def test_products_with_frozen_weights_are_batched() -> None:
 
     x = torch.randn(4, 8)
     gm = make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
-    result = run_passes(gm)
+    result = after_passes(gm)
     assert [line.split("(")[0] for line in calls(result)].count("bmm") == 1
     torch.testing.assert_close(result(x), f(x))
 
@@ -179,4 +179,4 @@ def test_random_graphs_keep_their_values(steps: list[tuple[int, int, int]]) -> N
 
     x = torch.randn(3, 3)
     gm = traced(f, x, decompose=True)
-    assert_same_values(gm, run_passes(gm), x)
+    assert_same_values(gm, after_passes(gm), x)

@@ -7,7 +7,9 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
+from perfuse.graph.passes import ATEN_PASSES, Record, run_passes
 
 
 def traced(fn: Callable[..., Any], *args: torch.Tensor, decompose: bool = False) -> GraphModule:
@@ -15,6 +17,11 @@ def traced(fn: Callable[..., Any], *args: torch.Tensor, decompose: bool = False)
     table = decomposition_table() if decompose else {}
     module: GraphModule = make_fx(fn, decomposition_table=table, tracing_mode="fake")(*args)
     return module
+
+
+def after_passes(gm: GraphModule, record: Record | None = None) -> GraphModule:
+    """The graph as it is lowered on this machine."""
+    return run_passes(gm, Context.default(), ATEN_PASSES, record)
 
 
 def calls(gm: GraphModule) -> list[str]:

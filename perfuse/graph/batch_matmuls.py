@@ -33,7 +33,7 @@ aten = torch.ops.aten
 Key = tuple[Node, tuple[int, ...], torch.dtype]
 
 
-def batch_products(gm: GraphModule) -> GraphModule:
+def batch_matmuls(gm: GraphModule) -> GraphModule:
     """The pass."""
     batch = _Batch(gm)
     found = {node: group for group in _groups(gm) for node in group}

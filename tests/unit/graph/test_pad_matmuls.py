@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,18 @@ import torch
 from torch import Tensor
 
 from perfuse.config import ThresholdSettings
-from perfuse.graph.pad_products import pad_products
+from perfuse.context import Context
+from perfuse.gpu import KNOWN
+from perfuse.graph.pad_matmuls import Machine, pad_matmuls, padded
 from perfuse.torch_compat import tree_leaves
 from tests.unit.graph.tracing import calls, traced
 
 HALF = torch.bfloat16
+
+
+def machine(thresholds: ThresholdSettings | None = None) -> Machine:
+    """An H200 whose tensors are on the CPU."""
+    return Machine(KNOWN["sm_90"], thresholds or ThresholdSettings(), device="cpu")
 
 
 def values(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
@@ -76,7 +84,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, Tensor], bool]] = {
 def test_what_is_padded_and_what_it_gives(name: str) -> None:
     fn, inputs, is_padded = CASES[name]
     before = traced(fn, *inputs)
-    after = pad_products(before, device="cpu")
+    after = padded(before, machine())
     assert any(call.startswith("constant_pad_nd(") for call in calls(after)) == is_padded
     for ours, theirs in zip(tree_leaves(after(*inputs)), tree_leaves(before(*inputs)), strict=True):
         assert ours.stride() == theirs.stride()
@@ -104,7 +112,7 @@ LARGE_CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, Tensor], str]] = 
 def test_a_large_result_that_is_kept_is_filled(name: str) -> None:
     fn, inputs, wanted = LARGE_CASES[name]
     before = traced(fn, *inputs)
-    after = pad_products(before, ThresholdSettings(filled_matmul_elements=1 << 10), device="cpu")
+    after = padded(before, machine(ThresholdSettings(filled_matmul_elements=1 << 10)))
     found = calls(after)
     is_filled = any(call.startswith("aligned_product(") for call in found)
     is_padded = any(call.startswith("constant_pad_nd(") for call in found)
@@ -119,18 +127,26 @@ def test_small_ones_too_where_nothing_is_too_small() -> None:
     fn, inputs = plain, (values(512, 512), values(512, 65))
     limits = ThresholdSettings(padded_matmul_work=0, filled_matmul_elements=0)
     before = traced(fn, *inputs)
-    after = pad_products(before, limits, device="cpu")
+    after = padded(before, machine(limits))
     assert any(call.startswith("constant_pad_nd(") for call in calls(after))
     torch.testing.assert_close(after(*inputs), before(*inputs), rtol=2e-2, atol=2e-1)
 
 
 def test_small_results_are_padded_and_cut_off() -> None:
     fn, inputs, _ = LARGE_CASES["kept"]
-    after = pad_products(traced(fn, *inputs), device="cpu")
+    after = padded(traced(fn, *inputs), machine())
     assert not any(call.startswith("aligned_product(") for call in calls(after))
 
 
 def test_nothing_is_padded_on_a_cpu() -> None:
     fn, inputs, _ = CASES["odd columns"]
     module = traced(fn, *inputs)
-    assert pad_products(module) is module
+    assert pad_matmuls(module, Context.default()) is module
+
+
+def test_the_gpu_says_whether_padding_pays() -> None:
+    fn, inputs, _ = CASES["odd columns"]
+    module = traced(fn, *inputs)
+    indifferent = replace(KNOWN["sm_90"], unaligned_operand_slowdown=1, unaligned_result_slowdown=1)
+    assert padded(module, replace(machine(), gpu=indifferent)) is module
+    assert padded(module, machine()) is not module

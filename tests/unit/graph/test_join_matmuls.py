@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from perfuse.graph.passes import run_passes
 from tests.harness.compare import assert_as_good_as_eager
-from tests.unit.graph.tracing import calls, traced
+from tests.unit.graph.tracing import after_passes, calls, traced
 
 
 def values(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -81,7 +80,7 @@ def written_before(x: Tensor, w: Tensor, u: Tensor, *_: Tensor) -> Tensor:
 )
 def test_products(fn: Callable[..., Any], num_products: int) -> None:
     args = values()
-    module = run_passes(traced(fn, *args, decompose=True))
+    module = after_passes(traced(fn, *args, decompose=True))
     names = [call.split("(")[0] for call in calls(module)]
     assert sum(name in ("mm", "addmm") for name in names) == num_products
     exact = fn(*values(torch.float64))
@@ -90,7 +89,7 @@ def test_products(fn: Callable[..., Any], num_products: int) -> None:
 
 def test_weights_are_copied_as_they_lie() -> None:
     args = values()
-    module = run_passes(traced(transposed, *args, decompose=True))
+    module = after_passes(traced(transposed, *args, decompose=True))
     cats = [n for n in module.graph.nodes if n.target is torch.ops.aten.cat.default]
     assert [tuple(n.meta["val"].shape) for n in cats] == [(7, 5), (7,)]
 

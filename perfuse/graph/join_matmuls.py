@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _MIN_RATIO = 2  # of the results' elements to the weights'
 
 
-def join_products(gm: GraphModule) -> GraphModule:
+def join_matmuls(gm: GraphModule) -> GraphModule:
     """The pass."""
     return replace_calls(gm, dict(_matches(gm.graph)), _joined)
 

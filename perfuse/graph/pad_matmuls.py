@@ -20,6 +20,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.config import ThresholdSettings
+from perfuse.context import Context
+from perfuse.gpu import Gpu
 from perfuse.graph.aliases import users_through
 from perfuse.graph.facts import is_same_tensor, tensor_of
 from perfuse.graph.product_ops import aligned_product
@@ -28,15 +30,7 @@ from perfuse.ir.matmul import MatmulOp, Operands, matmul_op
 from perfuse.torch_compat import is_view_op
 
 aten = torch.ops.aten
-DEFAULT = ThresholdSettings()
 _ALIGNED_BYTES = 16
-
-# How much longer a product takes with unaligned rows of an operand, or of its result alone.
-# H200, bfloat16, 8192x50257x768, milliseconds as it is and padded: the result 6.67 and 0.90, the
-# gradients 4.54 and 0.95, 4.30 and 0.93. python -m benchmarks.gpu_padding measures them.
-_SLOWDOWN_OF_OPERANDS, _SLOWDOWN_OF_RESULT = 4.6, 7.4
-# Operations that the library does while a copy moves a byte: 680 TFLOP/s, 4 TB/s.
-_WORK_A_BYTE = 170
 
 _FEWEST_COLUMNS = 512  # the edges are computed twice
 
@@ -51,28 +45,42 @@ class _Padding:
     fills_result: bool = False  # the result as it is, by products with aligned rows
 
 
-def pad_products(
-    gm: GraphModule, thresholds: ThresholdSettings = DEFAULT, *, device: str = "cuda"
-) -> GraphModule:
-    """The pass.
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides whether padding pays: the GPU, the settings, and where tensors have to be."""
+
+    gpu: Gpu
+    thresholds: ThresholdSettings
+    device: str = "cuda"
+
+
+def pad_matmuls(gm: GraphModule, context: Context) -> GraphModule:
+    """The pass."""
+    gpu = context.target.gpu
+    return gm if gpu is None else padded(gm, Machine(gpu, context.settings.thresholds))
+
+
+def padded(gm: GraphModule, machine: Machine) -> GraphModule:
+    """The module with matmuls padded where that pays on a machine.
 
     Below `padded_matmul_work` launches count, not bytes. Of the eight products that fill a
     result each should have `filled_matmul_elements`, two tiles of 128x256 for each processor of an
     H200: copies of smaller results take less time than eight launches.
     """
-    every = {n: _padding_of(n, device, thresholds) for n in gm.graph.nodes}
+    every = {n: _padding_of(n, machine) for n in gm.graph.nodes}
     found = {node: padding for node, padding in every.items() if padding is not None}
     return replace_calls(gm, found, _padded)
 
 
-def _padding_of(node: Node, device: str, thresholds: ThresholdSettings) -> _Padding | None:
+def _padding_of(node: Node, machine: Machine) -> _Padding | None:
     """The padding of a matmul; None if it needs none."""
+    thresholds = machine.thresholds
     row = _matrix_row(node)
     if row is None or node.kwargs:
         return None
     given = row.operands(node.args)
     a, b = tensor_of(given.a), tensor_of(given.b)
-    if a is None or b is None or a.device.type != device or a.dtype not in _HALVES:
+    if a is None or b is None or a.device.type != machine.device or a.dtype not in _HALVES:
         return None
     if given.bias is not None and not _is_row(given.bias, b):
         return None
@@ -94,7 +102,8 @@ def _padding_of(node: Node, device: str, thresholds: ThresholdSettings) -> _Padd
     is_large = columns >= _FEWEST_COLUMNS and num_each >= thresholds.filled_matmul_elements
     if columns != padded.columns and is_large and _is_kept(node) and _can_fill(given, padded, unit):
         padded = _Padding(rows, padded.depth, columns, fills_result=True)
-    return padded if _gain_bytes(a, b, unit) > _copied_bytes(node, given, padded) else None
+    gain = _gain_bytes(a, b, unit, machine.gpu)
+    return padded if gain > _copied_bytes(node, given, padded) else None
 
 
 def _matrix_row(node: Node) -> MatmulOp | None:
@@ -116,12 +125,12 @@ def _can_fill(given: Operands[Any], padded: _Padding, unit: int) -> bool:
     return is_plain and is_aligned
 
 
-def _gain_bytes(a: torch.Tensor, b: torch.Tensor, unit: int) -> float:
+def _gain_bytes(a: torch.Tensor, b: torch.Tensor, unit: int, gpu: Gpu) -> float:
     """The time that padding saves, in bytes that could be copied instead."""
     is_slow = any(_pitch(x) % unit for x in (a, b))
-    slowdown = _SLOWDOWN_OF_OPERANDS if is_slow else _SLOWDOWN_OF_RESULT
+    slowdown = gpu.unaligned_operand_slowdown if is_slow else gpu.unaligned_result_slowdown
     rows, depth = a.shape
-    return (slowdown - 1) * 2 * rows * depth * b.shape[1] / _WORK_A_BYTE
+    return (slowdown - 1) * 2 * rows * depth * b.shape[1] / gpu.matmul_work_per_byte
 
 
 def _copied_bytes(node: Node, given: Operands[Any], made: _Padding) -> int:
