@@ -5,21 +5,17 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
-from torch._functorch._aot_autograd import descriptors as _descriptors
-from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import free_symbols, guard_or_false
 from torch.fx.node import has_side_effect
 from torch.utils import flop_counter as _flop_counter
@@ -107,13 +103,6 @@ def free_symbols_of(value: Any) -> set[Any]:
     return set(free_symbols(value))
 
 
-def saved_output_description(index: int, is_unchecked: bool) -> Any:
-    """AOTAutograd's name for the `index`-th value a forward saves, None where it keeps none."""
-    name = "SavedForBackwardsNoVcCheckAOTOutput" if is_unchecked else "SavedForBackwardsAOTOutput"
-    kind = getattr(_descriptors, name, None)
-    return None if kind is None else kind(index)
-
-
 def size_hint(size: Any) -> int:
     """A likely value of a size, without adding a guard: the one seen while tracing."""
     if isinstance(size, int):
@@ -148,17 +137,6 @@ def has_fast_products(dtype: torch.dtype) -> bool:
     return query is not None and bool(query())
 
 
-def is_backward_state(node: Any) -> bool:
-    """A placeholder that carries compiled autograd's hooks instead of a tensor."""
-    return isinstance(node.meta.get("val"), BackwardState)
-
-
-def mutated_descriptions(descriptions: Sequence[Any]) -> list[Any]:
-    """AOTAutograd's names of the inputs whose new value is one of the described results."""
-    kind = _descriptors.InputMutationAOTOutput
-    return [item.mutated_input for item in descriptions if isinstance(item, kind)]
-
-
 def module_of(root: Any, graph: Graph) -> GraphModule:
     """A module that runs `graph`, whose Python code is only written when somebody calls it."""
     return _LazyGraphModule(root, graph)
@@ -168,145 +146,6 @@ def fp8_cast_saturates() -> bool:
     """PyTorch 2.13 made casts to float8_e4m3fn saturate; before, they overflowed to NaN."""
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     return (major, minor) >= (2, 13)
-
-
-def aot_compile_graph(
-    module: Any,
-    example_inputs: Sequence[Any],
-    *,
-    compiler: Callable[..., Any],
-    decompositions: Any,
-    partition: Callable[..., Any],
-) -> Callable[..., Any]:
-    """AOTAutograd over a Dynamo graph; `compiler(kind, graph)` gets functional ATen graphs.
-
-    `kind` is "forward", "backward" or "inference"; what it returns takes its arguments in a list.
-    """
-    from torch._functorch import config as functorch_config
-    from torch._functorch.aot_autograd import aot_module_simplified
-
-    def of_kind(kind: str) -> Callable[..., Any]:
-        def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
-            call = compiler(kind, graph)
-            call._boxed_call = True
-            return call
-
-        return boxed
-
-    # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them.
-    with functorch_config.patch(donated_buffer=False), _tangents_without_overlap():
-        compiled: Callable[..., Any] = aot_module_simplified(
-            module,
-            example_inputs,
-            fw_compiler=of_kind("forward"),
-            bw_compiler=of_kind("backward"),
-            inference_compiler=of_kind("inference"),
-            decompositions=decompositions,
-            partition_fn=partition,
-            keep_inference_input_mutations=True,
-        )
-    tracing = TracingContext.try_get()
-    if tracing is not None and tracing.fw_metadata is not None:
-        # Not asked for, the list is None, which the check for retain_graph takes for a full one.
-        tracing.fw_metadata.bw_donated_idxs = []
-    return compiled
-
-
-@contextmanager
-def _tangents_without_overlap() -> Iterator[None]:
-    """Gradients of outputs whose elements overlap are traced as contiguous.
-
-    PyTorch assumes that a gradient has the strides of its output and copies it to such memory. In
-    the memory of `x.unfold(0, 2, 1)`, elements of the gradient would overwrite each other.
-    """
-    from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
-
-    original = MemoryFormatMeta.from_tensor
-
-    def from_tensor(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(tensor, *args, **kwargs)
-        if found is None or found.stride is None or _is_stored_once(tensor):
-            return found
-        return MemoryFormatMeta(memory_format=torch.contiguous_format)
-
-    patched: Any = MemoryFormatMeta
-    patched.from_tensor = staticmethod(from_tensor)
-    try:
-        yield
-    finally:
-        patched.from_tensor = staticmethod(original)
-
-
-def _is_stored_once(tensor: torch.Tensor) -> bool:
-    """Whether each axis steps over all that the axes of smaller strides cover."""
-    span = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < span:
-            return False
-        span += stride * (size - 1)
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class SimpleMetadata:
-    """AOTAutograd's analysis of a graph that needs none of its runtime's special cases."""
-
-    written: tuple[int, ...]  # inputs that the graph overwrites, as autograd sees it
-    output_needs_grad: tuple[bool, ...]
-    tangent_outputs: tuple[int, ...]  # the outputs whose gradients the backward takes, in order
-    num_saved_sizes: int  # numbers that the forward saves, after the tensors
-
-
-def simple_metadata(takes_any_size: bool = False) -> SimpleMetadata | str:
-    """The metadata of the graph that AOTAutograd has just traced, or why it is not simple.
-
-    Sizes that are saved for the backward are simple only where `takes_any_size`.
-    """
-    tracing = TracingContext.try_get()
-    found = None if tracing is None else tracing.fw_metadata
-    if tracing is None or found is None:
-        return "no_metadata"
-    if tracing.guards_context.aotautograd_guards:
-        return "alias_guards"
-    reason = _reason_not_simple(found)
-    if reason is not None:
-        return reason
-    if found.num_symints_saved_for_bw and not takes_any_size:
-        return "sizes"
-    tangents = [_output_index(desc) for desc in found.traced_tangents_descs]
-    return SimpleMetadata(
-        tuple(found.mutated_graph_handled_indices_seen_by_autograd),
-        tuple(bool(info.requires_grad) for info in found.output_info),
-        tuple(index for index in tangents if index is not None),
-        int(found.num_symints_saved_for_bw or 0),
-    )
-
-
-def _output_index(description: Any) -> int | None:
-    return getattr(description.output, "idx", None)
-
-
-def _reason_not_simple(found: Any) -> str | None:
-    kinds = {info.output_type.name for info in found.output_info}
-    plain = {type(meta).__name__ for meta in found.subclass_inp_meta} <= {"PlainTensorMeta"}
-    outputs = {type(desc.output).__name__ for desc in found.traced_tangents_descs}
-    reasons = {
-        "aliased_output": not kinds <= {"non_alias", "unsafe_view_alias"},
-        "mutation_after_graph": found.num_mutated_inp_runtime_indices > 0,
-        "intermediate_base": found.num_intermediate_bases > 0,
-        "metadata_mutation": any(info.mutates_metadata for info in found.input_info),
-        "storage_mutation": any(info.mutates_storage_metadata for info in found.input_info),
-        "grad_mode_change": found.grad_enabled_mutation is not None,
-        "subclass": not plain or not outputs <= {"PlainAOTOutput"},
-        "effects": bool(found.tokens) or bool(found.num_backward_tokens),
-        "random_state": bool(found.is_rng_op_functionalized) or found.num_graphsafe_rng_states > 0,
-        "mutation_in_backward": bool(
-            found.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-        ),
-        "opaque": bool(found.num_opaque_objects_saved_for_bw),
-        "unchecked_saved": bool(found.num_tensors_saved_with_no_vc_check),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def ambient_state() -> tuple[Any, ...]:
@@ -431,6 +270,16 @@ def least_values(value: torch.SymInt) -> dict[str, int]:
     return found
 
 
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of such a window may share a place in memory."""
+    span = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride < span:
+            return True
+        span += stride * (size - 1)
+    return False
+
+
 def memory_format_of(x: torch.Tensor) -> torch.memory_format:
     """Channels-last if that is the only layout of `x`, otherwise contiguous."""
     from torch._prims_common import suggest_memory_format
@@ -511,31 +360,6 @@ def symbol_hints(values: Iterable[Any]) -> dict[str, int]:
             if symbol in known and known[symbol].is_Integer:
                 found[str(symbol)] = int(known[symbol])
     return found
-
-
-def release_saved(ctx: Any) -> None:
-    """In a backward, let go of the saved tensors now, unless the graph is retained."""
-    ctx.maybe_clear_saved_tensors()
-
-
-def function_apply(function: Any) -> Callable[..., Any]:
-    """`function.apply`, without what it does for functions that Dynamo did not call.
-
-    Dynamo's guards admit no tensor that is left over from a transform of torch.func.
-    """
-    private: Any = torch._C
-    direct: Callable[..., Any] = super(torch.autograd.Function, function).apply
-    are_transforms_active: Callable[[], bool] = private._are_functorch_transforms_active
-
-    def apply(*args: Any) -> Any:
-        return function.apply(*args) if are_transforms_active() else direct(*args)
-
-    return apply
-
-
-def call_backward_directly(function: Any) -> None:
-    """Let autograd's engine call the backward of a function itself, not what looks it up."""
-    function._backward_cls.apply = function.backward
 
 
 def tree_leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:

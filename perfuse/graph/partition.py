@@ -31,14 +31,8 @@ from perfuse.graph.passes import JOINT_PASSES, run_passes
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
-from perfuse.torch_compat import (
-    free_symbols_of,
-    is_backward_state,
-    module_of,
-    mutated_descriptions,
-    saved_output_description,
-    sym_expression,
-)
+from perfuse.torch_autograd import is_backward_state, mutated_descriptions, saved_output_description
+from perfuse.torch_compat import free_symbols_of, module_of, sym_expression
 
 UNCHECKED = "saved_tensor_with_no_vc_check"  # AOTAutograd's mark on a value stashed on `ctx`
 

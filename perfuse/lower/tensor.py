@@ -75,16 +75,6 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(result)
 
 
-def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements of such a window may share a place in memory."""
-    span = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size != 1 and stride < span:
-            return True
-        span += stride * (size - 1)
-    return False
-
-
 def as_view(tensor: Tensor, own_strides: Sequence[Dim] = ()) -> View | None:
     """The tensor as a strided window on a buffer, if its formula is just that.
 

@@ -17,12 +17,8 @@ from perfuse.forking import ForkLock
 from perfuse.runtime.executable import Call
 from perfuse.runtime.layout import with_strides
 from perfuse.runtime.size_formula import size_value
-from perfuse.torch_compat import (
-    call_backward_directly,
-    disabled_autocast,
-    function_apply,
-    release_saved,
-)
+from perfuse.torch_autograd import call_backward_directly, function_apply, release_saved
+from perfuse.torch_compat import disabled_autocast
 
 
 @dataclass(frozen=True, slots=True)

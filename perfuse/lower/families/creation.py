@@ -13,7 +13,8 @@ from perfuse.ir.index import Dim, Index
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import element
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, overlaps, positions
+from perfuse.lower.tensor import Tensor, positions
+from perfuse.torch_compat import overlaps
 
 
 def requested_dtype(dtype: Any, default: torch.dtype) -> DType:

@@ -1,0 +1,188 @@
+"""AOTAutograd and autograd functions: how graphs are traced with their backward, and run.
+
+A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd import descriptors as _descriptors
+from torch._guards import TracingContext
+from torch.fx.experimental._backward_state import BackwardState
+
+from perfuse.torch_compat import overlaps
+
+
+def aot_compile_graph(
+    module: Any,
+    example_inputs: Sequence[Any],
+    *,
+    compiler: Callable[..., Any],
+    decompositions: Any,
+    partition: Callable[..., Any],
+) -> Callable[..., Any]:
+    """AOTAutograd over a Dynamo graph; `compiler(kind, graph)` gets functional ATen graphs.
+
+    `kind` is "forward", "backward" or "inference"; what it returns takes its arguments in a list.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    def of_kind(kind: str) -> Callable[..., Any]:
+        def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
+            call = compiler(kind, graph)
+            call._boxed_call = True
+            return call
+
+        return boxed
+
+    # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them.
+    with functorch_config.patch(donated_buffer=False), _tangents_without_overlap():
+        compiled: Callable[..., Any] = aot_module_simplified(
+            module,
+            example_inputs,
+            fw_compiler=of_kind("forward"),
+            bw_compiler=of_kind("backward"),
+            inference_compiler=of_kind("inference"),
+            decompositions=decompositions,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )
+    tracing = TracingContext.try_get()
+    if tracing is not None and tracing.fw_metadata is not None:
+        # Not asked for, the list is None, which the check for retain_graph takes for a full one.
+        tracing.fw_metadata.bw_donated_idxs = []
+    return compiled
+
+
+@contextmanager
+def _tangents_without_overlap() -> Iterator[None]:
+    """Gradients of outputs whose elements overlap are traced as contiguous.
+
+    PyTorch assumes that a gradient has the strides of its output and copies it to such memory. In
+    the memory of `x.unfold(0, 2, 1)`, elements of the gradient would overwrite each other.
+    """
+    from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
+
+    original = MemoryFormatMeta.from_tensor
+
+    def from_tensor(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(tensor, *args, **kwargs)
+        if found is None or found.stride is None or not overlaps(tensor.shape, tensor.stride()):
+            return found
+        return MemoryFormatMeta(memory_format=torch.contiguous_format)
+
+    patched: Any = MemoryFormatMeta
+    patched.from_tensor = staticmethod(from_tensor)
+    try:
+        yield
+    finally:
+        patched.from_tensor = staticmethod(original)
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleMetadata:
+    """AOTAutograd's analysis of a graph that needs none of its runtime's special cases."""
+
+    written: tuple[int, ...]  # inputs that the graph overwrites, as autograd sees it
+    output_needs_grad: tuple[bool, ...]
+    tangent_outputs: tuple[int, ...]  # the outputs whose gradients the backward takes, in order
+    num_saved_sizes: int  # numbers that the forward saves, after the tensors
+
+
+def simple_metadata(takes_any_size: bool = False) -> SimpleMetadata | str:
+    """The metadata of the graph that AOTAutograd has just traced, or why it is not simple.
+
+    Sizes that are saved for the backward are simple only where `takes_any_size`.
+    """
+    tracing = TracingContext.try_get()
+    found = None if tracing is None else tracing.fw_metadata
+    if tracing is None or found is None:
+        return "no_metadata"
+    if tracing.guards_context.aotautograd_guards:
+        return "alias_guards"
+    reason = _reason_not_simple(found)
+    if reason is not None:
+        return reason
+    if found.num_symints_saved_for_bw and not takes_any_size:
+        return "sizes"
+    tangents = [_output_index(desc) for desc in found.traced_tangents_descs]
+    return SimpleMetadata(
+        tuple(found.mutated_graph_handled_indices_seen_by_autograd),
+        tuple(bool(info.requires_grad) for info in found.output_info),
+        tuple(index for index in tangents if index is not None),
+        int(found.num_symints_saved_for_bw or 0),
+    )
+
+
+def _output_index(description: Any) -> int | None:
+    return getattr(description.output, "idx", None)
+
+
+def _reason_not_simple(found: Any) -> str | None:
+    kinds = {info.output_type.name for info in found.output_info}
+    plain = {type(meta).__name__ for meta in found.subclass_inp_meta} <= {"PlainTensorMeta"}
+    outputs = {type(desc.output).__name__ for desc in found.traced_tangents_descs}
+    reasons = {
+        "aliased_output": not kinds <= {"non_alias", "unsafe_view_alias"},
+        "mutation_after_graph": found.num_mutated_inp_runtime_indices > 0,
+        "intermediate_base": found.num_intermediate_bases > 0,
+        "metadata_mutation": any(info.mutates_metadata for info in found.input_info),
+        "storage_mutation": any(info.mutates_storage_metadata for info in found.input_info),
+        "grad_mode_change": found.grad_enabled_mutation is not None,
+        "subclass": not plain or not outputs <= {"PlainAOTOutput"},
+        "effects": bool(found.tokens) or bool(found.num_backward_tokens),
+        "random_state": bool(found.is_rng_op_functionalized) or found.num_graphsafe_rng_states > 0,
+        "mutation_in_backward": bool(
+            found.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        ),
+        "opaque": bool(found.num_opaque_objects_saved_for_bw),
+        "unchecked_saved": bool(found.num_tensors_saved_with_no_vc_check),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def saved_output_description(index: int, is_unchecked: bool) -> Any:
+    """AOTAutograd's name for the `index`-th value a forward saves, None where it keeps none."""
+    name = "SavedForBackwardsNoVcCheckAOTOutput" if is_unchecked else "SavedForBackwardsAOTOutput"
+    kind = getattr(_descriptors, name, None)
+    return None if kind is None else kind(index)
+
+
+def is_backward_state(node: Any) -> bool:
+    """A placeholder that carries compiled autograd's hooks instead of a tensor."""
+    return isinstance(node.meta.get("val"), BackwardState)
+
+
+def mutated_descriptions(descriptions: Sequence[Any]) -> list[Any]:
+    """AOTAutograd's names of the inputs whose new value is one of the described results."""
+    kind = _descriptors.InputMutationAOTOutput
+    return [item.mutated_input for item in descriptions if isinstance(item, kind)]
+
+
+def release_saved(ctx: Any) -> None:
+    """In a backward, let go of the saved tensors now, unless the graph is retained."""
+    ctx.maybe_clear_saved_tensors()
+
+
+def function_apply(function: Any) -> Callable[..., Any]:
+    """`function.apply`, without what it does for functions that Dynamo did not call.
+
+    Dynamo's guards admit no tensor that is left over from a transform of torch.func.
+    """
+    private: Any = torch._C
+    direct: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    are_transforms_active: Callable[[], bool] = private._are_functorch_transforms_active
+
+    def apply(*args: Any) -> Any:
+        return function.apply(*args) if are_transforms_active() else direct(*args)
+
+    return apply
+
+
+def call_backward_directly(function: Any) -> None:
+    """Let autograd's engine call the backward of a function itself, not what looks it up."""
+    function._backward_cls.apply = function.backward
