@@ -1,7 +1,7 @@
 """Tiles by measurement: a kernel's candidates raced on the GPU, the decision kept on disk.
 
 The model's choice is the first candidate and stays unless another beats it by a margin. All
-candidates compute the same loops, so there is nothing to prove but their speed.
+candidates compute the same loops, so only their speed is compared.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def tile_of(choice: Choice) -> Tile:
 
 
 def _is_measurable(kernel: Kernel, program: Program) -> bool:
-    """Sizes are known, and no position is read from data: made-up data would lead outside.
+    """Sizes are known, and no index is read from data: random data would be out of bounds.
 
     Batches have one tile.
     """

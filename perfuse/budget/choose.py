@@ -1,4 +1,4 @@
-"""The choice: the cheapest cut whose real plan fits, so that a smaller budget never takes more.
+"""The choice: the cheapest cut whose real plan fits; lowering the budget never raises the peak.
 
 Real plans are made for few of the cuts: the frontier is searched by halving. A cut is accepted
 when its peak fits and is at least that of the accepted, more expensive one. So whenever two
@@ -27,7 +27,7 @@ TRUST = 1.25  # how far estimates may be off where the smallest cut is looked fo
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Which of a row of peaks was chosen, and whether it fits."""
+    """The index of the chosen peak, and whether it fits."""
 
     number: int
     fits: bool
@@ -55,7 +55,7 @@ def pick(
 
 
 def _pick_of_all(peak_of: Callable[[int], int], estimates: Sequence[int], most: int) -> Pick:
-    """Look at every cut that might be the smallest: the first that fits, else the smallest."""
+    """Try every cut that might be the smallest: the first that fits, else the smallest."""
     most_likely = TRUST * min(estimates)
     peaks = {i: peak_of(i) for i, e in enumerate(estimates) if i == 0 or e <= most_likely}
     for number in sorted(peaks):
@@ -66,7 +66,7 @@ def _pick_of_all(peak_of: Callable[[int], int], estimates: Sequence[int], most: 
 
 @dataclass(frozen=True, slots=True)
 class CutDecision:
-    """A cut, with what its plan takes."""
+    """A cut, with the memory of its plan."""
 
     name: str
     cut: Cut
@@ -81,7 +81,7 @@ class CutDecision:
 
 
 def choose_cut(joint: Joint, context: Context) -> tuple[Cut, bool]:
-    """How to cut this graph under the settings, and whether that keeps the budget, if any."""
+    """The cut of this graph under the settings, and whether it meets the budget, if any."""
     if context.settings.memory_budget is None:
         return plain_cut(joint, context.settings), True
     choice = choose_within(joint, context)

@@ -1,4 +1,4 @@
-"""`perfuse_backend`: what `torch.compile(..., backend="perfuse")` calls with each graph."""
+"""`perfuse_backend`: the function that `torch.compile(..., backend="perfuse")` calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def perfuse_backend(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph: forward now, backward too if gradients are wanted.
 
-    The settings are taken once, here: the backward is compiled under those of its forward.
+    The settings are read once, here: the backward is compiled under those of its forward.
     """
     check_interpreter()
     settings = settings_for(config.snapshot(), mode, options)

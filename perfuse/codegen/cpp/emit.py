@@ -1,7 +1,7 @@
 """Scalar expressions as C++ statements, on vectors where they depend on the lane axis.
 
 An `Emitter` writes into nested scopes: what does not change along the columns goes to the row's
-scope and is computed once a row.
+scope and is computed once per row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Names(emitter.Names):
         self, buffers: dict[str, Buffer], over: Mapping[str, str], used_once: frozenset[Expr]
     ) -> None:
         super().__init__(buffers)
-        self.over = over  # buffers that are written over another, which they share an argument with
+        self.over = over  # buffers that overwrite another and share its argument
         self.used_once = used_once  # sigmoids of which a single value is made
         self._written: set[str] = set()
         self.needs_status = False
@@ -113,7 +113,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         return Emitter(self.names, scope, self.lane, self.tail, resolve)
 
     def stays(self, e: Expr) -> bool:
-        # Loads stay where they are asked for: what a stage stores may be read by the next.
+        # Loads stay in place: what a stage stores may be read by the next.
         return e.num_loads > 0
 
     def assignment(self, name: str, text: str) -> str:

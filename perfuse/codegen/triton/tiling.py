@@ -1,14 +1,14 @@
-"""How a kernel is cut into blocks, decided before anything is written.
+"""How a kernel is tiled, decided before any text is written.
 
 flat      nothing is reduced, or all of it: blocks of a flat index
 grouped   the same, in groups of neighbours that share what does not vary along the last axis
 stacked   blocks of the inner axes for several steps of the first, where much is the same for each
-turned    a loop that reads against the grain: tiles of two axes
+turned    a loop with transposed reads: tiles of two axes
 rows      blocks of whole rows; a row is held in registers, or swept in steps when it is long
 columns   sums over rows: blocks of columns, each running down its share of the rows
-split     few, long rows: several blocks share a row, and a launch a stage joins what they found
+split     few, long rows: several blocks share a row, and a launch per stage combines them
 scan      values carried along a row
-scatter   stores where data says: blocks of a flat index
+scatter   stores at data-dependent positions: blocks of a flat index
 """
 
 from __future__ import annotations
