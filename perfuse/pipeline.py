@@ -1,4 +1,4 @@
-"""The whole story of one graph, a line a stage: the same order on every device."""
+"""The whole pipeline of one graph, one line per stage, in the same order on every device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 class Stages:
-    """Runs stages and keeps how long each took."""
+    """Runs stages and records how long each took."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -50,7 +50,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A graph on its way to code: nothing so far has been generated."""
+    """A graph after planning, before code generation."""
 
     module: GraphModule  # after the passes
     program: Program
@@ -68,13 +68,13 @@ class Compiled:
     host: HostSource
     call: Call
     built: tuple[Entry, ...]  # the store's entries of its libraries and bundles
-    counts: dict[str, int]  # what was counted on the way to the sources
+    counts: dict[str, int]  # counters up to the sources
     seconds: dict[str, float]  # how long each stage took
     context: Context  # what it was compiled for, and under which settings
 
     @property
     def kind(self) -> str:
-        """Whether the graph is a "forward" (or inference) or a "backward": that takes tangents.
+        """The kind: "backward" for a graph that takes tangents, else "forward" (or inference).
 
         Marks on nodes do not say: a forward may compute early what the backward needs.
         """
@@ -97,7 +97,7 @@ class Compiled:
 
 
 def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> Compiled:
-    """From an ATen graph to something that runs; not loaded, it can only be looked at."""
+    """Compile an ATen graph; without `loads` the result can be inspected but not called."""
     run, own = Stages(), dataclasses.replace(context, counters=Counters())
     backend = backend_of(context.target)
     planned = plan_graph(module, own, run)
@@ -123,14 +123,14 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
 
 
 def plan_graph(module: GraphModule, context: Context, run: Stages | None = None) -> Planned:
-    """From an ATen graph to kernels and library calls in order, with memory for what they make."""
+    """Plan an ATen graph: kernels and library calls in order, with memory for their results."""
     run = run or Stages()
     module = run("passes", run_passes, module, context, ATEN_PASSES)  # algebra, dead code
     program = run("lower", lower_graph, module, context)  # formulas, loops and library calls
     if context.settings.verify:
         verify_program(program, "lower")
     plan = run("fuse", fuse, program, context)  # which loops share a kernel
-    plan = run("tune", tune, plan, context)  # what is fastest here, where it is measured
+    plan = run("tune", tune, plan, context)  # the fastest implementations, by measurement
     plan = run("place", place, plan, context)  # where temporaries are
     if context.settings.verify:
         verify_plan(plan)
@@ -140,7 +140,7 @@ def plan_graph(module: GraphModule, context: Context, run: Stages | None = None)
 def _built(
     plan: Plan, sources: Any, backend: Backend, context: Context
 ) -> tuple[Plan, Any, tuple[Entry, ...]]:
-    """What is built of the sources; kernels that a block has no room for are cut smaller first."""
+    """Build the sources; kernels that exceed the limits of a block get smaller tiles first."""
     while True:
         try:
             return plan, sources, backend.build(sources, context)
@@ -151,7 +151,7 @@ def _built(
 
 
 def _log(compiled: Compiled) -> None:
-    """Report fusion, fallbacks and times to those who listen."""
+    """Log fusion, fallbacks and stage times."""
     plan, fusion, fallback = compiled.plan, channel("fusion"), channel("fallback")
     if fusion.isEnabledFor(logging.INFO):
         loops = sum(isinstance(node, Loop) for node in plan.program.nodes)

@@ -1,6 +1,6 @@
 """Plan -> sources -> built entries and a host program -> a callable, for one kind of device.
 
-A backend is four functions and a row of `BACKENDS`; which one serves a target is asked here alone.
+A backend is four functions and a row of `BACKENDS`; only this room maps targets to backends.
 Nothing here decides what is fused, where memory is, or which implementation is fastest.
 """
 

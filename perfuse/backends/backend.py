@@ -1,4 +1,4 @@
-"""`Backend`: what one kind of device adds to the pipeline."""
+"""`Backend`: the four functions that one kind of device adds to the pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
 class Sources(Protocol):
-    """What `generate` returns; only the backend's own functions look further into it."""
+    """The result of `generate`; only the backend's own functions know more of it."""
 
     @property
     def texts(self) -> tuple[str, ...]:

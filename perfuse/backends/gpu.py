@@ -28,7 +28,7 @@ def generate(plan: Plan, context: Context) -> TritonSources:
 
 
 def build(sources: TritonSources, context: Context) -> tuple[Entry, ...]:
-    """The bundle of kernels and what launches them: nothing does where there is no such GPU."""
+    """The bundle of kernels, and the launcher library if there is a GPU to launch them on."""
     bundle = build_bundle(sources, context)
     is_here = context.device.type != "cpu" and torch.cuda.is_available()
     launcher = build_launcher(context) if is_here else None

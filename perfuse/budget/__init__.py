@@ -1,1 +1,5 @@
-"""Training within a memory budget: which cuts there are, what each takes, and which is chosen."""
+"""Joint training graph and memory budget -> the cheapest cut whose simulated peak fits.
+
+Candidate cuts depend on the graph alone, and each is judged by the plan it would compile to.
+Nothing here generates code or changes a plan.
+"""

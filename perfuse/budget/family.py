@@ -1,7 +1,7 @@
 """The cuts to choose from. They depend on the graph alone, never on the budget.
 
 Besides the levels of the partitioner there are *segments*: the forward is cut into parts of about
-equal saved bytes, at points that few bytes cross. What crosses is kept, and the backward computes
+equal saved bytes, at points that few bytes cross. What crosses is saved, and the backward runs
 the first few segments again as it comes to them, from the last of these to the first. The first
 ones because their values would be held the longest, and because by then the rest is freed.
 """
@@ -28,7 +28,7 @@ MOST_PER_COUNT = 6  # how many of the possible numbers of recomputed segments ar
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One cut: what it saves, and what it is likely to take."""
+    """One cut: what it saves, and its estimated peak and cost."""
 
     name: str
     saved: frozenset[int]  # numbers of nodes
@@ -89,9 +89,9 @@ def _cuts(
 
 
 def _narrow_and_random(values: Values, plain: frozenset[int]) -> frozenset[int]:
-    """Saved values that come from something that cannot be had again, and is larger than they are.
+    """Saved values derived from something larger that cannot be recomputed.
 
-    A mask of dropout: without it the numbers that were drawn would have to be kept.
+    A dropout mask, for example: without it the random numbers would have to be saved.
     """
     drawn: list[int] = []  # for each value the bytes of what it was drawn from, 0 if it was not
     for v in range(len(values.nodes)):
@@ -139,7 +139,7 @@ class _Crossing:
         return found
 
     def _size(self, v: int) -> int:
-        """A view that crosses keeps what it looks at."""
+        """A view that crosses keeps its base alive."""
         return self._values.num_bytes[self._values.root[v]]
 
     def points(self, count: int, plain: frozenset[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A joint graph as numbers: what walking it many times needs to know of each node, asked once."""
+"""A joint graph as numbers: the properties of each node, computed once for many walks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Values:
     number: dict[Node, int]
     inputs: tuple[tuple[int, ...], ...]
     num_bytes: tuple[int, ...]  # 0 for views, sizes, tuples, and what the caller holds
-    root: tuple[int, ...]  # the value whose memory this one looks at, or itself
+    root: tuple[int, ...]  # the value whose memory this one aliases, or itself
     num_flops: tuple[int, ...]
     is_product: tuple[bool, ...]
     is_stored: tuple[bool, ...]  # goes to memory wherever it is computed
     can_recompute: tuple[bool, ...]  # its inputs can be kept instead of it
-    must_recompute: tuple[bool, ...]  # so says a checkpoint of the user's
+    must_recompute: tuple[bool, ...]  # by the user's checkpoint
     forward: tuple[bool, ...]  # runs in the forward
     backward: tuple[int, ...]  # what must run in the backward, in order
     first_reads: tuple[int, ...]  # values from before the tangents that the backward reads
@@ -121,7 +121,7 @@ def _recomputable(joint: Joint, nodes: tuple[Node, ...], work: list[Work]) -> tu
     for node, cost in zip(nodes, work, strict=True):
         is_free = cost < Work.NEVER and not is_sym(node) and user_policy(node) != "MUST_SAVE"
         can[node] = node.op == "call_function" and is_free and node not in compared
-        # A tuple is never kept: its parts can be had again if it can.
+        # A tuple is never saved: its parts can be recomputed if it can.
         can[node] = can[node] and all(
             not aliases.of_node(n).is_mutated and (not _is_tuple(n) or can[n])
             for n in node.all_input_nodes

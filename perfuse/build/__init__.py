@@ -1,4 +1,8 @@
-"""Sources -> Executable: run the compiler in parallel, keep what it made, load it."""
+"""Sources -> built entries: shared libraries and bundles of GPU code, compiled in parallel.
+
+Results are validated and cached before they are loaded. Nothing here needs a GPU, and no source is
+changed on the way.
+"""
 
 from perfuse.build.compiler import LIBRARY, build_shared_library
 from perfuse.build.loader import load_library

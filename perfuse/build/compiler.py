@@ -63,7 +63,7 @@ def build_shared_library(units: Sequence[Unit], ctx: Context) -> Entry:
 
 
 def _built(sources: Mapping[str, bytes], command: tuple[str, ...], ctx: Context) -> bytes:
-    """The library, checked. Where one folder does not do, because its disk is full, the next."""
+    """The library, checked. If one folder fails because its disk is full, try the next."""
     store = open_store(ctx)
     failure: Exception | None = None
     with closing(store.scratch_folders()) as folders:
@@ -83,7 +83,7 @@ def _built(sources: Mapping[str, bytes], command: tuple[str, ...], ctx: Context)
 
 
 def _with_source(error: CompilerFailed, kept: Path | None) -> CompilerFailed:
-    """The error with the source that the user can look at."""
+    """The error with the path of the source, kept for the user."""
     if kept is None:
         return CompilerFailed(error.command, f"{error.output}\n(the source could not be kept)")
     named = [word for word in error.command if word.endswith(".cpp")]
@@ -91,7 +91,7 @@ def _with_source(error: CompilerFailed, kept: Path | None) -> CompilerFailed:
 
 
 def is_trouble_of_system(output: str) -> bool:
-    """Whether a compiler failed for want of something that another folder may have."""
+    """Whether a compiler failed for lack of something that another folder may have."""
     return any(text in output for text in (*map(os.strerror, SYSTEM_ERRORS), "Bus error"))
 
 

@@ -1,4 +1,4 @@
-"""Shared libraries, read before they are trusted to be whole.
+"""Shared libraries, validated before they are loaded.
 
 Loading a truncated library does not fail: it kills the process when a page past the end is
 touched. So the few headers that the loader relies on are checked against the bytes that are there.
@@ -22,7 +22,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183, "arm64": 183}
 
 
 def check_library(data: bytes, exports: Iterable[str] = ()) -> None:
-    """LibraryDamaged unless these bytes are a whole shared library with these functions."""
+    """Raise LibraryDamaged unless these bytes are a complete library with these functions."""
     try:
         segments = list(_segments(data))
         missing = set(exports) - set(_exported(data)) if exports else set()

@@ -1,4 +1,4 @@
-"""The library in C++ that hands kernels to a GPU's driver."""
+"""The C++ library that passes launches to a GPU's driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAUNCHER = Path(__file__).with_name("launcher.cpp")
 
 
 def build_launcher(context: Context) -> Entry | None:
-    """Its entry in the store; None where there is no compiler to build it with."""
+    """Its entry in the store; None if there is no compiler to build it with."""
     if not context.target.compiler:
         return None
     return build_shared_library([("launcher", LAUNCHER.read_text())], context)

@@ -1,10 +1,10 @@
-"""Loading built libraries, with the one OpenMP runtime that torch has brought along.
+"""Loading built libraries, with the one OpenMP runtime that torch has loaded.
 
 Kernels are linked without an OpenMP runtime: two of them in one process would each start a team of
 threads on the same cores. Their GOMP_* symbols are found in torch's, made visible here.
 
-A library is loaded from bytes that were checked, by way of sealed memory: no file that somebody
-could exchange in between, no path under which the loader remembers an older library.
+A library is loaded from bytes that were checked, through sealed memory: no file that somebody
+could replace in between, no path under which the loader remembers an older library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Triton kernels -> a bundle in the store: each distinct kernel is compiled once, ever.
 
-Kernels are compiled in threads: Triton lets go of Python's lock while it works. Its own cache is
-left out: its key hashes all of Triton, and ours has what we need.
+Kernels are compiled in threads: Triton releases the GIL while it works. Its own cache is
+not used: its key hashes all of Triton, and ours has what we need.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _compiled(
 
 
 def _key(text: str, kernel: TritonKernel, gpu: Gpu) -> str:
-    """The hash of all that decides what Triton makes of a kernel."""
+    """The hash of everything that Triton's output for a kernel depends on."""
     own = text_of_kernel(text, kernel.name)
     promised = (kernel.signature, kernel.constants, sorted(kernel.divisible))
     shape = (kernel.num_warps, kernel.num_stages)

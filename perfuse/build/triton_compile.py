@@ -22,7 +22,7 @@ from perfuse.forking import ForkLock
 from perfuse.gpu import Gpu
 
 # Python's own parser is not safe in threads (AST constructor recursion depth mismatch), and this
-# stage holds Python's lock anyway.
+# stage holds the GIL anyway.
 _FRONT = ForkLock()
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
@@ -56,7 +56,7 @@ def load_module(text: str) -> ModuleType:
 
 
 def compile_kernel(job: Job) -> tuple[CodeObject, str]:
-    """The kernel's machine code, and its assembly for those who ask."""
+    """The kernel's machine code, and its assembly for reports."""
     compiler = importlib.import_module("triton.backends.compiler")
     make_backend = importlib.import_module("triton.compiler.compiler").make_backend
     backend = make_backend(compiler.GPUTarget(job.gpu.kind, job.gpu.triton_arch, job.gpu.warp))

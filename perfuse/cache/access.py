@@ -21,7 +21,7 @@ def open_store(ctx: Context) -> Store:
 
 
 def cache_folder(settings: Settings) -> Path | None:
-    """The folder in which the store has its own; None where there is none to be had."""
+    """The folder that contains the store's own; None if no folder can be used."""
     if not settings.cache.enabled:
         return None
     if settings.cache.dir:
@@ -33,7 +33,7 @@ def cache_folder(settings: Settings) -> Path | None:
 
 @functools.cache
 def _usable(folders: tuple[Path, ...]) -> Path | None:
-    """The first that can be used; where none can, the first, so that the reason is reported."""
+    """The first that can be used; if none can, the first, so that the reason is reported."""
     usable = (folder for folder in folders if is_usable(folder))
     return next(usable, folders[0] if folders else None)
 

@@ -23,7 +23,7 @@ from perfuse.system import FOLDER, opened, remove_tree, system, write_file
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MOST_LINKS = 40
-NAME_PREFIX = "perfuse-"  # the mark of every folder that is made to be removed again
+NAME_PREFIX = "perfuse-"  # of every temporary folder
 PROBE_BYTES = 1 << 16
 
 
@@ -75,7 +75,7 @@ def _unmapped_uid() -> int:
 
 @contextmanager
 def opened_folder(path: Path, *, makes: bool = False) -> Iterator[int]:
-    """A block with a descriptor of a folder in which nobody else can exchange anything."""
+    """A context with a descriptor of a folder in which nobody else can replace anything."""
     walk = _Walk(path, makes)
     try:
         walk.run()
@@ -141,7 +141,7 @@ class _Walk:
 
 
 def check_usable(path: Path) -> None:
-    """OSError or CacheUnsafe where no store can be kept in this folder, which is made."""
+    """Raise OSError or CacheUnsafe if this folder, created if needed, cannot hold a store."""
     with opened_folder(path, makes=True) as fd:
         name = new_name()
         system().mkdir(name, 0o700, dir_fd=fd)
@@ -158,7 +158,7 @@ def is_usable(path: Path) -> bool:
 
 
 def make_in(parent: int, name: str) -> None:
-    """Make a folder of this user's own, unless it is there."""
+    """Create a folder that only this user can write to, unless it exists."""
     with suppress(FileExistsError):
         system().mkdir(name, 0o700, dir_fd=parent)
 
@@ -172,7 +172,7 @@ def opened_own(parent: int, name: str) -> Iterator[int]:
 
 
 def private_folders() -> Iterator[Path]:
-    """Folders of this process's own, gone when it ends, in every place that can take some data."""
+    """Folders of this process, removed when it ends, in every place that can hold some data."""
     for place in temporary_folders():
         with suppress(OSError, CacheUnsafe):
             yield _private(place, os.getpid())

@@ -79,5 +79,5 @@ def code_digest(patterns: tuple[str, ...]) -> str:
 
 
 def identity(context: Context) -> tuple[object, ...]:
-    """What a graph is compiled under: PyTorch's version, the target, the settings."""
+    """The conditions of a compile: PyTorch's version, the target, the settings."""
     return torch.__version__, context.target, context.settings.cache_key()

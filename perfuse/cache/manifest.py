@@ -1,4 +1,4 @@
-"""Entries of the store, and the manifest by which one is known to be whole and to be the right one.
+"""Entries of the store, and the manifest that proves one to be complete and the right one.
 
 The manifest holds the entry's own key: an entry under another's name is damage like any other.
 """
@@ -95,13 +95,13 @@ def manifest_of(entry: Entry, about: Mapping[str, str]) -> bytes:
 
 
 def read_entry(folder: int, key: str, path: Path) -> Entry:
-    """The entry in a folder that was opened; CacheDamaged where it is not whole, or another."""
+    """The entry in an open folder; CacheDamaged if it is incomplete or another entry."""
     rows = _rows(read_own(folder, MANIFEST), key)
     return Entry(key, {name: _file(folder, name, rows[name]) for name in rows}, path)
 
 
 def has_mark(folder: int, key: str) -> bool:
-    """Whether a folder has a manifest of ours for this key: what has not is never removed."""
+    """Whether a folder has our manifest for this key; others are never removed."""
     try:
         _rows(read_own(folder, MANIFEST), key)
     except (CacheDamaged, OSError):

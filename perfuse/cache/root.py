@@ -24,7 +24,7 @@ TAG_TEXT = b"""Signature: 8a477f597d28d172789f06886806bc55
 # Code that Perfuse has built. Everything in this folder can be deleted at any time.
 """
 ENTRIES, TEMPORARY = "entries", "tmp"
-FAILED = "failed"  # sources the compiler refused, kept for a day
+FAILED = "failed"  # sources the compiler rejected, kept for a day
 LOOKED = "last-look"
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
@@ -52,7 +52,7 @@ class Root:
 
     @contextmanager
     def opened_parts(self) -> Iterator[tuple[int, int, int]]:
-        """The root, the folder of temporaries and that of entries, made where they are gone."""
+        """The root, the folder of temporaries and that of entries, created if missing."""
         with self.opened(makes=True) as root:
             make_in(root, TEMPORARY)
             make_in(root, ENTRIES)
@@ -85,7 +85,7 @@ def _make(parent: int) -> None:
 
 
 def _check_tag(root: int) -> None:
-    """CacheUnsafe where the root is somebody else's folder by the same name."""
+    """Raise CacheUnsafe if the root is a foreign folder of the same name."""
     with suppress(FileNotFoundError, CacheUnsafe):
         if read_own(root, TAG) == TAG_TEXT:
             return
@@ -99,7 +99,7 @@ def _check_tag(root: int) -> None:
 
 
 def remove_older_than(folder: int, age_s: float) -> None:
-    """Remove what died processes left here more than `age_s` ago: our names, and nothing else."""
+    """Remove leftovers of dead processes older than `age_s`: our names, and nothing else."""
     for name in system().listdir(folder):
         with suppress(OSError):
             is_old = time.time() - system().lstat(name, folder).st_mtime > age_s

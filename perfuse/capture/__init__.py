@@ -1,1 +1,5 @@
-"""From a Python callable to ATen graphs, through Dynamo and AOTAutograd."""
+"""Python callable -> ATen graphs, through Dynamo and AOTAutograd, and back to a callable.
+
+The `torch.compile` backend, ahead-of-time and cross compilation and the cache of whole captures
+start here. Nothing here looks inside a Program or a Plan.
+"""

@@ -1,4 +1,4 @@
-"""Captures that were compiled before: loaded without tracing them down to ATen again.
+"""The cache of captures: loaded without tracing them down to ATen again.
 
 Tracing (AOTAutograd, decompositions, partition) is most of what is left of a compile when all code
 is built already. An entry names the two compiled graphs and holds the `RuntimeFacts` to run them
@@ -41,7 +41,7 @@ class Place:
 
 
 def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> CaptureKey | None:
-    """The key of a capture; None, with the reason counted, where it has none."""
+    """The key of a capture; None, with the reason counted, if it has none."""
     if not context.settings.cache.enabled:
         return None
     try:
@@ -55,7 +55,7 @@ def key_of(module: GraphModule, inputs: Sequence[Any], context: Context) -> Capt
 def place_of(key: CaptureKey | None, context: Context) -> Place | None:
     """Where to keep a capture that was traced just now.
 
-    Guards set meanwhile make it hold for some values only: it is kept by value then, with them.
+    If tracing set guards, it holds for some values only and is stored by value, with them.
     """
     if key is None:
         return None
@@ -117,7 +117,7 @@ def store_capture(
     facts: RuntimeFacts,
     context: Context,
 ) -> None:
-    """Keep which graphs a capture became, if it has a place and both can be loaded again."""
+    """Store the graphs of a capture, if it has a key and both can be loaded again."""
     if place is None:
         return
     if forward.key is None or (backward is not None and backward.key is None):

@@ -1,4 +1,4 @@
-"""`codegen_for`: what a function would be on a GPU that is not there, generated and compiled."""
+"""`codegen_for`: cross-compile a function for a GPU you do not have."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def codegen_for(
 ) -> Generated:
     """Generate and compile `fn(*args, **kwargs)` for a target such as "cuda:90" or "hip:gfx942".
 
-    No such GPU is needed, and nothing runs: tensors, given on whatever device, stand for tensors
+    No such GPU is needed, and nothing runs: tensors on whatever device stand for tensors
     on that GPU, and so do the parameters of a module. Of a function whose results need gradients
     the backward is generated too; it is traced on the CPU and moved, because PyTorch's autograd
-    does not trace for a GPU that is not there. `mode` and `options` are those of `perfuse.compile`,
+    does not trace for a missing GPU. `mode` and `options` are those of `perfuse.compile`,
     by default those that `fn` was compiled with.
     """
     request = Request.of(fn, mode, options)

@@ -12,7 +12,7 @@ from perfuse.context import CPU
 
 
 def device_of(module: GraphModule, inputs: Sequence[Any]) -> torch.device:
-    """The GPU of the graph's tensors, the first where there are several; else the CPU."""
+    """The GPU of the graph's tensors, the first if there are several; else the CPU."""
     for value in (*inputs, *_traced(module)):
         if isinstance(value, torch.Tensor) and value.device.type == "cuda":
             return value.device

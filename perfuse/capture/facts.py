@@ -1,4 +1,4 @@
-"""Which captures need nothing of AOTAutograd's runtime, and the `RuntimeFacts` to run those by."""
+"""Captures that do not need AOTAutograd's runtime, and the `RuntimeFacts` to run them by."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _reason_unfit(
     found: SimpleMetadata,
     takes_any_size: bool,
 ) -> str | None:
-    """Why what AOTAutograd reports does not fit the graphs as we would call them."""
+    """Why AOTAutograd's analysis does not fit the way we would call the graphs."""
     first = graphs.get("forward") or graphs.get("inference")
     if first is None or ("forward" in graphs) != ("backward" in graphs):
         return "missing_half"

@@ -1,4 +1,4 @@
-"""Which versions of Python can be trusted with a capture."""
+"""Versions of Python in which captures are not safe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNSAFE = frozenset({(3, 13, 0)})
 
 
 def check_interpreter(version: Sequence[int | str] = sys.version_info) -> None:
-    """Raise where captured graphs would run when their guards do not hold, with any backend."""
+    """Raise on a Python in which graphs run although their guards fail, with any backend."""
     if tuple(version[:3]) in UNSAFE:
         name = ".".join(map(str, version[:3]))
         raise UnsupportedPython(

@@ -1,6 +1,6 @@
-"""Who wants to see what is compiled: each gets every `Compiled` of the compiles begun in its block.
+"""Observers of compiles: each gets every `Compiled` of the compiles started in its block.
 
-Looking on changes one thing only: the graph cache is passed over, since an entry of it holds the
+Observing changes one thing: the graph cache is bypassed, since an entry of it holds the
 result without the artefacts that led to it.
 """
 

@@ -37,8 +37,8 @@ def _resume(_: Any) -> None:
 
 
 def _promote() -> None:
-    """All that is young becomes old."""
-    # What somebody has frozen must stay so, and `unfreeze` knows no difference.
+    """Move all young objects to the oldest generation."""
+    # Objects that the program has frozen must stay so, and `unfreeze` unfreezes all.
     if gc.get_freeze_count() <= _FROZEN_AT_START:
         gc.freeze()
         gc.unfreeze()
@@ -46,7 +46,7 @@ def _promote() -> None:
 
 @cache
 def pause_garbage_collection() -> None:
-    """From now on, pause while something is captured; asked for again, do nothing."""
+    """Install the pause around captures; calling it again does nothing."""
     on_compile(_pause, _resume)
     os.register_at_fork(after_in_child=_resume_in_child)
 

@@ -42,7 +42,7 @@ class Uninstalled(Distribution):
 
 
 class Finder(DistributionFinder):
-    """Shows `Uninstalled` to those who look for distributions, and finds no modules."""
+    """Adds `Uninstalled` to the distributions, and finds no modules."""
 
     def find_spec(self, *_: object, **__: object) -> None:
         return None
@@ -55,7 +55,7 @@ class Finder(DistributionFinder):
 
 
 def register() -> None:
-    """Make the backend known; any number of times, installed or not."""
+    """Register the backend, installed or not; idempotent."""
     if not _is_installed():
         sys.meta_path.append(Finder())
     if DYNAMO in sys.modules:

@@ -1,4 +1,4 @@
-"""Which halves of a capture are replayed through CUDA graphs."""
+"""Replays the halves of a capture through CUDA graphs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Function = Callable[..., Any]
 class Request:
     """A function, and how it is to be compiled."""
 
-    function: Function  # the one behind it, where a compiled one was given
+    function: Function  # the original one, if a compiled one was given
     overrides: Mapping[str, Any]  # of the settings, by its mode and options
     is_dynamic: bool | None
     is_fullgraph: bool
@@ -40,7 +40,7 @@ class Request:
         )
 
     def settings(self) -> Settings:
-        """The settings as they are now, with the overrides."""
+        """The current settings, with the overrides."""
         return config.snapshot().with_overrides(dict(self.overrides))
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Function) -> Any:

@@ -1,4 +1,4 @@
-"""Generated sources, written where people look: TORCH_LOGS=output_code, TORCH_COMPILE_DEBUG=1.
+"""Generated sources in PyTorch's own places: TORCH_LOGS=output_code, TORCH_COMPILE_DEBUG=1.
 
 The log prints each graph's kernels and host program. The folder of a debugged run,
 `torch_compile_debug/run_.../perfuse`, gets every stage of each graph as a file. `PERFUSE_LOG=+code`
@@ -25,7 +25,7 @@ LOG = channel("code")
 
 
 def summary(module: GraphModule) -> str:
-    """A captured graph for people: its number of nodes and the user's first line in it."""
+    """Describe a captured graph: its number of ops and the user's first line in it."""
     calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
     line = next(filter(None, map(source_line, calls)), "")
     return f"graph of {len(calls)} ops{f' at {line}' if line else ''}"

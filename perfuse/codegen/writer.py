@@ -1,4 +1,4 @@
-"""`Writer`: the one way text is generated, so that all sources are indented alike."""
+"""`Writer`: the one way text is generated, so that all sources are indented consistently."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 
 class Writer:
-    """Lines with indentation; pieces can be written apart and joined later."""
+    """Lines with indentation; pieces can be written separately and joined later."""
 
     def __init__(self, indent: int = 0) -> None:
         self._lines: list[str] = []
@@ -26,7 +26,7 @@ class Writer:
 
     @contextmanager
     def indented(self, opening: str) -> Iterator[None]:
-        """A block that its indentation alone ends, as in Python."""
+        """A block that ends with its indentation, as in Python."""
         self.line(opening)
         self._indent += 1
         yield

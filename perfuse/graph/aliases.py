@@ -1,8 +1,8 @@
 """Which values of a graph share memory, and what becomes of that memory.
 
-AOTAutograd's graphs are functional but for the copies into mutated inputs at their end. Every
-rewrite that lets one value stand for another must still ask: would a result now share memory with
-an input or another result, or be overwritten? The answer is kept by classes of aliases.
+AOTAutograd's graphs are functional except for the copies into mutated inputs at their end. Every
+rewrite that replaces one value by another must check: would a result now share memory with
+an input or another result, or be overwritten? Alias classes answer that.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ class _Class:
     has_input: bool = False
     has_output: bool = False
     is_mutated: bool = False
-    is_seen: bool = False  # an op looks at its storage, not at elements alone
+    is_seen: bool = False  # an op accesses its storage, not only its elements
 
     def absorb(self, other: "_Class") -> None:
         self.has_input |= other.has_input
@@ -169,7 +169,7 @@ class Aliases:
             self._class[root_b].absorb(self._class[root_a])
 
     def keeps_storage(self, new: Node, old: Node) -> bool:
-        """Whether ops that look at the storage of `old` would see the same with `new`."""
+        """Whether ops that access the storage of `old` would see the same with `new`."""
         return self.root(new) is self.root(old) or not self.of_node(old).is_seen
 
     def can_stand_for(self, new: Node, old: Node) -> bool:
@@ -184,7 +184,7 @@ class Aliases:
 
 
 def is_view(node: Node) -> bool:
-    """The node only looks at its input's memory in another shape."""
+    """The node is a view of its input with another shape."""
     target = node.target
     return (
         isinstance(target, OpOverload)

@@ -1,12 +1,12 @@
-"""Attention written by hand becomes one call of the fused kernel (what is attention: the match).
+"""Attention written out by hand becomes one call of the fused kernel (see attention_match.py).
 
 By hand the scores travel through memory; the kernel keeps a block of them in cache. Measured on
-one core of the build machine, milliseconds (two products and our softmax -> kernel):
+one core of the build machine, milliseconds (two matmuls and our softmax -> kernel):
 
     float32    (4,8,512,64) 34.6 -> 29.8    (4,8,32,64) 0.22 -> 0.17    (1,8,2048,64) 123 -> 104
     float16    (4,8,512,64)  547 -> 63      bfloat16, which the processor multiplies: 17.4 -> 29.7
 
-So half types stay as they are where the library has products for them.
+So half types stay as they are where the library has fast matmuls for them.
 
 By hand, a row whose scores are all -inf is NaN; the kernel makes it zero. Where the mask has such
 a row NaN is put back. (Without a mask such scores come from infinite queries or keys alone: those
@@ -77,7 +77,7 @@ class _Call:
         self._has_heads = _has_heads(match)
 
     def emit(self) -> Node:
-        """The node that stands for the last product."""
+        """The node that replaces the last matmul."""
         match = self._match
         key = self._call(aten.transpose.int, self._operand(match.key, -2), -2, -1)
         operands = self._operand(match.query), key, self._operand(match.value)
@@ -122,7 +122,7 @@ class _Call:
         return self._call(aten.sub.Tensor, result, nothing)
 
     def _joined(self, result: Node) -> Node:
-        """In the shape and strides of the product that was there."""
+        """The result in the shape and strides of the matmul it replaces."""
         wanted = _tensor(self._match.product)
         if not self._has_heads:
             result = self._call(aten.squeeze.dim, result, 1)

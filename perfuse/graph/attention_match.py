@@ -1,7 +1,7 @@
 """Where a graph computes attention by hand: softmax(q @ k^T * scale + mask) @ v, in ATen's calls.
 
-The search walks back from the last product. A step it takes goes into `inner`; a match needs all
-uses of those to be inner as well, since what is wanted elsewhere has to be computed anyway. So a
+The search walks back from the last matmul. Every step goes into `inner`; a match needs all
+uses of those to be inner as well, since what is used elsewhere has to be computed anyway. So a
 training forward, whose softmax is saved for the backward, does not match.
 """
 
@@ -46,7 +46,7 @@ class Attention:
 
 
 def match_attention(product: Node) -> Attention | None:
-    """The attention whose last product this is, where the kernel can compute it and should."""
+    """The attention that ends in this matmul, if the kernel can compute it and pays off."""
     walk = _Walk()
     weights = walk.through_casts(walk.through_reshapes(_input(product, 0)))
     logits = walk.through_softmax(weights)
@@ -63,7 +63,7 @@ def match_attention(product: Node) -> Attention | None:
 def _match_scores(
     product: Node, scores: Node | None, first: Node, mask: Node | None, walk: _Walk
 ) -> Attention | None:
-    """The match where `first` is the scaled product of queries and keys."""
+    """The match in which `first` is the scaled matmul of queries and keys."""
     if mask is not None and scores is not None:
         walk.inner.add(scores)
     node, outside = walk.through_scale(first)
@@ -152,7 +152,7 @@ def _summands(scores: Node | None) -> list[tuple[Node, Node | None]]:
 
 
 def _is_fit(match: Attention) -> bool:
-    """The kernel takes these operands, it is the faster way, and nothing inside is of other use."""
+    """The kernel accepts these operands, is faster, and nothing inside is used elsewhere."""
     if not _has_fit_types(match) or not _has_fit_sizes(match):
         return False
     if match.mask is not None and not _is_worth_storing(match.mask, match.scores):
@@ -162,7 +162,7 @@ def _is_fit(match: Attention) -> bool:
 
 
 def _has_fit_types(match: Attention) -> bool:
-    """All of one float type, on the CPU, that the library has no fast products for."""
+    """All of one float type, on the CPU, for which the library has no fast matmuls."""
     tensors = [tensor_of(node) for node in (*match.leaves, match.product)]
     types = {None if t is None else (t.dtype, t.device.type) for t in tensors}
     dtype = dtype_of(match.query)

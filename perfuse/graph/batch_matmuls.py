@@ -1,4 +1,4 @@
-"""Several tiny products of one value with constant weights, as one batched product.
+"""Several tiny matmuls of one value with constant weights, as one batched matmul.
 
 A tiny product is mostly the cost of calling the library, so one call for many pays. It only
 does when the weights are constants of the graph (tensors spelled out in the program, or folded
@@ -41,7 +41,7 @@ def batch_matmuls(gm: GraphModule) -> GraphModule:
 
 
 def _groups(gm: GraphModule) -> list[list[Node]]:
-    """Products of one value with constants of one shape, where one call for all pays."""
+    """Matmuls of one value with constants of one shape, where one call for all pays."""
     aliases = Aliases.of(gm.graph)
     found: dict[Key, list[Node]] = defaultdict(list)
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
@@ -61,7 +61,7 @@ def _key(node: Node, aliases: Aliases) -> Key | None:
     sizes = (*x.shape, *weight.shape)
     if right.op != "get_attr" or not all(isinstance(size, int) for size in sizes):
         return None
-    # The products become parts of one buffer, which results of the graph must not share.
+    # The results become parts of one buffer, which results of the graph must not share.
     classes = [aliases.of_node(n) for n in (node, left, right)]
     if classes[0].has_output or any(c.is_mutated for c in classes):
         return None

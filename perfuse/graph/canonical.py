@@ -32,7 +32,7 @@ Numbers = dict[Node, int]
 
 
 class NotCanonical(Exception):
-    """This graph has no text that says all of it. The reason is one word, fit for a counter."""
+    """The graph cannot be identified by text. The reason is one word, for a counter."""
 
 
 def aten_text(module: GraphModule) -> str:

@@ -1,4 +1,4 @@
-"""One spelling for one call, so that equal expressions look equal to every later room.
+"""One form for equal calls, so that equal expressions look equal to every later room.
 
 Arguments go where the schema has them, those that only repeat a default are left out, and names
 for the same tensor (`alias`, `detach`, `lift_fresh`) disappear.
@@ -32,7 +32,7 @@ _INDEXED = index_rules(
 
 
 def canonicalize(gm: GraphModule) -> GraphModule:
-    """The pass: calls in their schema's spelling, without mere renamings."""
+    """The pass: calls in the form of their schema, without mere renamings."""
     return _spelled(rewrite(gm, _INDEXED))
 
 

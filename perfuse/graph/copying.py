@@ -53,8 +53,8 @@ def copied_graph(graph: Graph, make: Make) -> Graph:
 def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
     """`node` at the end of `graph`, reading the copies of what it read.
 
-    Graph.node_copy does the same and looks for symbols among the arguments, which a node that
-    exists was asked for when it was made: twice the time, and passes copy every node.
+    Graph.node_copy does the same and searches the arguments for symbols, which was already done
+    when the node was created: twice the time, and passes copy every node.
     """
     made = graph.create_node(node.op, node.target, (), {}, node.name, node.type)
     if node.args:

@@ -1,4 +1,4 @@
-"""Equal subexpressions once.
+"""Common subexpression elimination.
 
 One forward sweep reaches the fixed point, because a node's key is made of the representatives of
 its inputs. Keys carry the type of every constant: 1, 1.0 and True are equal in Python and are
@@ -59,7 +59,7 @@ class _Sweep:
         self._num_unknown = 0  # calls that may have written anywhere
 
     def run(self) -> dict[Node, Node]:
-        """Every node, and the node computed in its stead."""
+        """Every node, and the node that replaces it."""
         for node in self._graph.nodes:
             self._kept[node] = self._merge(node)
             self._note_writes(node)

@@ -1,4 +1,4 @@
-"""Nodes whose value nobody reads go, unless they do something besides."""
+"""Dead code elimination: nodes without users or effects are removed."""
 
 from torch.fx import Graph, GraphModule, Node
 
@@ -7,7 +7,7 @@ from perfuse.graph.facts import has_effects
 
 
 def eliminate_dead_code(gm: GraphModule) -> GraphModule:
-    """The pass. A random op nobody reads goes too: no later value depends on it having run."""
+    """The pass. An unused random op is removed too: no later value depends on it."""
     live = _live_nodes(gm.graph)
     if len(live) == len(gm.graph.nodes):
         return gm

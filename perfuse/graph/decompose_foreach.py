@@ -20,7 +20,7 @@ _OVERLOADS = ("List", "Scalar", "ScalarList")
 
 
 def each(op: _Rule) -> _Rule:
-    """The op on each tensor: lists are walked in step, other arguments go to all."""
+    """The op on each tensor: lists are zipped, other arguments go to all."""
 
     def run(*args: Any, **kwargs: Any) -> list[Tensor]:
         count = next(len(a) for a in args if isinstance(a, list | tuple))

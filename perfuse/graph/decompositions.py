@@ -1,4 +1,4 @@
-"""Which ATen ops are spelled out in smaller ones while AOTAutograd traces, and how.
+"""Which ATen ops are decomposed into smaller ones while AOTAutograd traces, and how.
 
 Three lists decide: `OWN` are our formulas, `STANDARD` names those of PyTorch's library that fit,
 and whatever is in neither stays one node for lowering. An op that a PyTorch version does not have

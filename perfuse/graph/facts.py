@@ -11,11 +11,11 @@ from torch.fx import Node
 
 from perfuse.torch_compat import OpOverload, is_pointwise_function, sym_expression
 
-# The mark, in `meta`, of a placeholder whose memory nobody needs after this graph.
+# The mark, in `meta`, of a donated placeholder: its memory is not needed after this graph.
 GIVEN_UP = "perfuse_given_up"
 
 # The mark of a recomputed call in the backward, distinct from equal ones around it:
-# merged with them, their results would have to wait in memory for both their readers.
+# merged with them, their results would stay in memory until the later reader.
 SECOND = "perfuse_second"
 
 # The mark of a value that one half of a training step compares with what the other chose from it:
@@ -87,7 +87,7 @@ class OpFacts:
     packet: str  # `add` for aten.add.Tensor, "" for anything that is not an ATen or prims op
     is_known: bool  # we can name all of its effects
     is_random: bool  # two equal calls give two values
-    has_effects: bool  # it does more than make its result, or might
+    has_effects: bool  # it may do more than compute its result
 
 
 @cache
@@ -134,7 +134,7 @@ def is_known(node: Node) -> bool:
 
 
 def has_effects(node: Node) -> bool:
-    """It does more than make its result, or might: such a node stays, once, and in its place."""
+    """It may do more than compute its result: such a node is never merged, moved or dropped."""
     if node.op == "call_function":
         return op_facts(node.target).has_effects or _writes_to_out(node)
     return node.op in ("call_method", "call_module")

@@ -24,7 +24,7 @@ from perfuse.torch_compat import disable_dispatch_modes
 
 MAX_ELEMENTS = 1024
 
-# Constants by nature. They are cheap as they are, so folding one alone gains nothing.
+# Constants already. They are cheap, so folding one alone gains nothing.
 _SOURCES = frozenset({"full", "scalar_tensor", "arange"})
 
 
@@ -136,7 +136,7 @@ class _Fold:
         return folded
 
     def _is_frontier(self, node: Node) -> bool:
-        """Somebody who is not folded himself reads it."""
+        """A node that is not folded reads it."""
         return any(user not in self._values for user in node.users)
 
     def _full(self, tensor: torch.Tensor, number: bool | int | float, new: GraphCopy) -> Node:

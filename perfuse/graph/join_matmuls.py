@@ -1,4 +1,4 @@
-"""Products of one value, put side by side: one product with the weights side by side.
+"""Matmuls of one value with concatenated results: one matmul with concatenated weights.
 
 The results are then written where they belong, and the library gets one larger problem. What is
 copied instead are weights, so it pays where those are much smaller than the results, even where the
@@ -28,7 +28,7 @@ def join_matmuls(gm: GraphModule) -> GraphModule:
 
 
 def _matches(graph: Graph) -> list[tuple[Node, list[Node]]]:
-    """Each cat of products, with these; none behind a write, for the weights are read later."""
+    """Each cat of matmuls, with these; none after a write, since the weights are read later."""
     found = []
     for node in graph.nodes:
         if mutated_inputs(node):
@@ -40,7 +40,7 @@ def _matches(graph: Graph) -> list[tuple[Node, list[Node]]]:
 
 
 def _products_of(cat: Node) -> list[Node] | None:
-    """The products side by side in a cat, if there is nothing else in it and joining them pays."""
+    """The matmuls in a cat, if there is nothing else in it and joining them pays."""
     parts = cat.args[0]
     if not isinstance(parts, list | tuple) or len(parts) < 2 or cat.args[1:] not in ((1,), (-1,)):
         return None
@@ -57,7 +57,7 @@ def _products_of(cat: Node) -> list[Node] | None:
 
 
 def _can_join(product: Node) -> bool:
-    """A plain product on the CPU, of known sizes, whose weights are few beside its result."""
+    """A plain CPU matmul of known sizes, with weights much smaller than its result."""
     given = _operands(product)
     x, weight, result = tensor_of(given.a), tensor_of(given.b), tensor_of(product)
     if x is None or weight is None or result is None or x.dtype != result.dtype:

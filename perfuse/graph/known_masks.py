@@ -1,6 +1,6 @@
-"""The masks of attention, on Dynamo's graph, before attention is taken apart.
+"""Attention masks, on Dynamo's graph, before attention is decomposed.
 
-A mask that is known before the first call, as hiding nothing or the future alone, is said as such.
+A mask known before the first call to hide nothing, or only the future, is replaced by a flag.
 
 Models build their masks from positions, and while a compiler traces they build them always: then
 the mask reaches the kernel as data, and the kernels that know these two cases by themselves are

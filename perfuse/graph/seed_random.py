@@ -1,6 +1,6 @@
 """The forward's random numbers from seeds, so that the backward can draw them again.
 
-A dropout mask is then kept as the eight bytes it follows from, if the cut finds that cheaper.
+A dropout mask is then saved as the eight bytes of its seed, if the cut finds that cheaper.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _DEVICES = ("cpu", "cuda")
-# What lies between the steps of the uniform numbers: neither 0 nor 1 plus half of it comes out.
+# The step between uniform numbers: half of it is added, so that neither 0 nor 1 comes out.
 _HALF_STEP = 2.0**-25
 
 
@@ -59,7 +59,7 @@ class _Seeded:
         self._source: Node | None = None
 
     def made(self, node: Node, new: GraphCopy) -> Node:
-        """What stands for a node in the new graph."""
+        """The node that replaces a node in the new graph."""
         self.graph, self._copy = new.graph, new.of
         copied = self._from_seed(node) if node in self._index else new.copy(node)
         if is_sym(node):

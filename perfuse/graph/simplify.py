@@ -146,7 +146,7 @@ def view_of_view(node: Node, build: Builder) -> Node | None:
         return None
     source = _first(inner)
     if source is None or not _is_contiguous(source):
-        return None  # strides decide whether one view can say it; contiguous ones always can
+        return None  # strides decide whether one view suffices; contiguous ones always do
     return build.call(node, aten.view.default, source, node.args[1])
 
 

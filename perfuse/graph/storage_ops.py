@@ -1,6 +1,6 @@
-"""ATen ops whose meaning depends on storage, offsets or strides, and how each is kept right.
+"""ATen ops whose meaning depends on storage, offsets or strides, and how each is handled.
 
-A program keeps its temporaries in memory of its own: windows on one arena, at offsets of our
+A program keeps its temporaries in memory of its own: views of one arena, at offsets of our
 choice, some never stored at all. An op that reads no more of a tensor than shape and elements does
 not notice. The ops listed here do, or return tensors that share memory, so each has a treatment and
 a reason. A test compares the list with the operators PyTorch registers.
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Treatment(Enum):
-    """How a program stays right about an op that looks at more than elements."""
+    """How a program handles an op that depends on more than elements."""
 
     LOWERED = "computed from indices; where that fails, called on eager's own storage"
     OWNED = "called on a tensor at the start of its own storage, or on the input it is a view of"

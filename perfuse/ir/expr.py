@@ -48,7 +48,7 @@ def _rows() -> dict[str, ScalarOp]:
     put("add sub mul min max fmin fmax bit_and bit_or bit_xor shl shr copysign", 2, "same", 1)
     put("div", 2, "same", 4)
     put("floordiv truncdiv mod fmod", 2, "same", 10)
-    put("divisor", 1, "same", 1)  # an integer, reported to the caller where it is zero
+    put("divisor", 1, "same", 1)  # an integer, reported to the caller if it is zero
     put("pow atan2 hypot nextafter", 2, "same", 30)
     put("fma", 3, "same", 1)
     put("eq ne lt le gt ge", 2, "bool", 1)
@@ -373,7 +373,9 @@ def index_values(value: Expr) -> list[Expr]:
 def loads_of(value: Expr) -> list[Expr]:
     """The loads a value performs, in evaluation order."""
     if value.op == "load":
-        return [e for e in walk(value, set()) if e.op == "load"]  # kept, it would keep itself
+        return [
+            e for e in walk(value, set()) if e.op == "load"
+        ]  # cached, it would keep itself alive
     if value._loads is None:
         value._loads = tuple(e for e in walk(value, set()) if e.op == "load")
     return list(value._loads)

@@ -1,7 +1,7 @@
 """Index arithmetic: polynomials over loop variables and sizes, with floor division and modulo.
 
 Everything is canonical and interned, so two indices are equal exactly when they are the same
-object. A constant index is a plain Python int. sympy stays at PyTorch's border: this small
+object. A constant index is a plain Python int. sympy stays at the boundary to PyTorch: this small
 algebra decides what schedulers ask (contiguity, bounds, equality) in microseconds.
 """
 
@@ -226,7 +226,7 @@ def _split_by(numerator: Dim, divisor: Dim) -> tuple[Dim, Dim]:
 
 
 def _split_by_sum(numerator: Index, divisor: Index) -> tuple[Dim, Dim]:
-    """As `_split_by`, for a divisor of several terms: a size such as 2*n + m - 2.
+    """Like `_split_by`, for a divisor of several terms: a size such as 2*n + m - 2.
 
     The numerator is a sum of variables, each times a polynomial of sizes; a variable goes into the
     quotient when its polynomial is a multiple of the divisor, and stays whole when it is not.
@@ -407,7 +407,7 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
     high: Dim | None = index.const
     for monomial, coefficient in index.terms:
         if len(monomial) > 1 and any(isinstance(a, Symbol) and a.lower < 0 for a in monomial):
-            return -(2**62), None  # of a product with such a factor nothing is known
+            return -(2**62), None  # nothing is known of a product with such a factor
         least: Dim = 1
         most: Dim | None = 1
         for atom in monomial:
@@ -430,7 +430,7 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
 
 
 def _bounds_by_stride(index: Index) -> tuple[Dim, Dim | None] | None:
-    """As `bounds`, where a variable has a stride of several terms: alone, x*n - x may be negative.
+    """Like `bounds`, if a variable has a stride of several terms: x*n - x alone may be negative.
 
     None where no variable has one, or the sign of one is not known.
     """

@@ -18,7 +18,7 @@ _OVERLOADS = ("default", "out")
 
 @dataclass(frozen=True, slots=True)
 class Operands(Generic[T]):
-    """What a matmul reads, in whatever form a room has it: bias + a @ b."""
+    """The operands of a matmul, in whatever form a room has them: bias + a @ b."""
 
     a: T
     b: T

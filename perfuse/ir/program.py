@@ -18,7 +18,7 @@ from perfuse.ir.matmul import LINEAR, Operands, matmul_op
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where in the user's program something comes from: carried for people, never compared."""
+    """Where in the user's program something comes from: for reports, never compared."""
 
     line: str = ""  # file:line
     module: str = ""  # layers.3.mlp
@@ -93,7 +93,7 @@ class Axis:
         return ix.as_atom(ix.var(self.name, self.size))
 
 
-# What an artefact was asked for once and is asked for often: it follows from the other fields.
+# Cached properties of frozen artefacts: derived from the other fields.
 KEPT: Any = field(default=None, init=False, compare=False, repr=False)
 
 
@@ -103,7 +103,7 @@ class Loop:
 
     `kind`: "map" or a reduction name (sum, prod, max, min, any, all, argmax, argmin) or a scan
     (cumsum, cumprod, ...) along the last axis, or "scatter_add" (a map whose stores accumulate).
-    Axes stand in the natural order of the tensor that is read, reduced ones among the others.
+    Axes are in the natural order of the tensor that is read, reduced ones among the others.
     """
 
     out: str
@@ -158,7 +158,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A value the program carries but never looks into: a complex tensor, a sub-module."""
+    """An opaque value that the program only passes on: a complex tensor, a sub-module."""
 
     name: str
     meta: Any = field(default=None, compare=False)
@@ -268,8 +268,8 @@ class Extern(LibraryCall):
     reason: str
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
-    returns_view: bool = False  # the result looks at an argument's memory and must be copied
-    measured: tuple[Measured, ...] = ()  # sizes that are known once the call is made
+    returns_view: bool = False  # the result aliases an argument and must be copied
+    measured: tuple[Measured, ...] = ()  # sizes that are known after the call
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 
@@ -335,7 +335,7 @@ class Program:
     outputs: tuple[View | Dim | float | bool | None, ...]
     symbols: tuple[tuple[str, str], ...] = ()  # name, and how the host computes it
     constants: dict[str, Any] = field(default_factory=dict)  # tensors held by the graph module
-    given_up: tuple[str, ...] = ()  # inputs that nobody needs afterwards: saved for this program
+    given_up: tuple[str, ...] = ()  # donated inputs: saved for this program alone
     hints: dict[str, int] = field(default_factory=dict, compare=False)  # likely sizes, by symbol
 
     def __str__(self) -> str:

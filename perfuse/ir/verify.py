@@ -1,4 +1,4 @@
-"""The spec of a Program: values are made before they are used, loops speak of their own axes."""
+"""The spec of a Program: values are computed before use, loops use only their own axes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _texts(atoms: frozenset[Variable]) -> list[str]:
 
 
 def _is_outside(index: Dim, buffer: Buffer) -> bool:
-    """Provably reaches past one of the ends, whatever the loops do."""
+    """Whether it is provably out of bounds."""
     low, high = ix.bounds(index)
     span = buffer.num_elements
     if not isinstance(low, int) or not isinstance(high, int) or not isinstance(span, int):

@@ -1,1 +1,5 @@
-"""ATen graph -> Program: one small function per op family. Start at `graph.lower_graph`."""
+"""ATen graph -> Program: one small function per op; start at `graph.lower_graph`.
+
+Ops become formulas, loops, matmuls or library calls. Nothing here decides which loops share a
+kernel, and nothing is removed from the graph: ops without a lowering stay as ATen calls.
+"""

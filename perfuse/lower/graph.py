@@ -65,7 +65,7 @@ def lower_graph(module: GraphModule, context: Context) -> Program:
 
 
 def _shorten(table: dict[Any, Any], length: int) -> None:
-    """Take away what was added last. A copy to go back to would cost every op a whole table."""
+    """Undo the last additions. A copy to restore would cost every op a whole table."""
     while len(table) > length:
         table.popitem()
 
@@ -78,7 +78,7 @@ class _Lowering:
         self.builder = Builder(context.settings, self.device)
         self.symbols = self.builder.symbols
         self.values: dict[FxNode, Any] = {}
-        self.moved: dict[FxNode, Tensor] = {}  # numbers on the CPU that loops of a GPU read
+        self.moved: dict[FxNode, Tensor] = {}  # CPU scalars that GPU loops read
         self.inputs: list[str] = []
         self.given_up: list[str] = []
         self.outputs: tuple[Any, ...] = ()
@@ -194,7 +194,7 @@ class _Lowering:
             self.values[node] = self._lowered(node, expected)
 
     def _as_strided(self, node: FxNode, expected: Any) -> Any:
-        """A window on the storage at the root of a chain of views, or a formula of its value."""
+        """A view of the storage at the root of a chain of views, or a formula of its value."""
         source: Any = node.args[0]
         root = alias_root(source)
         value = self.values[root]
@@ -238,7 +238,7 @@ class _Lowering:
         return fallback.call_aten(self.builder, call, args, self._kwargs(node), reason)
 
     def _storage_of(self, node: FxNode) -> Any:
-        """The value of a node where eager would have it in a storage: an input, or a copy."""
+        """The value of a node in storage as eager has it: an input, or a copy."""
         root = alias_root(node)
         chain = views_from(root, node)
         if node is not root and not chain:
@@ -249,7 +249,7 @@ class _Lowering:
         return self._viewed(value, chain, "an op accesses its storage")
 
     def _viewed(self, value: Any, chain: list[FxNode], reason: str) -> Any:
-        """A value through the program's own view ops, each made by ATen."""
+        """A value seen through the program's own view ops, each run by ATen."""
         for view in chain:
             args = [value, *self._args(view.args[1:])]
             call = AtenCall.of(view, is_alias=True)
@@ -257,7 +257,7 @@ class _Lowering:
         return value
 
     def _in_own_memory(self, node: FxNode, value: Any) -> Any:
-        """An argument whose offset a call looks at: at the start of a buffer, or at eager's.
+        """An argument whose storage offset matters: at the start of a buffer, or at eager's offset.
 
         Copies that eager makes may be formulas here, and these windows on an input at any offset.
         """
@@ -294,7 +294,7 @@ class _Lowering:
         return self._fallback(node, reason)
 
     def _refused(self, node: FxNode, error: Exception) -> str:
-        """Why the op runs in ATen. A lowering that broke is our bug: raised only to find it."""
+        """Why the op runs in ATen. A lowering that failed is our bug, raised only in tests."""
         if isinstance(error, CannotLower):
             return str(error)
         if self.context.settings.verify:
@@ -303,7 +303,7 @@ class _Lowering:
         return f"its lowering failed: {type(error).__name__}: {error}"
 
     def _fallback(self, node: FxNode, reason: str) -> Any:
-        # A view of a plain number (the conjugate of a complex constant) has no memory to look at.
+        # A view of a plain number (the conjugate of a complex constant) has no memory.
         if is_view_op(node.target) and isinstance(node.args[0], FxNode):
             window = self._window_like(node, node.meta["val"])
             if window is not None:
@@ -345,7 +345,7 @@ class _Lowering:
         if not isinstance(result, Tensor):
             return result
         if node in self.compared or node.meta.get(COMPARED):
-            # An element and the maximum it is compared with must be rounded alike.
+            # An element and the maximum it is compared with must be rounded in the same way.
             result = Tensor(result.shape, result.dtype, ex.round_to(result.value, result.dtype))
         if not is_view_op(node.target) and _is_shown_often(node):
             return own_memory(self.builder, result, expected)
@@ -366,7 +366,7 @@ class _Lowering:
         return self.values[node]
 
     def _read(self, node: FxNode) -> Any:
-        """The value as a loop reads it: a number on the CPU is brought to the GPU first."""
+        """The value as a loop reads it: a CPU scalar is copied to the GPU first."""
         if not is_movable(node.meta.get("val"), self.device):
             return self.values[node]
         if node not in self.moved:
@@ -376,7 +376,7 @@ class _Lowering:
         return self.moved[node]
 
     def _number(self, node: FxNode) -> Tensor | None:
-        """A number that the graph itself spells out."""
+        """A number that is a literal in the graph."""
         if node.target not in _NUMBERS or not isinstance(node.args[-1], bool | int | float):
             return None
         dtype = from_torch(node.meta["val"].dtype)
@@ -462,7 +462,7 @@ class _Lowering:
         self.outputs = tuple(outputs)
 
     def _replayed(self, node: FxNode) -> View | None:
-        """A result that looks at an input's shared elements, made by the program's own view ops.
+        """A result that aliases overlapping elements of an input, by the program's own view ops.
 
         Autograd goes back through the views it finds: `as_strided`, which fits all others, shares
         a gradient out evenly among elements that share memory, and no other view does.
@@ -521,7 +521,7 @@ def _counts_from_start(node: FxNode) -> bool:
 
 
 def _is_shown_often(node: FxNode) -> bool:
-    """A result of the graph that is one more time a result, or goes to a call, as another view.
+    """A result that is also returned, or passed to a library call, as another view.
 
     Formulas of two views differ, and each would be stored.
     """
@@ -530,7 +530,7 @@ def _is_shown_often(node: FxNode) -> bool:
 
 
 def _shown(node: FxNode) -> list[FxNode]:
-    """Who wants to have a value in memory, itself or through views."""
+    """The users that need a value in memory, directly or through views."""
     return [
         user
         for user in users_through(node, _is_view)
@@ -547,7 +547,7 @@ def _is_reshaped(node: FxNode) -> bool:
 
 
 def _feeds_calls(node: FxNode) -> bool:
-    """Whether a value goes, through views at most, only to calls that cannot take a formula."""
+    """Whether all users, through views at most, are calls that need it in memory."""
     return all(
         user.op == "output" or _runs_in_library(user) for user in users_through(node, _is_reshaped)
     )
@@ -564,6 +564,6 @@ _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
 
 
 def _whole_loads(tensor: Tensor) -> int:
-    """Loads that step through the whole tensor; values repeated along an axis come for free."""
+    """Loads that step through the whole tensor; values repeated along an axis are free."""
     axes = {ix.as_atom(p) for p in positions(tensor.shape)} - {None}
     return sum(axes <= read.variables() for read in ex.loads_of(tensor.value))

@@ -1,4 +1,4 @@
-"""Layouts: which strides a result may have, and which windows stay inside of their memory."""
+"""Layouts: which strides a result may have, and which views stay inside their memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfuse.torch_compat import overlaps
 
 
 def reaches_outside(window: View, buffer: Buffer) -> bool:
-    """Whether a window of known size leaves the memory that its buffer covers."""
+    """Whether a view of known size extends beyond the memory of its buffer."""
     ends = [
         sum(st * (sz - 1) for sz, st in zip(part.shape, part.strides, strict=True))
         for part in (window, buffer)

@@ -1,4 +1,4 @@
-"""The sum of a row that is zero but for one place: the value there, and no sweep over the row."""
+"""The sum of a row that is zero except at one place: that value, without a sweep."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from perfuse.lower.tensor import Tensor
 from perfuse.torch_compat import is_view_op, source_line
 from perfuse.torch_records import module_path, original_op
 
-# Names of ops kept for one loop: people read the first few, and a chain may be thousands long.
+# Names of ops recorded per loop: the first few are enough, and a chain may be thousands long.
 MAX_OPS = 6
 
 
-# Ops that nobody wrote: they are left of others.
+# Ops that no user wrote: remains of other ops.
 UNINTERESTING = frozenset({"unsafe_view", "scalar_tensor", "getitem"})
 
 
@@ -51,10 +51,10 @@ class Origins:
         is_loaded = isinstance(value, Tensor) and value.value.op == "load"
         if not isinstance(value, Tensor) or (is_loaded and builder.window_on(value) is not None):
             return
-        # What goes on after a call (adding its bias) computes nothing of what the call was given.
+        # What follows a library call (adding its bias) does not compute the call's operands.
         self._pending[node] = (original_op(node),) if is_call else self._ops(node)
         origin = builder.origin
-        if is_view_op(node.target):  # another look at what an earlier op computes
+        if is_view_op(node.target):  # a view of what an earlier op computes
             origin = self._origins.get(node.all_input_nodes[0], origin)
         self._origins[node] = origin
         builder.formula_origins[value.value] = origin

@@ -27,7 +27,7 @@ def may_overlap(node: FxNode, symbols: Symbols) -> bool:
 
 
 def own_memory(builder: Builder, tensor: Tensor, expected: Any) -> Tensor:
-    """The tensor in memory of the program's own, for everything that looks at it."""
+    """The tensor in memory owned by the program, for every view of it."""
     strides = dense_strides(expected, builder.symbols)
     made = builder.realize(tensor, strides)
     view = builder.window_on(made)
@@ -48,10 +48,10 @@ class EagerWindows:
     builder: Builder
     values: dict[FxNode, Any]
     owners: Mapping[str, FxNode]  # the node that made a buffer
-    outdated: Set[FxNode]  # their formulas read memory that holds something else by now
+    outdated: Set[FxNode]  # their formulas read memory that was overwritten since
 
     def of(self, node: FxNode, claimed: dict[str, FxNode]) -> View | None:
-        """The window on what is in memory as it is in eager; None where nothing is.
+        """The view of a value that is in memory as in eager; None if there is none.
 
         Where elements overlap, the value that they are a view of is put into memory. `claimed` has
         the buffers of results so far, each with the one root whose views may share it.

@@ -1,4 +1,4 @@
-"""The border to PyTorch's ShapeEnv: SymInts and sympy expressions in, our index algebra out."""
+"""The boundary to PyTorch's ShapeEnv: SymInts and sympy expressions in, index algebra out."""
 
 from __future__ import annotations
 

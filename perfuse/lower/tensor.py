@@ -1,6 +1,6 @@
 """`Tensor`: a tensor as the formula of its elements, not yet in memory.
 
-The formula speaks of the loop variables d0, d1, ... of the tensor's own dimensions, so tensors of
+The formula uses the loop variables d0, d1, ... of the tensor's own dimensions, so tensors of
 one shape combine without renaming and a view is a substitution.
 """
 
@@ -106,7 +106,7 @@ def as_view(tensor: Tensor, own_strides: Sequence[Dim] = ()) -> View | None:
 
 
 def _may_run_backwards(stride: Dim) -> bool:
-    """A number given at run time is a stride as it is; only our arithmetic can turn its sign."""
+    """A number given at run time is a valid stride; only our arithmetic can flip its sign."""
     if isinstance(stride, int):
         return stride < 0
     has_minus = stride.const < 0 or any(factor < 0 for _, factor in stride.terms)

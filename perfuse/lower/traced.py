@@ -26,7 +26,7 @@ def has_tensor_input(node: FxNode) -> bool:
 
 
 def all_plain(node: FxNode, expected: Any, device: torch.device) -> bool:
-    """Every tensor in and out is one we generate code for, or a number that can be moved there."""
+    """Whether all operands and results are supported tensors, or CPU scalars that can be moved."""
     results = list(expected) if isinstance(expected, list | tuple) else [expected]
     if not all(is_computable(item, device) for item in _tensors(results)):
         return False
@@ -46,7 +46,7 @@ def is_computable(value: torch.Tensor, device: torch.device) -> bool:
 
 
 def is_movable(value: Any, device: torch.device) -> bool:
-    """A single number on the CPU, which PyTorch lets every op of a GPU read."""
+    """A CPU scalar, which PyTorch lets every GPU op read."""
     if not isinstance(value, torch.Tensor) or value.ndim or value.device.type != "cpu":
         return False
     return device.type != "cpu" and from_torch(value.dtype) is not None

@@ -5,7 +5,7 @@
     parameters.bin     what the function holds: parameters, buffers, tensors it closes over
     K-program.json     the host program of graph K       K-constants.bin   tensors it holds
     K-library.so       its kernels for a CPU             K-bundle.json, K-code*.bin   for a GPU
-    launcher.so        for a GPU, what hands launches to the driver
+    launcher.so        for a GPU, passes launches to the driver
 
 Loading an artefact runs the code in it, as loading any library does: load only those you trust.
 Checksums detect damage; a signature, checked against `trusted_keys`, identifies the author.
@@ -73,7 +73,7 @@ class Loaded:
         raise self._refusal(refusals)
 
     def _in_order(self) -> Sequence[Variant]:
-        """Where gradients are wanted, those for training first; else those for inference."""
+        """Variants for training first if gradients are enabled, else those for inference."""
         is_wanted = torch.is_grad_enabled()
         return sorted(self.variants, key=lambda variant: variant.is_training != is_wanted)
 
@@ -121,7 +121,7 @@ class Loaded:
 def load(path: str | Path, trusted_keys: Sequence[Key] | None = None) -> Loaded:
     """Load what `aot_compile` wrote: nothing is traced, generated or compiled.
 
-    Code in the artefact runs with your rights: load only what you trust. With `trusted_keys`
+    Code in the artefact runs with your privileges: load only what you trust. With `trusted_keys`
     (Ed25519 public keys) nothing is loaded that none of them signed.
     """
     folder = Path(path)

@@ -1,6 +1,6 @@
 """Launching compiled kernels through the GPU's driver, a segment with one call.
 
-A record says which function is launched and where the values of its arguments stand: in the tables
+A record says which function is launched and where the values of its arguments are: in the tables
 of the frame, which the host program fills. The driver copies them when it launches.
 """
 
@@ -130,7 +130,7 @@ class Driver:
         )
 
     def _scratch(self, made: CodeObject, row: LaunchRow) -> torch.Tensor | None:
-        """Global memory that the kernel itself asks for, by block."""
+        """Global scratch that the kernel needs per block."""
         if not made.scratch_bytes:
             return None
         if UNKNOWN in row.grid:
@@ -147,7 +147,7 @@ def _limit(index: int) -> str:
 
 
 class _Arguments:
-    """Lists of the addresses at which a launch's arguments stand, kept alive with their frame."""
+    """Lists of the addresses of a launch's arguments, kept alive with their frame."""
 
     def __init__(self, frame: GpuFrame) -> None:
         self.pointers = frame.pointers.buffer_info()[0]

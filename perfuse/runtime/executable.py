@@ -68,7 +68,7 @@ def _num_threads(chosen: int) -> int:
 
 
 def new_seeds(count: int) -> torch.Tensor:
-    """One seed per random op, drawn from torch's default generator so that manual_seed rules."""
+    """One seed per random op, drawn from torch's default generator so that manual_seed applies."""
     return torch.empty(count, dtype=torch.int64).random_()
 
 

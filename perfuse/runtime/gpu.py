@@ -47,7 +47,7 @@ class Launcher(Protocol):
 
     @property
     def launch(self) -> Callable[[Any, int], int]:
-        """Launches a segment in the order of a stream; not zero where that failed."""
+        """Launch a segment in stream order; the result is not zero if that failed."""
 
     def failed(self, code: int) -> None:
         """Raise what a launch that was not zero means."""
@@ -142,7 +142,7 @@ def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _new_seeds(device: torch.device, count: int) -> torch.Tensor:
-    """One seed per random op, drawn from the device's generator so that manual_seed rules."""
+    """One seed per random op, drawn from the device's generator so that manual_seed applies."""
     return torch.empty(count, dtype=torch.int64, device=device).random_()
 
 
@@ -170,7 +170,7 @@ def _is_astray(value: Any) -> bool:
 
 
 def _at_home(result: Any, homes: dict[int, torch.Tensor]) -> Any:
-    """A result that looks at the copy of an argument looks at the argument itself instead."""
+    """Replace a result that is a view of an argument's copy by the view of the argument."""
     if not isinstance(result, torch.Tensor):
         return result
     home = homes.get(result.untyped_storage().data_ptr())

@@ -1,4 +1,4 @@
-"""Memory that shows mistakes: poisoned before it is written, and watched outside of its buffers.
+"""Memory that exposes errors: poisoned before it is written, and checked around its buffers.
 
 With `verify="memory"` a host program makes its temporaries and results here. Whatever reads a value
 that was never written reads NaN; whatever writes outside of its buffers is named. A program takes
@@ -21,7 +21,7 @@ from perfuse.runtime.layout import memory_of
 
 UNWRITTEN = 0xFF  # NaN in every floating-point format, and what nobody may write to
 _UNWRITTEN_INTEGER = 0xA5
-_UNWRITTEN_BOOL = 1  # any other number would be no bool
+_UNWRITTEN_BOOL = 1  # any other number would not be a bool
 BAND = 256  # bytes before and after a buffer that nobody may write to
 SLACK = 1024  # bytes by which arenas are larger, for a start anywhere in them
 _WATCHED_WHOLE = 1 << 22  # larger arenas are watched near the buffers in use
@@ -169,7 +169,7 @@ class Guard:
             poison(self.arena[row.offset : row.offset + row.num_bytes], kind)
 
     def after(self, turn: int, what: str) -> None:
-        """Raise where a turn wrote to what is not its, and poison what is not needed any more."""
+        """Raise if a turn wrote out of bounds, and poison what is no longer needed."""
         for start, end in self.layout.dead(turn):
             offset = _first_written(self.arena[start:end])
             if offset is not None:

@@ -1,4 +1,4 @@
-"""Frames that wait for their next call, and giving back the memory they and the pool hold."""
+"""Idle frames, and releasing the memory that they and the pool hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVERY: WeakSet[IdleFrames] = WeakSet()
 
 
 def release_memory() -> None:
-    """Give back memory that Perfuse keeps for later calls: pooled buffers, temporaries' arenas.
+    """Release memory that Perfuse keeps for later calls: pooled buffers and arenas.
 
     Results that are still held, and what CUDA graphs recorded, stay as they are. The next call of
     each compiled function allocates its memory again. On a GPU the memory goes back to PyTorch's

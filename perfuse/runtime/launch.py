@@ -11,7 +11,7 @@ from perfuse.runtime.python_launcher import PythonLibrary
 
 
 def launcher_of(bundle: Bundle, context: Context, library: bytes | None) -> Launcher:
-    """What launches these kernels on the context's device: the library, where one was built."""
+    """The launcher of these kernels on the context's device: the library, if one was built."""
     if bundle.kind == INTERPRETED:
         return Interpreter(bundle.text, bundle.kernels)
     if library is None:

@@ -26,7 +26,7 @@ from perfuse.system import CREATE, opened, read_file, sync_folder, system, write
 
 KIND = "perfuse artefact"
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
-# What systems and file systems answer that cannot exchange two names.
+# Errors of systems and file systems that cannot exchange two names.
 CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 OTHER_PATH = "choose a path that does not exist yet, or remove the folder yourself."
 
@@ -77,7 +77,7 @@ def manifest_bytes(files: Mapping[str, bytes], about: Mapping[str, Any]) -> byte
 
 
 def check_replaceable(path: Path) -> None:
-    """ArtefactError where something is at `path` that is not an artefact, and only that."""
+    """Raise ArtefactError if `path` exists and is anything but an artefact."""
     if not os.path.lexists(path):
         _check_parent(path)
         return
@@ -97,7 +97,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _check_parent(path: Path) -> None:
-    """ArtefactError where a folder cannot be made at `path`."""
+    """Raise ArtefactError if a folder cannot be created at `path`."""
     parent = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ArtefactError(

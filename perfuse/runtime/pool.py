@@ -1,4 +1,4 @@
-"""Pooled memory for large results: freed blocks are used again while their pages are still there.
+"""Pooled memory for large results: freed blocks are reused while their pages are still mapped.
 
 The C library gives large blocks back to the system when they are freed, so a program that returns
 a large tensor pays a page fault for every 4 KiB of it on every call, often more than the kernel
@@ -224,7 +224,7 @@ class Pool:
 
 
 def _ask_for_huge_pages(address: int, num_bytes: int) -> None:
-    """Ask for huge pages where the whole of one may lie; a system without them serves us too."""
+    """Ask for huge pages where a whole one fits; a system without them works too."""
     if num_bytes < config.snapshot().thresholds.huge_page_bytes or _LIBC is None:
         return
     start = address - address % mmap.PAGESIZE

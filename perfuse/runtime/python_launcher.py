@@ -73,7 +73,7 @@ class PythonLibrary:
     def pf_load(
         self, code: bytes, symbol: bytes, shared_bytes: int, device: int, function: Any
     ) -> int:
-        """The function `symbol` of a code object, made ready for so much shared memory."""
+        """The function `symbol` of a code object, prepared for this much shared memory."""
         module = ctypes.c_void_p()
         status = self._make_current(device)
         status = status or self.calls["load_module"](ctypes.byref(module), code)

@@ -1,6 +1,6 @@
 """`SavedProgram`: a compiled program as plain data, and the files that hold it.
 
-The host program is kept as text, which is Python and is run. That is no more trust than is given
+The host program is stored as Python text, which is run. That needs no more trust than is given
 already: it is stored with the native library it launches, in a store that is only used while nobody
 but the user can write to it (cache/folders.py), and its checksum is compared before it is read.
 """
@@ -37,7 +37,7 @@ class SavedProgram:
     built: tuple[str, ...]  # keys of its libraries and bundles in the store
     constants: Mapping[str, torch.Tensor]
     counts: Mapping[str, int]  # the counts of its compile, reported again when it is loaded
-    plan: str = ""  # the printed plan, for those who ask
+    plan: str = ""  # the printed plan, for reports
     decisions: tuple[Decision, ...] = ()  # what was measured to choose among implementations
 
 

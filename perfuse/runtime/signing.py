@@ -1,4 +1,4 @@
-"""Ed25519 signatures of artefacts: who compiled it, where a checksum only says that it is whole.
+"""Ed25519 signatures of artefacts: they prove who compiled it; checksums only detect damage.
 
 The keys are those of the `cryptography` package, which is needed only where artefacts are signed
 or signatures are asked for: `pip install 'perfuse[sign]'`.

@@ -26,7 +26,7 @@ def evaluate(formula: CodeType, sizes: Mapping[str, int]) -> Any:
 
 
 def size_value(formula: str, sizes: Mapping[str, int]) -> int:
-    """The size that a formula stands for."""
+    """The size that a formula evaluates to."""
     known = sizes.get(formula)
     return known if known is not None else int(evaluate(compiled_formula(formula), sizes))
 
@@ -38,5 +38,5 @@ def compiled_formula(formula: str) -> CodeType:
 
 
 def names_in(formula: str) -> set[str]:
-    """The sizes that a formula speaks of."""
+    """The sizes that a formula depends on."""
     return set(compiled_formula(formula).co_names) - FUNCTIONS.keys()

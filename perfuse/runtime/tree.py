@@ -59,7 +59,7 @@ def rebuild(tree: list[Any], tensors: list[Any]) -> Any:
 
 
 def collect(tree: list[Any], value: Any, found: dict[int, torch.Tensor], where: str) -> None:
-    """Put the tensors of `value` under their numbers; ArtefactError where it is another shape."""
+    """Collect the tensors of `value` by number; ArtefactError if its structure differs."""
     kind, inner = tree
     if kind == "tensor":
         _expect(isinstance(value, torch.Tensor), where, "a tensor", value)

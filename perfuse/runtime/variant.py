@@ -1,4 +1,4 @@
-"""One variant of an artefact: the arguments it was compiled for, and what runs them.
+"""One variant of an artefact: the arguments it was compiled for, and the compiled call.
 
 Sizes are numbers, or, where a variant was compiled for any size, formulas over size symbols. A
 symbol is bound by the argument whose size it is; each call checks what tracing assumed of it.
@@ -147,7 +147,7 @@ class Variant:
         return [self._input(kind, where, tensors, sizes) for kind, where in self._places] + tensors
 
     def _check(self, number: int, tensor: torch.Tensor, sizes: Sizes) -> None:
-        """ArtefactError where this is another kind of tensor, or one of another size."""
+        """Raise ArtefactError if the tensor's kind or sizes do not match."""
         row = self.rows[number]
         if not row.takes(tensor) or tuple(map(sizes.value, row.shape)) != tensor.shape:
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -168,7 +168,7 @@ class Variant:
             )
 
     def _wrong_dimension(self, row: TensorRow, tensor: torch.Tensor, sizes: Sizes) -> str:
-        """Which dimension must be what, where that is not plain from the sizes."""
+        """Which dimension must be what, if the sizes alone do not show it."""
         if not self._formulas or not row.takes(tensor):
             return ""
         for dim, (wanted, size) in enumerate(zip(row.shape, tensor.shape, strict=True)):

@@ -52,7 +52,7 @@ class Tangent:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFacts:
-    """How the arguments and results of a simple graph are to be treated."""
+    """How to handle the arguments and results of a simple graph."""
 
     num_inputs: int
     num_outputs: int
@@ -139,7 +139,7 @@ def _plainly(call: Call, args: list[Any], is_autocast: bool) -> tuple[Any, ...]:
 
 
 def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
-    """A getter of the call, which is made by whoever first needs it, once."""
+    """A getter of the call, which is created once, on first use."""
     made: list[Call] = []
     lock = ForkLock()
 

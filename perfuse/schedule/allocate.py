@@ -49,7 +49,7 @@ def leaving_names(plan: Plan) -> set[str]:
 
 
 def seen_by_calls(plan: Plan) -> set[str]:
-    """What library calls read or write: its layout matters, not its size alone."""
+    """Buffers that library calls read or write: their layout matters, not only their size."""
     calls = [step for step in plan.steps if not isinstance(step, Kernel)]
     return {name for step in calls for name in touched(step)}
 

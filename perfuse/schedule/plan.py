@@ -113,7 +113,7 @@ Step = Kernel | LibraryCall
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Two loops that stayed apart, and why."""
+    """Two loops that were not fused, and why."""
 
     first: str
     second: str
@@ -132,7 +132,7 @@ class Plan:
     refusals: tuple[Refusal, ...]
     places: dict[str, int]
     arena_bytes: int
-    arena_limit: int | None = None  # temporaries of at least this size are made one by one
+    arena_limit: int | None = None  # temporaries of at least this size are allocated one by one
     over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py
     is_guarded: bool = False  # buffers have bands around them, which the host program watches
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)

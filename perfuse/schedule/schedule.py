@@ -1,4 +1,4 @@
-"""`fuse` and `place`: a Program's loops become kernels in order, and temporaries get memory."""
+"""`fuse` and `place`: loops of a Program become kernels in order, temporaries get memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 def fuse(program: Program, context: Context) -> Plan:
     """Kernels and library calls in order, nothing placed yet.
 
-    With a memory budget, of a few fusions and orders the one that holds least at a time: the first
+    With a memory budget, the one of a few fusions and orders with the lowest peak: the first
     of equals, which is the plan without a budget.
     """
     program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))

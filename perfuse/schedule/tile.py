@@ -15,9 +15,9 @@ class Tile:
     num_warps: int
     num_stages: int = 1
     is_swept: bool = False  # rows are longer than a block
-    programs: int | None = None  # blocks go round until the work is done; None: a block each
+    programs: int | None = None  # persistent blocks; None: one block per piece of work
     splits: int = 1  # blocks that share one row, or one column
-    streams: bool = True  # what is large and read once is the first that caches give up
+    streams: bool = True  # large buffers read once are the first that caches evict
 
     def __str__(self) -> str:
         swept = " swept" if self.is_swept else ""

@@ -1,8 +1,8 @@
 """`Timeline`: the memory of a training step over its turns, forward and then backward.
 
-What counts is what the step itself allocates: results and what is saved, temporaries, gradients,
-and what libraries take while they work.
-Inputs, parameters and the optimiser's state are there before it and after it.
+It counts what the step itself allocates: results, saved values, temporaries, gradients,
+and the workspace of libraries.
+Inputs, parameters and the optimizer's state exist before and after it.
 """
 
 from __future__ import annotations

@@ -17,17 +17,17 @@ from perfuse.ir.index import Dim
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory that a kernel needs beside the program's buffers; the code generator names it.
+    """Scratch that a kernel needs besides the program's buffers; the code generator names it.
 
     Without `fill` its contents are undefined at each call. With `fill` it is filled before the
     launch that lists it. With `is_kept` it is filled once, when it is made, and then lives as long
-    as the program: a kernel that leaves it as it found it (a counter of finished blocks, reset by
-    the last one) pays for no fill. Kept memory is never shared by launches that may overlap.
+    as the program: a kernel that restores its contents (a counter of finished blocks, reset by
+    the last one) needs no fill. Persistent scratch is never shared by launches that may overlap.
     """
 
     name: str
     dtype: DType
-    size: Dim  # in elements; a kept one has a size known now
+    size: Dim  # in elements; known now if it is kept
     fill: int | float | None = None
     is_kept: bool = False
 
@@ -82,7 +82,7 @@ class MemoryPlan:
     at_exit: tuple[Allocation, ...] = ()  # results that no step writes: they have no elements
 
     def allocations(self) -> Iterator[Allocation]:
-        """What the steps are given, in order."""
+        """The allocations of the steps, in order."""
         for turn in self.turns:
             for added in turn.allocated:
                 yield from added

@@ -1,4 +1,4 @@
-"""The spec of a Plan: steps in order, values at hand inside a kernel, buffers with a place each."""
+"""The spec of a Plan: steps in order, values available in a kernel, memory for every buffer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _check_read(read: Expr, reader: Member, maker: Member, *, is_before: bool) -
 
 
 def _check_over(plan: Plan) -> None:
-    """Of the buffers that share one piece of memory, each is done with when the next is written."""
+    """Check that buffers sharing memory are dead when the next one is written."""
     first, last = first_and_last(map(touched, plan.steps))
     sharing: dict[str, list[str]] = {}
     for name, old in plan.over.items():

@@ -1,4 +1,4 @@
-"""The spec of a MemoryPlan: memory before use, none after it is freed, and all of it freed once."""
+"""The spec of a MemoryPlan: memory before use, none after it is freed, everything freed once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Checked:
         self.with_layout = self.leaving | seen_by_calls(plan)
         self.donated = freed_inputs(plan)
         self.made: dict[str, Allocation] = {}
-        self.owned: set[str] = set()  # made by itself, not a place in something larger
+        self.owned: set[str] = set()  # allocated by itself, not part of something larger
         self.reused: set[str] = set()
         self.freed: set[str] = set()
 

@@ -1,1 +1,5 @@
-"""C++ kernels: a spelling of the Plan over a small vector header."""
+"""Plan -> C++ kernels over a small vector library without includes (the `.h` files).
+
+Text goes out, one function per distinct kernel. Memory, order and fusion are the plan's and may
+not be changed here.
+"""

@@ -1,4 +1,4 @@
-"""One kernel of the Plan as one C++ function: items dealt out to threads, results joined."""
+"""One kernel of the Plan as one C++ function: items distributed to threads, results combined."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _parameters(frame: Frame) -> str:
 
 
 def _prologue(frame: Frame, partials: Partials, w: Writer) -> None:
-    """How many items there are, and how many threads they are worth."""
+    """The number of items, and the number of threads they are worth."""
     w.line(f"const int64_t items = {_num_items(frame)};")
     grain = max(frame.settings.cpu.grain_elements // element_weight(frame.kernel), 1)
     w.line(f"if ({frame.count(frame.kernel.axes)} < {grain}) threads = 1;")

@@ -1,4 +1,4 @@
-"""Reductions over rows: each thread keeps its own sums, and they are joined in thread order.
+"""Reductions over rows: each thread keeps its own sums, combined in thread order.
 
 Sums of columns are kept twice, a recent row of them that is flushed into the total now and then.
 What a flush rounds off is kept too (float32): the error is that of the few rows in between, however
@@ -43,7 +43,7 @@ class Partials:
             w.line(f"if (threads > {_MOST_THREADS}) threads = {_MOST_THREADS};")
 
     def start(self, w: Writer) -> None:
-        """A thread's own accumulators, at their identities."""
+        """A thread's own accumulators, initialised to their identities."""
         for m in self.all:
             w.line(f"{self.frame.accumulator(m)} all_{self.frame.short(m)};")
         for m in self.outer:
@@ -96,7 +96,7 @@ class Partials:
             w.line(f"part_{name}[thread] = all_{name}.finish();")
 
     def combine(self, w: Writer) -> None:
-        """Join what the threads found, in their order, and store it."""
+        """Combine the threads' partial results in thread order, and store them."""
         for m in self.all:
             part = f"part_{self.frame.short(m)}"
             joined = f"{COMBINE[m.loop.kind]}({part}[0], {part}[i])"

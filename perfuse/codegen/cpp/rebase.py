@@ -1,7 +1,7 @@
-"""Kernels that read the same way from other starting points become equal: one function for all.
+"""Kernels that differ only in the offset of their reads become equal: one function for all.
 
 A recurrence of thousands of steps, each on the next column of an input, is a hundred kernels that
-differ in the constant their reads start from. The constant goes into the pointer they are called
+differ in the constant offset of their reads. The constant moves into the pointer they are called
 with.
 """
 

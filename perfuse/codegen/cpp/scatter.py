@@ -1,4 +1,4 @@
-"""Loops that store where data says, and loops that carry a value from step to step."""
+"""Scatters (stores at data-dependent positions) and scans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scan_item(frame: Frame, w: Writer) -> None:
 
 
 def scatter_item(frame: Frame, w: Writer) -> None:
-    """All steps that may meet each other, one after another."""
+    """The steps that may write the same element, one after another."""
     shape = frame.shape
     loops = [a for a in shape.columns if a.atom is not None and a is not shape.lane_axis]
     with w.blocks(frame.loop_over(a) for a in loops):

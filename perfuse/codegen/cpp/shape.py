@@ -1,9 +1,9 @@
 """The loop structure of a kernel, decided before anything is written.
 
-Rows are dealt out to threads as items; each item sweeps its columns. Lanes run along the last
+Rows are distributed to threads as items; each item sweeps its columns. Lanes run along the last
 column axis where the columns are innermost in memory, else along the last row axis ("vertical":
 every lane is a row of its own). A loop over all axes with nothing reduced ("plain") takes its last
-axis as columns and deals out blocks of them; one that reads against the grain goes tile by tile.
+axis as columns and distributes blocks of them; one with transposed reads goes tile by tile.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...]) -> KernelShape:
 
 
 def _scatter_shape(kernel: Kernel) -> KernelShape:
-    """Items along axes on which the scatter cannot meet itself; the others run one by one."""
+    """Items along axes on which stores cannot collide; the others run one by one."""
     safe = safe_axes(kernel.members[0], kernel.axes)
     last = _looping(kernel.axes[-1]) if kernel.axes else None
     rows = tuple(a for a in safe if a is not last)

@@ -1,4 +1,4 @@
-"""How dtypes, literals and scalar ops are spelled in C++. One table; a test keeps it complete."""
+"""C++ text of dtypes, literals and scalar ops. One table; a test keeps it complete."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _LONG_CHAIN = 24
 
 
 def is_long(members: Sequence[Member]) -> bool:
-    """Whether these are so much arithmetic that neither their loads nor the loop around matter."""
+    """Whether arithmetic dominates, so that neither loads nor the loop around matter."""
     cost = sum(m.loop.value.cost for m in members)
     return cost > max(
         _LONG_COST, _LONG_COST_PER_LOAD * sum(m.loop.value.num_loads for m in members)
@@ -94,7 +94,7 @@ class Sweeps:
         )
 
     def _is_streamed(self, name: str) -> bool:
-        """Outputs that would be out of the caches before anybody reads them go past them."""
+        """Outputs that would leave the caches before they are read use non-temporal stores."""
         limit = self.frame.settings.cpu.stream_store_bytes
         size = num_bytes(self.frame.buffers[name])
         is_cached = self.frame.is_read_inside(name) or name in self.frame.names.over
@@ -106,10 +106,10 @@ class Sweeps:
         if name in self.frame.read_again:
             # Part of a slightly larger one stays cached and is read faster: convnext 107 ms (117).
             return size >= 2 * cache
-        # Nobody waits for it, so it would only drive out what this kernel reads. On one thread with
+        # It is not read soon, so it would only evict what this kernel reads. On one thread with
         # 32 MiB of cache: `add` of 3 x 16 MiB 1.33 ms instead of 2.26, `layer_norm` of 2 x 16 MiB
         # 1.39 instead of 1.78. But most of what `e5m2_dq` moves, 4 and 16 MiB, is its output, which
-        # the cache holds from call to call: 0.34 ms, and 0.60 if it went past.
+        # the cache holds from call to call: 0.34 ms, and 0.60 with non-temporal stores.
         moved = self.kernel.num_bytes
         if moved < cache and 2 * size > moved:
             return False

@@ -70,7 +70,7 @@ def generate_sources(plan: Plan, context: Context) -> CppSources:
 
 
 class _Sources:
-    """What the turns of a plan have become so far."""
+    """The functions and segments generated from the turns so far."""
 
     def __init__(self, plan: Plan, context: Context) -> None:
         self.plan = plan

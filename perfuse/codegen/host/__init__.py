@@ -1,1 +1,4 @@
-"""The host program: Python text that allocates buffers and launches kernels and calls in order."""
+"""Plan and kernel sources -> the host program: Python text that allocates and launches in order.
+
+Turns, allocation and reuse are written as the plan has them. Nothing is decided here.
+"""

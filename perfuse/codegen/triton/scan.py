@@ -15,7 +15,7 @@ _COMBINE = {"cumsum": "pf_add", "cumprod": "pf_mul"}
 
 
 def scan_text(frame: Frame) -> KernelText:
-    """One loop alone: a row's values, each combined with all before it."""
+    """A single loop: a row's values, each combined with all before it."""
     w = frame.w
     rows = Rows(frame)
     (m,) = frame.kernel.members

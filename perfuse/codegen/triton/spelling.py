@@ -1,4 +1,4 @@
-"""How dtypes, literals and scalar ops are spelled in Triton."""
+"""Triton text of dtypes, literals and scalar ops."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Few, long rows: several blocks share each row, a launch for every stage.
 
-A block leaves what it found of its part of a row in scratch memory; the next launch begins by
-joining these parts, so that every block of a row knows the row's results.
+A block stores the partial results of its part of a row in scratch; the next launch begins by
+combining them, so that every block of a row knows the row's results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfuse.schedule.plan import Member, Role
 
 
 def split_texts(frame: Frame) -> list[KernelText]:
-    """One launch a stage, and a last one where a reduction is all that is wanted of a stage."""
+    """One launch per stage, and a last one if a stage ends in a reduction."""
     count = 1 + max(m.stage for m in frame.kernel.members)
     has_open_end = any(m.role == Role.INNER and m.stage == count - 1 for m in frame.kernel.members)
     return [_Stage(_fresh(frame), number).text() for number in range(count + int(has_open_end))]
@@ -29,7 +29,7 @@ def _fresh(frame: Frame) -> Frame:
 
 
 class _Stage(Rows):
-    """The launch of one stage: what earlier ones found, then its own share of the columns."""
+    """The launch of one stage: results of earlier ones, then its own share of the columns."""
 
     def __init__(self, frame: Frame, number: int) -> None:
         super().__init__(frame)
@@ -81,7 +81,7 @@ class _Stage(Rows):
         return self.frame.scratch_of(m, ix.mul(height, self.tile.splits))
 
     def _join_parts(self, row: Row, m: Member, *, is_new: bool) -> None:
-        """The result of an earlier stage from what the blocks of a row found."""
+        """The result of an earlier stage, from the partial results of a row's blocks."""
         frame, w, splits = self.frame, self.frame.w, self.tile.splits
         at, known = frame.names.local(), frame.names.local()
         w.line(f"{at} = tl.arange(0, {power_of_two(splits)})[None, :]")
@@ -111,7 +111,7 @@ class _Stage(Rows):
         self.sweep(self.frame.w, row, members, "share", last)
 
     def join(self, row: Row, m: Member) -> None:
-        """Leave what this block found for the next launch."""
+        """Store the partial results of this block for the next launch."""
         frame, w = self.frame, self.frame.w
         names = [frame.names.local() for _ in frame.parts(m)]
         w.line(f"{', '.join(names)} = {reduce.joined(m, frame.parts(m), 1)}")

@@ -1,7 +1,7 @@
 """Cache policy: reads that a kernel needs once and that should not occupy the cache.
 
-A tensor as large as the cache, read from end to end, would push out what others left there, much of
-it still to be written to memory. Marked as first to go, its own lines make room for one another.
+A tensor as large as the cache, read from end to end, would evict what others left there, much of
+it still to be written to memory. Marked evict-first, its own lines replace one another.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _ONE_LAUNCH = {
 
 
 def generate_triton(plan: Plan, context: Context) -> TritonSources:
-    """Spell the plan; equal kernels share one function. Tiles of the plan overrule the model's."""
+    """Generate the kernels of a plan; equal ones share a function. Its tiles take precedence."""
     dialect = dialect_of(context)
     known: dict[tuple[object, ...], TritonKernel] = {}
     functions: list[str] = []
@@ -70,7 +70,7 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
 
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
-    """What the plan says, or else the model's choice."""
+    """The tile in the plan, or else the model's choice."""
     if kernel.name in plan.tiles:
         return plan.tiles[kernel.name]
     if kernel.batch is not None:

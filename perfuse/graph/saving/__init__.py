@@ -1,1 +1,4 @@
-"""What the forward keeps for the backward."""
+"""Joint training graph -> the values that the forward saves: a minimum cut of bytes saved.
+
+A policy limits what may be recomputed. Nothing here changes a graph; `graph/partition.py` does.
+"""

@@ -41,18 +41,18 @@ MAX_CHAIN = 64
 # exist anyway, and it would have to be written. A write costs this fraction.
 SLACK = 16
 
-# A result is the caller's too, and adds nothing while he holds on to it; he may let go of it.
+# A result belongs to the caller too: it adds nothing while the caller holds it, who may drop it.
 SHARE_OF_A_RESULT = 0.5
 
 # Values that come from more tensors than this count as tensors of their own.
 MAX_ORIGINS = 8
 
-# What the user wants recomputed is kept only if nothing else can be done.
+# What the user wants recomputed is saved only if there is no other way.
 UNWANTED = 1000
 
 
 def choose_saved(graph: Graph, roles: Roles, policy: SavePolicy) -> list[Node]:
-    """The values to keep, in the order of the graph."""
+    """The values to save, in the order of the graph."""
     levels = range(min(policy.level, Work.LOOP), policy.level + 1)
     choices = [_kept_under(graph, roles, replace(policy, level=level)) for level in levels]
     # What a higher level may do costs something, so its cut could be cheaper and yet larger.

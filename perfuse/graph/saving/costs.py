@@ -45,7 +45,7 @@ _PASS_PACKETS = frozenset(
 )
 
 
-# Computing this many elements again, one step each, is worth as much as keeping four bytes.
+# Recomputing this many elements, one step each, costs as much as saving four bytes.
 _STEPS_PER_FLOAT = 128
 _BYTES_PER_STEP = 4 / _STEPS_PER_FLOAT
 
@@ -53,7 +53,7 @@ _BYTES_PER_STEP = 4 / _STEPS_PER_FLOAT
 class Work(IntEnum):
     """How expensive it is to recompute a value, given its inputs."""
 
-    FREE = 0  # another look at the same memory, or a size
+    FREE = 0  # a view of the same memory, or a size
     LOOP = 1  # fuses into the loop that reads it
     PASS = 2  # a pass over memory of its own: a reduction, a gather, a scan
     PRODUCT = 3  # anything else that equal inputs give equal values of
@@ -81,7 +81,7 @@ def work_of(node: Node) -> Work:
 
 
 def is_cheap(node: Node) -> bool:
-    """Computing it again costs about as much as reading it: one loop, nothing random."""
+    """Recomputing it costs about as much as reading it: one loop, nothing random."""
     if not is_pure(node) or not isinstance(node.target, OpOverload):
         return False
     if torch.Tag.pointwise in node.target.tags or is_view(node):
@@ -108,7 +108,7 @@ def recompute_price(node: Node) -> float:
     if work is Work.LOOP:
         return num_elements(node) * _BYTES_PER_STEP
     price = num_flops(node) * _BYTES_PER_STEP
-    # The level that comes here for products puts memory before time.
+    # The level that recomputes matmuls puts memory before time.
     return min(price, num_bytes(node) / 4) if work is Work.PRODUCT else price
 
 

@@ -1,4 +1,4 @@
-"""The least cut through a network: which side of it each vertex is on.
+"""The minimum cut of a network: which side of it each vertex is on.
 
 Built edge by edge, solved once by SciPy's maximum flow.
 """
@@ -36,7 +36,7 @@ class Network:
             self._capacities.append(capacity)
 
     def source_side(self, most: float) -> list[bool]:
-        """By vertex: whether it is before the least cut. Some cut of at most `most` must exist.
+        """By vertex: whether it is before the minimum cut. Some cut of at most `most` must exist.
 
         Where several cuts are least, the one nearest to the source.
         """

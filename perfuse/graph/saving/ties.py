@@ -2,7 +2,7 @@
 
 The gradient of a maximum goes to the elements that equal it, divided by their number. Computed
 again in the backward, in another kernel, the elements may be rounded differently: then none is
-equal to the maximum that the forward kept, and the gradient is 0 / 0. So such values, or the result
+equal to the maximum that was saved, and the gradient is 0 / 0. So such values, or the result
 of the comparison, cross to the backward.
 """
 

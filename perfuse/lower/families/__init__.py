@@ -1,4 +1,7 @@
-"""The op families. Importing this package fills the registry of lowerings."""
+"""The op families: operands and attributes of one ATen op -> its formula, loop or library call.
+
+Importing this package fills the registry of lowerings. A lowering changes nothing but its builder.
+"""
 
 from perfuse.lower.families import (
     average_pooling,
