@@ -45,7 +45,7 @@ class Capture:
     graphs: dict[str, GraphModule] = field(default_factory=dict)
 
     def trace(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What runs the graphs under AOTAutograd."""
+        """The callable that runs the graphs under AOTAutograd."""
         settings = self.context.settings
         return aot_compile_graph(
             run_passes(module, self.context, DYNAMO_PASSES),
@@ -83,11 +83,11 @@ class TrainingGraphs:
 
     @property
     def forward(self) -> Executable:
-        """What runs first: a forward or an inference graph."""
+        """The graph that runs first: the forward or the inference graph."""
         return self.executables.get("forward") or self.executables["inference"]
 
     def backward(self) -> Executable:
-        """What runs the backward, which is compiled now."""
+        """The backward, compiled now."""
         self.capture.take("backward", self.capture.graphs.pop("backward"))
         return self.executables["backward"]
 

@@ -100,7 +100,7 @@ def test_damage_is_noticed(
 ) -> None:
     damaged = copy_of(made[0], tmp_path / "damaged") / name
     damaged.write_bytes(damaged.read_bytes()[:-7])
-    with pytest.raises(perfuse.ArtefactError, match=r"damaged|not an artefact"):
+    with pytest.raises(perfuse.ArtefactError, match=r"damaged|not a Perfuse artefact"):
         perfuse.load(damaged.parent)
 
 
@@ -127,7 +127,7 @@ def test_an_odd_manifest_is_refused(
 ) -> None:
     manifest = copy_of(made[0], tmp_path / "odd") / "manifest.json"
     manifest.write_bytes(document)
-    with pytest.raises(perfuse.ArtefactError, match="not an artefact"):
+    with pytest.raises(perfuse.ArtefactError, match="not a Perfuse artefact"):
         perfuse.load(manifest.parent)
 
 
