@@ -63,7 +63,7 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was chosen, and every rival, the default first."""
+    """A choice made by measurement, with every rival, the default first."""
 
     subject: str  # what was decided on: matmul 64x256x256, kernel k3
     chosen: Choice

@@ -83,7 +83,7 @@ class Compiled:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What was measured to choose among implementations, now or by an earlier compile."""
+        """The measured choices among implementations, made now or by an earlier compile."""
         return self.plan.decisions
 
     @property

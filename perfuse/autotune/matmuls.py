@@ -80,7 +80,7 @@ def _has_linear() -> bool:
 
 
 def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:
-    """What there is to race; None for matmuls that are small or that one library alone computes."""
+    """The candidates to race; None for small matmuls and those that only one library computes."""
     a, b, bias = node.operands.a, node.operands.b, node.operands.bias
     if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:
         return None
@@ -117,7 +117,7 @@ def decide(problem: Problem, context: Context) -> Decision:
 
 
 def entered(problem: Problem) -> Enter:
-    """What runs each choice, on operands of these sizes and strides."""
+    """A callable for each choice, on operands of these sizes and strides."""
     a, b, bias = _operands(problem)
     out = torch.empty(problem.rows, problem.columns)
     linear: Any = torch.ops.mkldnn._linear_pointwise

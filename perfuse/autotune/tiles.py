@@ -37,7 +37,7 @@ Build = Callable[[Plan, Tile], object]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What measuring takes from the later rooms."""
+    """The functions of later rooms that measuring needs."""
 
     build: Build
     load: Load

@@ -76,7 +76,7 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, slots=True)
 class Formula(Generic[V]):
-    """What to compute in place of a load, and how the loads inside it are answered."""
+    """An expression to compute in place of a load, and the resolver for its own loads."""
 
     value: Expr
     resolve: Resolver[V]
