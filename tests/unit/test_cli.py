@@ -95,7 +95,7 @@ def test_mistakes_are_told() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["explain", "no_such_module:function"], "no module 'no_such_module'"),
+        (["explain", "no_such_module:function"], "no module named 'no_such_module'"),
         (["explain", "{script}:functoin"], "no function 'functoin'"),
         (["explain", "{script}:function", "--memory-budget", "much"], "cannot be 'much'"),
         (["codegen", "{script}:function", "--target", "cuda:1"], "unknown GPU"),

@@ -161,7 +161,7 @@ def test_in_place_writes_the_argument_once_it_was_read() -> None:
 
 def test_refusals_print() -> None:
     (plan,) = plans_of(lambda x: x / x.abs().amax(), f32(*X))
-    assert "# b1 and b2 stay apart: b1 is complete only after all rows" in str(plan)
+    assert "# b1 and b2 are not fused: b1 is complete only after all rows" in str(plan)
 
 
 def test_dead_loops_are_dropped() -> None:
