@@ -68,8 +68,8 @@ class CpuSettings:
     opt_level: int = key(3, "The compiler's optimisation level, 0 to 3.")
     stream_store_bytes: int | None = key(
         None,
-        "Outputs of at least this size use non-temporal stores; None decides by whether they would "
-        "still be in the last-level cache when they are read, 0 never uses them.",
+        "Outputs of at least this size use non-temporal stores; None: if they would not "
+        "still be in the last-level cache when they are read; 0: never.",
     )
     grain_elements: int = key(32768, "Kernels with fewer elements run on one thread.")
     tune_products: bool = key(
@@ -77,8 +77,7 @@ class CpuSettings:
     )
     pool_limit_bytes: int = plain(
         1024 * MIB,
-        "Size limit of the pool of large buffers, in use or free, that are reused between calls; 0 "
-        "disables it.",
+        "Limit of the pool of large buffers, used or free, that calls reuse; 0 disables it.",
     )
 
 
@@ -92,8 +91,8 @@ class CacheSettings:
     enabled: bool = plain(True, "Keep built code on disk and reuse it.")
     max_bytes: int = plain(
         4096 * MIB,
-        "Size above which the least recently used entries are removed; entries used in the last "
-        "ten minutes stay.",
+        "Size above which the least recently used entries go, except those used in the last "
+        "ten minutes.",
     )
 
 
@@ -143,11 +142,9 @@ class ThresholdSettings:
     gpu_release_bytes: int = key(
         16 * MIB, "Dead GPU memory of at least this size is freed immediately."
     )
-    many_inputs: int = key(64, "Programs with this many inputs read their addresses in one call.")
+    many_inputs: int = key(64, "Programs with this many inputs read all addresses in one call.")
     tuned_matmul_work: int = key(1 << 22, "CPU matmuls of this many multiplications are raced.")
-    tuned_tile_bytes: int = key(
-        4 * MIB, "GPU kernels that move this many bytes are raced under max_autotune."
-    )
+    tuned_tile_bytes: int = key(4 * MIB, "Bytes of GPU kernels that max_autotune races.")
     gpu_loop_matmul_work: int = key(
         1 << 15, "GPU matmuls of at most this many multiplications become loops."
     )

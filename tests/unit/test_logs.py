@@ -51,7 +51,7 @@ def test_channels_on_request(tmp_path: Path) -> None:
     assert "[perfuse.fallback] aten._linalg_svd.default: no lowering for this op (" in first
     assert "[perfuse.cache] graph not found: graph-" in first
     assert "[perfuse.cache] build.cache_miss +1" in first, "+ shows what is counted"
-    assert "schedule " in first and " ms" in first
+    assert "fuse " in first and "place " in first and " ms" in first
     second = run(tmp_path, PERFUSE_LOG="capture,cache")
     assert "loaded from the cache" in second or "graph loaded: graph-" in second
     assert "build.cache" not in second and "[perfuse.fusion]" not in second
