@@ -219,7 +219,7 @@ class Settings:
         return value
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """The description of one setting."""
 
     name: str
@@ -488,10 +488,12 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
         return patched
 
 
-def describe() -> tuple[Row, ...]:
+def describe() -> tuple[SettingRow, ...]:
     """Every setting with its type, its default and its description."""
     return tuple(
-        Row(name, _kind_name(option.kind), option.default, option.sentence, option.part is not None)
+        SettingRow(
+            name, _kind_name(option.kind), option.default, option.sentence, option.part is not None
+        )
         for name, option in _options().items()
     )
 

@@ -11,7 +11,7 @@ from perfuse.cache.manifest import Entry
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.program import HostSource, generate_host
 from perfuse.context import Context
-from perfuse.runtime.executable import bind
+from perfuse.runtime.bind_cpu import bind
 from perfuse.schedule.plan import Plan
 
 

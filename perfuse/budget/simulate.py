@@ -10,7 +10,7 @@ from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.graph.partition import Cut
 from perfuse.pipeline import plan_graph
-from perfuse.schedule.lifetimes import Lifetimes, Where, lifetimes
+from perfuse.schedule.lifetimes import Lifetimes, Placement, lifetimes
 from perfuse.schedule.timeline import Link, Timeline, step_timeline
 
 
@@ -25,4 +25,4 @@ def simulate(cut: Cut, context: Context) -> Timeline:
 
 def _lifetimes(half: GraphModule, context: Context) -> Lifetimes:
     own = dataclasses.replace(context, counters=Counters())
-    return lifetimes(plan_graph(half, own).plan, Where.of(context))
+    return lifetimes(plan_graph(half, own).plan, Placement.of(context))

@@ -26,7 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 from perfuse.graph.aliases import mutated_inputs
 from perfuse.graph.attention_match import RESHAPES, Attention, match_attention
 from perfuse.graph.facts import is_same_size, is_same_tensor, packet_name, tensor_of
-from perfuse.graph.rewrite import Builder, replace_calls, scalar_of
+from perfuse.graph.rewrite import NodeBuilder, replace_calls, scalar_of
 
 aten = torch.ops.aten
 _LOOKS = (*RESHAPES, "expand", "unsqueeze", "squeeze", "slice", "clone")
@@ -48,7 +48,7 @@ def _matches(graph: Graph) -> Iterator[Attention]:
             yield match
 
 
-def _kernel(node: Node, match: Attention, build: Builder, copy: dict[Node, Node]) -> Node:
+def _kernel(node: Node, match: Attention, build: NodeBuilder, copy: dict[Node, Node]) -> Node:
     """The kernel's result in place of the last product."""
     return _Call(match, build, copy).emit()
 
@@ -70,7 +70,7 @@ def _can_shape(match: Attention) -> bool:
 class _Call:
     """Writes one call of the kernel; all operands as (sequences, heads, rows, columns)."""
 
-    def __init__(self, match: Attention, build: Builder, copy: dict[Node, Node]) -> None:
+    def __init__(self, match: Attention, build: NodeBuilder, copy: dict[Node, Node]) -> None:
         self._match = match
         self._build = build
         self._copy = copy

@@ -55,7 +55,7 @@ def match_attention(product: Node) -> Attention | None:
     scores = walk.through_casts(logits)
     for first, mask in _summands(scores):
         match = _match_scores(product, scores, first, mask, _Walk(set(walk.inner)))
-        if match is not None and _is_fit(match):
+        if match is not None and _is_supported(match):
             return match
     return None
 
@@ -151,7 +151,7 @@ def _summands(scores: Node | None) -> list[tuple[Node, Node | None]]:
     return [(x, y) for x, y in ((a, b), (b, a)) if _is_alike(x, scores)]
 
 
-def _is_fit(match: Attention) -> bool:
+def _is_supported(match: Attention) -> bool:
     """The kernel accepts these operands, is faster, and nothing inside is used elsewhere."""
     if not _has_fit_types(match) or not _has_fit_sizes(match):
         return False

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from perfuse.graph.aliases import Aliases
 from perfuse.graph.facts import attribute_of, attributes_of, tensor_of
-from perfuse.graph.rewrite import Builder, replace_calls
+from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import matmul_op
 from perfuse.torch_compat import disable_dispatch_modes
 
@@ -78,13 +78,15 @@ class _Batch:
         self._whole: dict[Node, Node] = {}  # the first of a group -> the batched product
         self.attributes = attributes_of(gm)
 
-    def part(self, node: Node, group: list[Node], build: Builder, copy: dict[Node, Node]) -> Node:
+    def part(
+        self, node: Node, group: list[Node], build: NodeBuilder, copy: dict[Node, Node]
+    ) -> Node:
         if group[0] not in self._whole:
             self._whole[group[0]] = self._product(group, build, copy)
         whole = self._whole[group[0]]
         return build.call(node, aten.select.int, whole, 0, group.index(node))
 
-    def _product(self, group: list[Node], build: Builder, copy: dict[Node, Node]) -> Node:
+    def _product(self, group: list[Node], build: NodeBuilder, copy: dict[Node, Node]) -> Node:
         first = group[0]
         x = copy[first.all_input_nodes[0]]
         sizes = [len(group), *x.meta["val"].shape]
@@ -92,7 +94,7 @@ class _Batch:
         batch = build.call(first, aten.expand.default, batch, sizes)
         return build.call(first, aten.bmm.default, batch, self._stacked(group, build))
 
-    def _stacked(self, group: list[Node], build: Builder) -> Node:
+    def _stacked(self, group: list[Node], build: NodeBuilder) -> Node:
         weights = [node.all_input_nodes[-1] for node in group]
         name = f"_stacked_{len(self._whole)}"
         with disable_dispatch_modes(), torch.no_grad():

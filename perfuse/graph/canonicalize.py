@@ -11,13 +11,13 @@ from torch.fx import GraphModule, Node
 
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import tensor_of
-from perfuse.graph.rewrite import Builder, Rule, index_rules, rewrite
+from perfuse.graph.rewrite import NodeBuilder, Rule, index_rules, rewrite
 from perfuse.torch_compat import OpOverload
 
 ALIASES = ("alias", "detach", "lift_fresh", "lift_fresh_copy", "lift")
 
 
-def same_tensor(node: Node, build: Builder) -> Node | None:
+def same_tensor(node: Node, build: NodeBuilder) -> Node | None:
     source = node.args[0] if node.args else None
     return source if isinstance(source, Node) else None
 

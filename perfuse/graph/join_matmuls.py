@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import mutated_inputs
 from perfuse.graph.facts import is_same_tensor, tensor_of
-from perfuse.graph.rewrite import Builder, replace_calls
+from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import Operands, matmul_op
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def _is_transposed(product: Node) -> bool:
     return weight.stride()[0] == 1 and weight.shape[1] > 1
 
 
-def _joined(cat: Node, products: list[Node], build: Builder, copy: dict[Node, Node]) -> Node:
+def _joined(cat: Node, products: list[Node], build: NodeBuilder, copy: dict[Node, Node]) -> Node:
     """One matmul; its weights are copied in their layout."""
     row, parts = matmul_op(products[0].target), [_operands(n) for n in products]
     assert row is not None

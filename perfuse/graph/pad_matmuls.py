@@ -25,7 +25,7 @@ from perfuse.gpu import Gpu
 from perfuse.graph.aliases import users_through
 from perfuse.graph.facts import is_same_tensor, tensor_of
 from perfuse.graph.product_ops import aligned_product
-from perfuse.graph.rewrite import Builder, replace_calls
+from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import MatmulOp, Operands, matmul_op
 from perfuse.torch_compat import is_view_op
 
@@ -188,7 +188,7 @@ def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _padded(node: Node, made: _Padding, build: Builder, copy: dict[Node, Node]) -> Node:
+def _padded(node: Node, made: _Padding, build: NodeBuilder, copy: dict[Node, Node]) -> Node:
     row = _matrix_row(node)
     assert row is not None
     given = row.operands(node.args)
@@ -211,7 +211,7 @@ def _padded(node: Node, made: _Padding, build: Builder, copy: dict[Node, Node]) 
     return result
 
 
-def _filled_row(node: Node, bias: Node, columns: int, build: Builder) -> Node:
+def _filled_row(node: Node, bias: Node, columns: int, build: NodeBuilder) -> Node:
     """A bias with zeros to this size."""
     given = tensor_of(bias)
     assert given is not None
@@ -219,7 +219,7 @@ def _filled_row(node: Node, bias: Node, columns: int, build: Builder) -> Node:
     return build.call(node, aten.constant_pad_nd.default, bias, [0, extra]) if extra else bias
 
 
-def _filled(node: Node, x: Node, rows: int, columns: int, build: Builder) -> Node:
+def _filled(node: Node, x: Node, rows: int, columns: int, build: NodeBuilder) -> Node:
     """An operand padded with zeros to these sizes, in the same layout."""
     tensor = tensor_of(x)
     assert tensor is not None

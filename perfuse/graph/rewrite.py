@@ -22,7 +22,7 @@ from perfuse.torch_compat import module_of
 MAX_STEPS = 16  # rewrites in a row of one node; rules shrink, so this is only a fuse
 
 
-class Builder:
+class NodeBuilder:
     """Makes new nodes, with their fake values, in front of where the sweep stands."""
 
     def __init__(self, graph: Graph) -> None:
@@ -53,7 +53,7 @@ def _values(value: Any) -> Any:
     return value
 
 
-Match = Callable[[Node, Builder], Node | None]
+Match = Callable[[Node, NodeBuilder], Node | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Rewrite:
         self._rules = rules
         self._copy = GraphCopy(gm.graph)
         self._new = self._copy.graph
-        self._builder = Builder(self._new)
+        self._builder = NodeBuilder(self._new)
         self._aliases = Aliases.of(gm.graph)
         self._outputs = {leaf for leaf in output_leaves(gm.graph) if isinstance(leaf, Node)}
         self._origin: dict[Node, Node] = {}  # new node -> old node of the same memory
@@ -127,7 +127,7 @@ class _Rewrite:
             if offer is None:
                 continue
             self._adopt_since(mark)
-            if self._is_fit(old, node, offer):
+            if self._is_acceptable(old, node, offer):
                 self._aliases.join(old, self._origin[offer])
                 return offer
             self._forget_since(mark)
@@ -145,7 +145,7 @@ class _Rewrite:
             if not node.users:
                 self._erase(node)
 
-    def _is_fit(self, old: Node, node: Node, offer: Node) -> bool:
+    def _is_acceptable(self, old: Node, node: Node, offer: Node) -> bool:
         wanted, given = tensor_of(node), tensor_of(offer)
         if wanted is None or given is None or not is_same_tensor(wanted, given):
             return False
@@ -191,7 +191,7 @@ Found = TypeVar("Found")
 def replace_calls(
     gm: GraphModule,
     found: Mapping[Node, Found],
-    make: Callable[[Node, Found, Builder, dict[Node, Node]], Node],
+    make: Callable[[Node, Found, NodeBuilder, dict[Node, Node]], Node],
     attributes: Mapping[str, Any] | None = None,
 ) -> GraphModule:
     """Rebuild each matched call, from its match and the copies so far."""
@@ -201,6 +201,6 @@ def replace_calls(
     def made(node: Node, new: GraphCopy) -> Node:
         if node not in found:
             return new.copy(node)
-        return make(node, found[node], Builder(new.graph), new.of)
+        return make(node, found[node], NodeBuilder(new.graph), new.of)
 
     return copy_but_for(gm, made, attributes)

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.graph.facts import is_same_shape, is_same_size, packet_name, tensor_of
-from perfuse.graph.rewrite import Builder, Rule, dtype_of, index_rules, rewrite, scalar_of
+from perfuse.graph.rewrite import NodeBuilder, Rule, dtype_of, index_rules, rewrite, scalar_of
 
 aten = torch.ops.aten
 
@@ -56,11 +56,11 @@ def _other(node: Node, number: int) -> Node | None:
     return b if isinstance(b, Node) and _is_number(a, number) else None
 
 
-def add_zero(node: Node, build: Builder) -> Node | None:
+def add_zero(node: Node, build: NodeBuilder) -> Node | None:
     return _other(node, 0) if dtype_of(node) in _INTS else None
 
 
-def subtract_zero(node: Node, build: Builder) -> Node | None:
+def subtract_zero(node: Node, build: NodeBuilder) -> Node | None:
     if len(node.args) != 2 or node.kwargs or not _is_number(node.args[1], 0):
         return None
     zero = scalar_of(node.args[1])
@@ -69,16 +69,16 @@ def subtract_zero(node: Node, build: Builder) -> Node | None:
     return None if is_negative else _first(node)
 
 
-def multiply_one(node: Node, build: Builder) -> Node | None:
+def multiply_one(node: Node, build: NodeBuilder) -> Node | None:
     return _other(node, 1)
 
 
-def divide_one(node: Node, build: Builder) -> Node | None:
+def divide_one(node: Node, build: NodeBuilder) -> Node | None:
     is_plain = len(node.args) == 2 and not node.kwargs
     return _first(node) if is_plain and _is_number(node.args[1], 1) else None
 
 
-def small_power(node: Node, build: Builder) -> Node | None:
+def small_power(node: Node, build: NodeBuilder) -> Node | None:
     x = _first(node)
     exponent = node.args[1] if len(node.args) > 1 else None
     if x is None or not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
@@ -95,14 +95,14 @@ def small_power(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def twice_the_same(node: Node, build: Builder) -> Node | None:
+def twice_the_same(node: Node, build: NodeBuilder) -> Node | None:
     """For an op that undoes itself: f(f(x)) -> x."""
     inner = _first(node)
     is_pair = inner is not None and inner.target == node.target
     return _first(inner) if is_pair and inner is not None else None
 
 
-def idempotent(node: Node, build: Builder) -> Node | None:
+def idempotent(node: Node, build: NodeBuilder) -> Node | None:
     inner = _first(node)
     return inner if inner is not None and inner.target == node.target else None
 
@@ -125,7 +125,7 @@ def _permutation(node: Node) -> list[int] | None:
     return None
 
 
-def joined_permutations(node: Node, build: Builder) -> Node | None:
+def joined_permutations(node: Node, build: NodeBuilder) -> Node | None:
     inner, outer_axes = _first(node), _permutation(node)
     if inner is None or outer_axes is None:
         return None
@@ -140,7 +140,7 @@ def joined_permutations(node: Node, build: Builder) -> Node | None:
     return build.call(node, aten.permute.default, source, axes)
 
 
-def view_of_view(node: Node, build: Builder) -> Node | None:
+def view_of_view(node: Node, build: NodeBuilder) -> Node | None:
     inner = _first(node)
     if inner is None or node.target not in _RESHAPES or inner.target not in _RESHAPES:
         return None
@@ -157,14 +157,14 @@ def _is_contiguous(node: Node) -> bool:
     return tensor.is_contiguous()
 
 
-def same_view(node: Node, build: Builder) -> Node | None:
+def same_view(node: Node, build: NodeBuilder) -> Node | None:
     """A view that shows all of its source, in place: what is offered is checked to be so."""
     source = _first(node)
     a, b = tensor_of(node), tensor_of(source)
     return source if a is not None and b is not None and is_same_shape(a, b) else None
 
 
-def expand_of_expand(node: Node, build: Builder) -> Node | None:
+def expand_of_expand(node: Node, build: NodeBuilder) -> Node | None:
     inner = _first(node)
     if inner is None or packet_name(inner) != "expand":
         return None
@@ -175,17 +175,17 @@ def expand_of_expand(node: Node, build: Builder) -> Node | None:
     return build.call(node, aten.expand.default, source, list(sizes))
 
 
-def whole_slice(node: Node, build: Builder) -> Node | None:
+def whole_slice(node: Node, build: NodeBuilder) -> Node | None:
     step = node.args[4] if len(node.args) > 4 else 1
     return same_view(node, build) if step == 1 else None
 
 
-def same_copy(node: Node, build: Builder) -> Node | None:
+def same_copy(node: Node, build: NodeBuilder) -> Node | None:
     """A copy or a cast that changes nothing: only the memory is new, which the loop looks after."""
     return _first(node)
 
 
-def cast_of_cast(node: Node, build: Builder) -> Node | None:
+def cast_of_cast(node: Node, build: NodeBuilder) -> Node | None:
     inner = _first(node)
     if inner is None or packet_name(inner) != "_to_copy":
         return None
@@ -200,7 +200,7 @@ def cast_of_cast(node: Node, build: Builder) -> Node | None:
     return build.call(node, aten._to_copy.default, source, dtype=node.kwargs["dtype"])
 
 
-def known_condition(node: Node, build: Builder) -> Node | None:
+def known_condition(node: Node, build: NodeBuilder) -> Node | None:
     if len(node.args) != 3:
         return None
     truth = scalar_of(node.args[0])
@@ -210,12 +210,12 @@ def known_condition(node: Node, build: Builder) -> Node | None:
     return chosen if isinstance(chosen, Node) else None
 
 
-def same_choice(node: Node, build: Builder) -> Node | None:
+def same_choice(node: Node, build: NodeBuilder) -> Node | None:
     is_same = len(node.args) == 3 and node.args[1] is node.args[2]
     return node.args[1] if is_same and isinstance(node.args[1], Node) else None
 
 
-def cat_of_one(node: Node, build: Builder) -> Node | None:
+def cat_of_one(node: Node, build: NodeBuilder) -> Node | None:
     parts = node.args[0]
     if not isinstance(parts, (list, tuple)) or len(parts) != 1:
         return None
@@ -230,7 +230,7 @@ def _reduced_axes(node: Node) -> list[int] | None:
     return [int(axis) % max(x.dim(), 1) for axis in axes]
 
 
-def reduction_of_ones(node: Node, build: Builder) -> Node | None:
+def reduction_of_ones(node: Node, build: NodeBuilder) -> Node | None:
     """A sum, maximum or minimum over axes of size 1 is its only element."""
     source, axes = _first(node), _reduced_axes(node)
     x = tensor_of(source)

@@ -12,8 +12,8 @@ from perfuse.ir.atoms import Indirect
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.index import Dim, atoms_of, product
 from perfuse.ir.program import Buffer, Program
-from perfuse.schedule.likely import Hints, value_of
 from perfuse.schedule.plan import Kernel
+from perfuse.schedule.size_hints import Hints, value_of
 from perfuse.target import Target
 from perfuse.torch_compat import disable_dispatch_modes
 

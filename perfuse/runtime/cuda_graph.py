@@ -26,8 +26,8 @@ import torch
 
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.counters import Counters
-from perfuse.runtime.gpu import aligned
-from perfuse.runtime.layout import memory_of
+from perfuse.runtime.bind_gpu import aligned
+from perfuse.runtime.host_names import memory_of
 from perfuse.torch_compat import raw_stream_getter, storage_users
 
 Call = Callable[[list[Any]], tuple[Any, ...]]

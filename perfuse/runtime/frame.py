@@ -10,7 +10,7 @@ import torch
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
 from perfuse.runtime.guard import SLACK, next_start
-from perfuse.runtime.layout import window
+from perfuse.runtime.host_names import window
 
 
 class GpuFrame:

@@ -17,7 +17,7 @@ import torch
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource
 from perfuse.errors import MemoryFault
-from perfuse.runtime.layout import memory_of
+from perfuse.runtime.host_names import memory_of
 
 UNWRITTEN = 0xFF  # NaN in every floating-point format, and what nobody may write to
 _UNWRITTEN_INTEGER = 0xA5

@@ -17,7 +17,7 @@ import torch
 
 from perfuse.cache.manifest import is_key
 from perfuse.codegen.host.guards import GuardRow
-from perfuse.codegen.host.program import HostSource, Window
+from perfuse.codegen.host.program import ArenaWindow, HostSource
 from perfuse.codegen.host.tables import tables_of
 from perfuse.decision import Decision
 from perfuse.errors import MALFORMED, CacheDamaged
@@ -82,7 +82,7 @@ def number_functions(ops: Iterable[str]) -> dict[str, Any]:
 
 def _host_of(document: dict[str, Any]) -> HostSource:
     windows = tuple(
-        Window(w["offset"], w["dtype"], tuple(w["shape"]), tuple(w["strides"]))
+        ArenaWindow(w["offset"], w["dtype"], tuple(w["shape"]), tuple(w["strides"]))
         for w in document["windows"]
     )
     lists = {name: tuple(document[name]) for name in ("constants", "segments", "ops")}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from perfuse.errors import ArtefactError
-from perfuse.runtime.layout import with_strides
+from perfuse.runtime.host_names import with_strides
 from perfuse.runtime.size_formula import compiled_formula, evaluate
 from perfuse.runtime.tree import collect, rebuild
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from perfuse.forking import ForkLock
-from perfuse.runtime.executable import Call
-from perfuse.runtime.layout import with_strides
+from perfuse.runtime.bind_cpu import Call
+from perfuse.runtime.host_names import with_strides
 from perfuse.runtime.size_formula import size_value
 from perfuse.torch_autograd import call_backward_directly, function_apply, release_saved
 from perfuse.torch_compat import disabled_autocast

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfuse.ir.program import Buffer, BufferKind, Opaque, View
-from perfuse.schedule.memory import (
+from perfuse.schedule.arena import (
     first_and_last,
     is_forgotten_early,
     num_bytes,

@@ -18,7 +18,7 @@ from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import ARGUMENTS, Axis, Buffer, BufferKind, LibraryCall, Program
-from perfuse.schedule.memory import num_bytes, output_buffers, touched
+from perfuse.schedule.arena import num_bytes, output_buffers, touched
 from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Member, Part, Refusal, Role, Step
 
 # Fewer kernels than this are not worth the table.

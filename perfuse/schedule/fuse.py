@@ -14,7 +14,7 @@ from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer, LibraryCall, Loop, Node, Program, sizes_from_data
 from perfuse.schedule import domain
-from perfuse.schedule.flow import Apart, check_flow, check_overwriting
+from perfuse.schedule.legality import CannotMerge, check_flow, check_overwriting
 from perfuse.schedule.plan import Member, Refusal, Role, static_product
 
 # Column accumulators live in cache beside the row: beyond this many columns they would not.
@@ -84,16 +84,16 @@ def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[Role, tuple[bool, ...] | 
 
 
 def merge(a: Group, b: Group) -> Group:
-    """One group of two, `a` before `b` where they depend on each other; raises Apart."""
+    """One group of two, `a` before `b` where they depend on each other; raises CannotMerge."""
     if a.is_fixed or b.is_fixed:
-        raise Apart("a library call, scan or scatter runs alone")
+        raise CannotMerge("a library call, scan or scatter runs alone")
     joined = _common(a, b)
     if joined is None and b.is_all_maps:
         joined = _rows_of(a, b)
     if joined is None and a.is_all_maps:
         joined = _swap(_rows_of(b, a))
     if joined is None:
-        raise Apart(f"axes {_text(a)} and {_text(b)} do not match")
+        raise CannotMerge(f"axes {_text(a)} and {_text(b)} do not match")
     sizes, inner, first, second = joined
     check_flow(first, second)
     check_flow(second, first)
@@ -102,7 +102,7 @@ def merge(a: Group, b: Group) -> Group:
     merged = Group(tuple(sorted(a.nodes + b.nodes)), sizes, inner, members)
     names = {r.buffer for m in members for r in m.loop.reads()}
     if len(names | {m.loop.out for m in members}) > _MOST_BUFFERS:
-        raise Apart(f"together they would touch more than {_MOST_BUFFERS} buffers")
+        raise CannotMerge(f"together they would touch more than {_MOST_BUFFERS} buffers")
     _check_length(members)
     return merged
 
@@ -110,7 +110,7 @@ def merge(a: Group, b: Group) -> Group:
 def _check_length(members: tuple[Member, ...]) -> None:
     reads = {read for m in members for read in m.loop.reads()}
     if len(reads) > _MOST_READS or sum(m.loop.value.cost for m in members) > _MOST_COST:
-        raise Apart("together they would be too long for the compiler")
+        raise CannotMerge("together they would be too long for the compiler")
 
 
 _Joined = tuple[tuple[Dim, ...], tuple[bool, ...] | None, tuple[Member, ...], tuple[Member, ...]]
@@ -293,11 +293,11 @@ class Fuser:
             return
         try:
             if self._is_far(first, second):
-                raise Apart("they are far apart and memory is limited")
+                raise CannotMerge("they are far apart and memory is limited")
             if self._has_path_between(a, b):
-                raise Apart("another kernel must run between them")
+                raise CannotMerge("another kernel must run between them")
             merged = self._merged(a, b)
-        except Apart as apart:
+        except CannotMerge as apart:
             if len(self.refusals) < _MOST_REFUSALS:
                 names = [g.members[-1].loop.out for g in (first, second)]
                 self.refusals.append(Refusal(names[0], names[1], str(apart)))
@@ -316,12 +316,12 @@ class Fuser:
             first, second = second, first
         try:
             return merge(first, second)
-        except Apart:
+        except CannotMerge:
             # A map may run over its axes in any order: try the one its producer was written in.
             for turned in _turned(first, second):
                 try:
                     return merge(first, turned)
-                except Apart:
+                except CannotMerge:
                     continue
             raise
 

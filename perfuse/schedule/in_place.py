@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from perfuse.ir.matmul import LINEAR
 from perfuse.ir.program import BufferKind, LibraryCall, Program
-from perfuse.schedule.memory import first_and_last, output_buffers, touched
+from perfuse.schedule.arena import first_and_last, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Role, Step
 
 # Calls that make new memory of their own: what others return may be an argument of theirs.

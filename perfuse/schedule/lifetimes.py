@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from perfuse.context import Context
 from perfuse.ir.program import Buffer, BufferKind, LibraryCall, View
-from perfuse.schedule.likely import Hints, value_of
-from perfuse.schedule.memory import allocated_bytes, output_buffers
+from perfuse.schedule.arena import allocated_bytes, output_buffers
 from perfuse.schedule.plan import Plan, Step
+from perfuse.schedule.size_hints import Hints, value_of
 from perfuse.schedule.turns import Source
 from perfuse.schedule.workspace import workspace_of_call, workspace_of_kernel
 
@@ -17,20 +17,20 @@ ARENA_SLACK = 64  # the runtime aligns the arena itself
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Placement:
     """Where a plan runs, and on how many threads of a CPU or processors of a GPU."""
 
     device: str = "cpu"
     num_parallel: int = 1
 
     @staticmethod
-    def of(context: Context) -> Where:
+    def of(context: Context) -> Placement:
         gpu = context.target.gpu
         count = context.target.num_threads if gpu is None else gpu.multiprocessors
-        return Where(context.device.type, count)
+        return Placement(context.device.type, count)
 
 
-ONE_THREAD = Where()
+ONE_THREAD = Placement()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Lifetimes:
         return self.arena_bytes + max(map(sum, zip(*kinds, strict=True)), default=0)
 
 
-def lifetimes(plan: Plan, where: Where = ONE_THREAD) -> Lifetimes:
+def lifetimes(plan: Plan, where: Placement = ONE_THREAD) -> Lifetimes:
     """The lifetimes of a plan's buffers; symbols count with their likely sizes."""
     turns = [[plan.steps[n] for n in turn.numbers] for turn in plan.memory.turns]
     return Lifetimes(
@@ -124,7 +124,9 @@ def _spans(plan: Plan, leaving: set[str]) -> tuple[dict[str, int], dict[str, int
     return begins, ends
 
 
-def _workspaces(plan: Plan, turns: Sequence[Sequence[Step]], where: Where) -> Iterator[Lifetime]:
+def _workspaces(
+    plan: Plan, turns: Sequence[Sequence[Step]], where: Placement
+) -> Iterator[Lifetime]:
     """The most that any step of a turn takes while it runs."""
     buffers, hints = plan.program.buffers, plan.program.hints
 

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from perfuse.ir.program import ARGUMENTS, Program
+from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.fuse import Fuser, accesses
 from perfuse.schedule.lifetimes import buffer_bytes
-from perfuse.schedule.memory import output_buffers
 
 Rank = Callable[[int], tuple[int, int]]
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from perfuse.context import Context
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import BufferKind, LibraryCall, Loop, Program
-from perfuse.schedule import memory, shape
+from perfuse.schedule import arena, shape
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.batch import batched
 from perfuse.schedule.fuse import Fuser, Group, accesses
 from perfuse.schedule.in_place import written_over
-from perfuse.schedule.lifetimes import Where, lifetimes
-from perfuse.schedule.narrow import narrow_reductions
+from perfuse.schedule.lifetimes import Placement, lifetimes
 from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Role, Step, static_product
-from perfuse.schedule.rounded import store_as_rounded
+from perfuse.schedule.sink_casts import narrow_reductions
+from perfuse.schedule.store_narrow import store_as_rounded
 
 # Library calls between two loops that may still fuse when memory is limited: those of a block.
 NEAR = 4
@@ -61,7 +61,7 @@ def place(plan: Plan, context: Context) -> Plan:
 
 
 def _peak(plan: Plan, context: Context) -> int:
-    return lifetimes(plan, Where.of(context)).peak()
+    return lifetimes(plan, Placement.of(context)).peak()
 
 
 def _tries(program: Program, context: Context) -> Iterator[tuple[Fuser, list[int]]]:
@@ -104,10 +104,10 @@ def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
         return with_memory(_placed_on_gpu(plan, context), is_gpu=True)
     # A budget counts the memory of each buffer by itself.
     is_bound = context.settings.memory_budget is not None
-    arena = memory.arena_buffers(plan.program, plan.steps, largest)
-    over = {} if is_bound else written_over(plan.program, plan.steps, arena)
+    placed = arena.arena_buffers(plan.program, plan.steps, largest)
+    over = {} if is_bound else written_over(plan.program, plan.steps, placed)
     guard = 1 if plan.is_guarded else None
-    places, arena_bytes = memory.place(plan.program, plan.steps, largest, over, guard)
+    places, arena_bytes = arena.place(plan.program, plan.steps, largest, over, guard)
     plan = replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest, over=over)
     return with_memory(plan, is_gpu=False)
 
@@ -121,7 +121,7 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
     for share in shares:
         largest = plan.thresholds.gpu_arena_tensor_bytes // share
         guard = 16 if plan.is_guarded else None
-        places, arena_bytes = memory.place(plan.program, plan.steps, largest, guard=guard)
+        places, arena_bytes = arena.place(plan.program, plan.steps, largest, guard=guard)
         if arena_bytes <= GPU_ARENA_BYTES:
             return replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest)
     return replace(plan, arena_limit=0)
@@ -129,7 +129,7 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
 
 def _without_dead_loops(program: Program) -> Program:
     """Drop loops whose results nobody reads."""
-    needed = memory.output_buffers(program)
+    needed = arena.output_buffers(program)
     needed |= {n for n, b in program.buffers.items() if b.kind == BufferKind.INPUT}
     kept = []
     for node in reversed(program.nodes):
@@ -152,7 +152,7 @@ def _outside_uses(program: Program, fuser: Fuser) -> dict[str, set[int]]:
         reads, _ = accesses(node)
         for name in reads:
             uses.setdefault(name, set()).add(fuser.home[number])
-    for name in memory.output_buffers(program):
+    for name in arena.output_buffers(program):
         uses.setdefault(name, set()).add(-1)
     return uses
 
@@ -176,7 +176,7 @@ def _kernel(
     made = Kernel(name, axes, members, frozenset(stored))
     return replace(
         made,
-        num_bytes=memory.kernel_bytes(made, program.buffers),
+        num_bytes=arena.kernel_bytes(made, program.buffers),
         num_flops=_flops(made),
     )
 

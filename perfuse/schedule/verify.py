@@ -8,7 +8,7 @@ from perfuse.errors import SpecError
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import LibraryCall
 from perfuse.ir.verify import given_names, is_empty
-from perfuse.schedule.memory import arena_buffers, first_and_last, output_buffers, touched
+from perfuse.schedule.arena import arena_buffers, first_and_last, output_buffers, touched
 from perfuse.schedule.plan import Batch, Kernel, Member, Plan, Role, Step
 from perfuse.schedule.verify_memory import verify_memory
 

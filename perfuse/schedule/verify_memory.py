@@ -8,7 +8,7 @@ from itertools import pairwise
 from perfuse.errors import SpecError
 from perfuse.ir.program import ARGUMENTS
 from perfuse.schedule.allocate import freed_inputs, leaving_names, seen_by_calls
-from perfuse.schedule.memory import first_and_last, num_bytes, touched
+from perfuse.schedule.arena import first_and_last, num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.schedule.turns import Allocation, Source
 

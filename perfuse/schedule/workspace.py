@@ -15,8 +15,8 @@ from math import prod
 from perfuse.ir.index import Dim
 from perfuse.ir.matmul import Operands, matmul_op
 from perfuse.ir.program import Buffer, LibraryCall
-from perfuse.schedule.likely import Hints, value_of
 from perfuse.schedule.plan import Kernel, Role
+from perfuse.schedule.size_hints import Hints, value_of
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 8

@@ -16,7 +16,7 @@ from perfuse.capture import capture_cache
 from perfuse.codegen.cpp import emit, kernel, partials, unit
 from perfuse.codegen.host import program as host
 from perfuse.ir import index as ix
-from perfuse.schedule import in_place, memory
+from perfuse.schedule import arena, in_place
 from perfuse.torch_guards import SymbolTable
 
 Patch = pytest.MonkeyPatch
@@ -101,13 +101,13 @@ def sum_starts_at_one(patch: Patch) -> None:
 
 
 def life_ends_too_early(patch: Patch) -> None:
-    real = memory.first_and_last
+    real = arena.first_and_last
 
     def shortened(groups: Any) -> tuple[dict[str, int], dict[str, int]]:
         first, last = real(groups)
         return first, {name: max(first[name], end - 1) for name, end in last.items()}
 
-    patch.setattr(memory, "first_and_last", shortened)
+    patch.setattr(arena, "first_and_last", shortened)
 
 
 def written_over_while_read(patch: Patch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perfuse.codegen.host.program import HostSource, Window
+from perfuse.codegen.host.program import ArenaWindow, HostSource
 from perfuse.errors import CacheDamaged
-from perfuse.runtime.executable import bind
+from perfuse.runtime.bind_cpu import bind
 from perfuse.runtime.saved import (
     PROGRAM,
     SavedProgram,
@@ -27,7 +27,7 @@ HOST = HostSource(
     num_pointers=1,
     num_sizes=1,
     arena_bytes=0,
-    windows=(Window(0, "torch.float32", (2, 3), (3, 1)),),
+    windows=(ArenaWindow(0, "torch.float32", (2, 3), (3, 1)),),
     fixed_pointers=((1, 64),),
     constants=("c0",),
     num_inputs=1,

@@ -16,7 +16,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import BufferKind
-from perfuse.schedule.memory import num_bytes
+from perfuse.schedule.arena import num_bytes
 from perfuse.schedule.plan import Member, Role, static_product
 
 # A value needed by a later sweep is kept in a scratch row from this cost on, else recomputed.
@@ -50,7 +50,7 @@ def is_long_chain(members: Sequence[Member], stored: Set[str]) -> bool:
 
 
 @dataclass(slots=True)
-class Row:
+class RowWriter:
     """A row being written: its scope, the live lanes of a partial vector, what is known so far."""
 
     scope: Scope
@@ -155,7 +155,7 @@ class Sweeps:
         known = frozenset(a.atom for a in self.shape.rows if a.atom is not None)
         if self.shape.is_vertical and self.shape.lane is not None:
             known |= {self.shape.lane}
-        row = Row(Scope(w, known, None), tail)
+        row = RowWriter(Scope(w, known, None), tail)
         for number in range(1 + max((m.stage for m in self.kernel.members), default=0)):
             members = [m for m in self.kernel.members if m.stage == number]
             self._row_values([m for m in members if m.role == Role.ROW], row)
@@ -163,7 +163,7 @@ class Sweeps:
             if swept:
                 self._sweep(row, swept)
 
-    def _row_values(self, members: Sequence[Member], row: Row) -> None:
+    def _row_values(self, members: Sequence[Member], row: RowWriter) -> None:
         emitter = self._row_emitter(row)
         for m in members:
             value = self.frame.value_of(emitter, m)
@@ -171,20 +171,20 @@ class Sweeps:
             if m.loop.out in self.kernel.stored:
                 emitter.store(m.loop.out, m.loop.index, value)
 
-    def _row_emitter(self, row: Row) -> Emitter:
+    def _row_emitter(self, row: RowWriter) -> Emitter:
         lane = self.shape.lane if self.shape.is_vertical else None
         return Emitter(self.frame.names, row.scope, lane, row.tail, self._resolver(row, None))
 
     # -- where a load of something made in this kernel finds it ----------------------------
 
-    def _resolver(self, row: Row, stage: int | None) -> Resolver:
+    def _resolver(self, row: RowWriter, stage: int | None) -> Resolver:
         def resolve(load: Expr) -> Value | Formula[Value] | None:
             found = self._find(load, row, stage)
             return Formula(found, resolve) if isinstance(found, Expr) else found
 
         return resolve
 
-    def _find(self, load: Expr, row: Row, stage: int | None) -> Value | Expr | None:
+    def _find(self, load: Expr, row: RowWriter, stage: int | None) -> Value | Expr | None:
         """A variable, a formula to compute in place, or None: read memory."""
         name, index = load.attr
         turned = self.tiles.read(load)
@@ -221,7 +221,7 @@ class Sweeps:
 
     # -- one sweep -------------------------------------------------------------------------
 
-    def _sweep(self, row: Row, members: list[Member]) -> None:
+    def _sweep(self, row: RowWriter, members: list[Member]) -> None:
         folding = [m for m in members if m.role in (Role.INNER, Role.ALL)]
         unroll = self._unroll(members, folding)
         w = row.writer
@@ -254,7 +254,7 @@ class Sweeps:
         cost = sum(m.loop.value.cost + m.loop.value.num_loads for m in members)
         return 4 if cost <= 8 else 2 if cost <= 40 else 1
 
-    def _finish(self, row: Row, m: Member) -> None:
+    def _finish(self, row: RowWriter, m: Member) -> None:
         """The result of a reduction, for the rest of the row."""
         accumulator = self._accumulator(m, 0)
         is_vector = self.shape.is_vertical
@@ -267,7 +267,9 @@ class Sweeps:
         if m.loop.out in self.kernel.stored:
             emitter.store(m.loop.out, m.loop.index, value)
 
-    def _loops(self, w: Writer, scope: Scope, row: Row, members: list[Member], unroll: int) -> None:
+    def _loops(
+        self, w: Writer, scope: Scope, row: RowWriter, members: list[Member], unroll: int
+    ) -> None:
         lane_axis = self.shape.lane_axis
         axes = [a for a in self.shape.columns if a.atom is not None and a is not lane_axis]
         with w.blocks(self.frame.loop_over(a) for a in axes):
@@ -281,7 +283,7 @@ class Sweeps:
             w.take(loop)
 
     def _lane_loops(
-        self, w: Writer, scope: Scope, row: Row, members: list[Member], unroll: int
+        self, w: Writer, scope: Scope, row: RowWriter, members: list[Member], unroll: int
     ) -> None:
         """Whole vectors, several at a time where that pays, then what is left over."""
         axis, lanes, block = self.shape.lane_axis, self.frame.lanes, self.shape.block
@@ -326,7 +328,7 @@ class Sweeps:
         return size >= step
 
     def _body(
-        self, scope: Scope, row: Row, members: list[Member], tail: str | None, u: int
+        self, scope: Scope, row: RowWriter, members: list[Member], tail: str | None, u: int
     ) -> None:
         stage = members[0].stage
         resolve = self._resolver(row, stage)

@@ -14,7 +14,7 @@ from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.codegen.cpp.sweep import is_long
 from perfuse.context import Context
 from perfuse.ir.program import LibraryCall
-from perfuse.schedule.memory import leading_inputs
+from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Role
 from perfuse.torch_compat import fp8_cast_saturates
 

@@ -22,7 +22,7 @@ from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View
 from perfuse.schedule.allocate import scratch_name, with_memory
-from perfuse.schedule.memory import leading_inputs
+from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.schedule.turns import Allocation, Scratch, Source
 from perfuse.schedule.verify_memory import verify_memory

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import to_torch
-from perfuse.schedule.memory import num_bytes, output_buffers, touched
+from perfuse.schedule.arena import num_bytes, output_buffers, touched
 from perfuse.schedule.plan import Plan
 
 

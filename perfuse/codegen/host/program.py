@@ -22,14 +22,14 @@ from perfuse.ir.atoms import Atom, Division, Indirect, Quotient, Symbol
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim, Index
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Loop, Opaque, View
-from perfuse.schedule.memory import leading_inputs
+from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, Source
 from perfuse.torch_compat import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ArenaWindow:
     """A tensor over the arena: built once per frame, used by every call."""
 
     offset: int  # bytes from the start of the arena
@@ -46,7 +46,7 @@ class HostSource:
     num_pointers: int
     num_sizes: int
     arena_bytes: int
-    windows: tuple[Window, ...]
+    windows: tuple[ArenaWindow, ...]
     fixed_pointers: tuple[tuple[int, int], ...]  # place in P, byte offset in the arena
     constants: tuple[str, ...]
     num_inputs: int
@@ -69,7 +69,7 @@ class HostWriter(WatchedMemory):
         self.program = plan.program
         self.sizes = sizes
         self.places = {name: k + 1 for k, name in enumerate(pointers)}
-        self.windows: dict[Window, int] = {}
+        self.windows: dict[ArenaWindow, int] = {}
         self.given, self.own_views = views_from_calls(plan)
         self.known_symbols: set[str] = set()
 
@@ -271,10 +271,9 @@ class HostWriter(WatchedMemory):
         return self._strided(self._window(whole, buffer), view)
 
     def _window(self, view: View, buffer: Buffer) -> str:
-        ints = [view.offset, *view.shape, *view.strides]
-        assert all(isinstance(d, int) for d in ints), "arena buffers have known sizes"
-        start = self.plan.places[view.buffer] + int(view.offset) * buffer.dtype.num_bytes  # type: ignore[arg-type]
-        made = Window(start, str(to_torch(buffer.dtype)), tuple(view.shape), tuple(view.strides))  # type: ignore[arg-type]
+        offset, shape, strides = map(_known, ((view.offset,), view.shape, view.strides))
+        start = self.plan.places[view.buffer] + offset[0] * buffer.dtype.num_bytes
+        made = ArenaWindow(start, str(to_torch(buffer.dtype)), shape, strides)
         return f"T[{self.windows.setdefault(made, len(self.windows))}]"
 
     def _fixed_pointers(self) -> tuple[tuple[int, int], ...]:
@@ -387,6 +386,12 @@ def _checked_sizes(steps: Sequence[Step]) -> tuple[Dim, ...]:
     indices = [at for loop in loops for at in [*(r.index for r in loop.reads()), loop.index]]
     atoms = [atom for at in indices for atom in ix.atoms_of(at) if isinstance(atom, Indirect)]
     return tuple(dict.fromkeys(atom.size for atom in sorted(atoms, key=lambda a: a.sort_key)))
+
+
+def _known(dims: tuple[Dim, ...]) -> tuple[int, ...]:
+    ints = tuple(d for d in dims if isinstance(d, int))
+    assert len(ints) == len(dims), "arena buffers have known sizes"
+    return ints
 
 
 def symbols_in(dims: list[Any]) -> set[str]:

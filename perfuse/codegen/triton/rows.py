@@ -17,7 +17,7 @@ from perfuse.schedule.plan import Member, Role
 
 
 @dataclass(slots=True)
-class Row:
+class RowWriter:
     """A block of rows being written: where, its masks, and the results known so far."""
 
     scope: Scope
@@ -69,22 +69,22 @@ class Rows:
 
     # -- rows ------------------------------------------------------------------------------
 
-    def around(self, w: Writer) -> Row:
+    def around(self, w: Writer) -> RowWriter:
         """Emit what all rows of one program share: columns that it holds, scalars."""
         masks: dict[int, str] = {}
         if self.tile.is_swept:
-            return Row(Scope(w, frozenset(), None), masks)
+            return RowWriter(Scope(w, frozenset(), None), masks)
         self.place_columns(w, "0", masks)
-        return Row(Scope(w, self.frame.atoms(self.frame.columns), None), masks)
+        return RowWriter(Scope(w, self.frame.atoms(self.frame.columns), None), masks)
 
-    def block_of_rows(self, w: Writer, around: Row | None = None) -> None:
+    def block_of_rows(self, w: Writer, around: RowWriter | None = None) -> None:
         row = self.place_rows(w, around)
         if not self.tile.is_swept and around is None:
             self.place_columns(w, "0", row.masks)
         for number in range(self.num_stages):
             self.stage(w, row, number)
 
-    def place_rows(self, w: Writer, around: Row | None = None) -> Row:
+    def place_rows(self, w: Writer, around: RowWriter | None = None) -> RowWriter:
         """The variables of a block's rows."""
         frame, masks = self.frame, {} if around is None else dict(around.masks)
         height = frame.size(frame.rows)
@@ -95,7 +95,7 @@ class Rows:
         known = frame.atoms(frame.rows)
         if not self.tile.is_swept:
             known |= frame.atoms(frame.columns)
-        return Row(Scope(w, known, None if around is None else around.scope), masks)
+        return RowWriter(Scope(w, known, None if around is None else around.scope), masks)
 
     def place_columns(
         self, w: Writer, start: str, masks: dict[int, str], *, is_whole: bool = False
@@ -110,7 +110,7 @@ class Rows:
 
     # -- stages ----------------------------------------------------------------------------
 
-    def stage(self, w: Writer, row: Row, number: int) -> None:
+    def stage(self, w: Writer, row: RowWriter, number: int) -> None:
         members = [m for m in self.frame.kernel.members if m.stage == number]
         for m in members:
             if m.role == Role.ROW:
@@ -132,7 +132,7 @@ class Rows:
     def _does_something(self, m: Member) -> bool:
         return m.role != Role.FULL or m.loop.out in self.frame.kernel.stored
 
-    def row_value(self, row: Row, m: Member, *, stored: bool) -> None:
+    def row_value(self, row: RowWriter, m: Member, *, stored: bool) -> None:
         frame = self.frame
         emitter = self._row_emitter(row, m)
         value = frame.value_of(emitter, m)
@@ -140,15 +140,15 @@ class Rows:
         if stored and m.loop.out in frame.kernel.stored:
             frame.store(emitter, m, value, ROWS)
 
-    def _row_emitter(self, row: Row, m: Member) -> Emitter:
+    def _row_emitter(self, row: RowWriter, m: Member) -> Emitter:
         return self.frame.emitter(row.scope, self.frame.block(row.masks), m, row.results)
 
-    def store_result(self, row: Row, m: Member, value: Value) -> None:
+    def store_result(self, row: RowWriter, m: Member, value: Value) -> None:
         row.results[m.loop.out] = value
         if m.loop.out in self.frame.kernel.stored:
             self._row_emitter(row, m).store(m.loop.out, m.loop.index, value)
 
-    def _held(self, row: Row, block: Block, m: Member) -> None:
+    def _held(self, row: RowWriter, block: Block, m: Member) -> None:
         """A member over rows that are wholly there."""
         frame = self.frame
         emitter = frame.emitter(row.scope, block, m, row.results)
@@ -166,7 +166,9 @@ class Rows:
 
     # -- sweeps ----------------------------------------------------------------------------
 
-    def sweep(self, w: Writer, row: Row, members: list[Member], first: str, last: str) -> None:
+    def sweep(
+        self, w: Writer, row: RowWriter, members: list[Member], first: str, last: str
+    ) -> None:
         """One pass over the columns in steps of a block, then the lanes joined."""
         frame = self.frame
         folding = [m for m in members if m.role == Role.INNER]
@@ -186,7 +188,7 @@ class Rows:
         for m in folding:
             self.join(row, m)
 
-    def _sweep_online(self, w: Writer, row: Row, pair: online.Pair) -> None:
+    def _sweep_online(self, w: Writer, row: RowWriter, pair: online.Pair) -> None:
         """Two stages in one pass: their results are both known after it."""
         frame = self.frame
         pair.declare(frame, w)
@@ -200,7 +202,7 @@ class Rows:
         self._finish_one(row, pair.second, pair.second_text(frame, first))
 
     def _over_columns(
-        self, w: Writer, row: Row, first: str, last: str, step: Callable[[Scope, Block], None]
+        self, w: Writer, row: RowWriter, first: str, last: str, step: Callable[[Scope, Block], None]
     ) -> None:
         """A step for each block of columns: whole ones need no mask, and then what is left."""
         whole = self._num_whole() if first == "0" else None
@@ -222,18 +224,18 @@ class Rows:
         return width // columns * columns
 
     def _step(
-        self, w: Writer, row: Row, step: Callable[[Scope, Block], None], *, is_whole: bool,
+        self, w: Writer, row: RowWriter, step: Callable[[Scope, Block], None], *, is_whole: bool,
         start: str = "start",
     ) -> None:  # fmt: skip
         frame, masks = self.frame, dict(row.masks)
         self.place_columns(w, start, masks, is_whole=is_whole)
         step(Scope(w, frame.atoms(frame.columns), row.scope), frame.block(masks))
 
-    def _finish_one(self, row: Row, m: Member, text: str) -> None:
+    def _finish_one(self, row: RowWriter, m: Member, text: str) -> None:
         value = self.frame.finished(self._row_emitter(row, m), m, text, ROWS)
         self.store_result(row, m, value)
 
-    def join(self, row: Row, m: Member) -> None:
+    def join(self, row: RowWriter, m: Member) -> None:
         emitter = self._row_emitter(row, m)
         text = reduce.joined(m, self.frame.parts(m), 1)
         self.store_result(row, m, self.frame.finished(emitter, m, text, ROWS))

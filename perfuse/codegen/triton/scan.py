@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
-from perfuse.codegen.triton.rows import Row, Rows
+from perfuse.codegen.triton.rows import Rows, RowWriter
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
@@ -34,12 +34,12 @@ def scan_text(frame: Frame) -> KernelText:
             rows.place_columns(w, "start", masks)
             scope = Scope(w, frame.atoms(frame.columns), row.scope)
             inner = Scope(w, scope.variables, None)
-            _scan_block(frame, w, inner, Row(inner, masks), m, "before")
+            _scan_block(frame, w, inner, RowWriter(inner, masks), m, "before")
     return frame.text((num_blocks(frame.size(frame.rows), frame.tile.rows), 1, 1))
 
 
 def _scan_block(
-    frame: Frame, w: Writer, scope: Scope, row: Row, m: Member, before: str | None
+    frame: Frame, w: Writer, scope: Scope, row: RowWriter, m: Member, before: str | None
 ) -> None:
     block = frame.block(row.masks)
     emitter = frame.emitter(scope, block, m, {})

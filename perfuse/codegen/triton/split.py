@@ -11,7 +11,7 @@ from dataclasses import replace
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import ROWS
 from perfuse.codegen.triton.frame import Frame, KernelText
-from perfuse.codegen.triton.rows import Row, Rows
+from perfuse.codegen.triton.rows import Rows, RowWriter
 from perfuse.codegen.triton.tiling import num_blocks, power_of_two
 from perfuse.ir import index as ix
 from perfuse.schedule.plan import Member, Role
@@ -58,7 +58,7 @@ class _Stage(Rows):
         blocks = num_blocks(frame.size(frame.rows), self.tile.rows)
         return frame.text((blocks, splits if swept else 1, 1))
 
-    def _first_only(self, row: Row) -> Row:
+    def _first_only(self, row: RowWriter) -> RowWriter:
         """The same rows, in which only the first block of each may store."""
         frame = self.frame
         name = frame.names.local()
@@ -67,7 +67,7 @@ class _Stage(Rows):
         frame.w.line(f"{name} = {condition}")
         return replace(row, masks={**row.masks, ROWS: name})
 
-    def _row_value(self, row: Row, m: Member, *, is_new: bool) -> None:
+    def _row_value(self, row: RowWriter, m: Member, *, is_new: bool) -> None:
         is_stored = m.loop.out in self.frame.kernel.stored and is_new
         self.row_value(row, m, stored=False)
         if is_stored:
@@ -80,7 +80,7 @@ class _Stage(Rows):
         height = self.frame.size(self.frame.rows)
         return self.frame.scratch_of(m, ix.mul(height, self.tile.splits))
 
-    def _join_parts(self, row: Row, m: Member, *, is_new: bool) -> None:
+    def _join_parts(self, row: RowWriter, m: Member, *, is_new: bool) -> None:
         """The result of an earlier stage, from the partial results of a row's blocks."""
         frame, w, splits = self.frame, self.frame.w, self.tile.splits
         at, known = frame.names.local(), frame.names.local()
@@ -102,7 +102,7 @@ class _Stage(Rows):
             first = self._row_emitter(self._first_only(row), m)
             first.store(m.loop.out, m.loop.index, value)
 
-    def _own_share(self, row: Row, members: list[Member]) -> None:
+    def _own_share(self, row: RowWriter, members: list[Member]) -> None:
         width, columns, splits = self.width, self.tile.columns, self.tile.splits
         assert isinstance(width, int), "rows are shared out only when their length is known"
         share = -(-width // (columns * splits)) * columns
@@ -110,7 +110,7 @@ class _Stage(Rows):
         last = f"tl.minimum(share + {share}, {width})"
         self.sweep(self.frame.w, row, members, "share", last)
 
-    def join(self, row: Row, m: Member) -> None:
+    def join(self, row: RowWriter, m: Member) -> None:
         """Store the partial results of this block for the next launch."""
         frame, w = self.frame, self.frame.w
         names = [frame.names.local() for _ in frame.parts(m)]

@@ -28,7 +28,7 @@ from perfuse.graph.saving.costs import (
     recompute_price,
     work_of,
 )
-from perfuse.graph.saving.flow import INFINITE, SINK, SOURCE, Network
+from perfuse.graph.saving.min_cut import INFINITE, SINK, SOURCE, Network
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles, is_tagged_backward
 from perfuse.graph.saving.ties import compared_with_themselves

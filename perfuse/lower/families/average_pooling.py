@@ -13,7 +13,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.pooling import MOST_TAPS, Window, covering, taps, window_of
+from perfuse.lower.families.pooling import MOST_TAPS, PoolingWindow, covering, taps, window_of
 from perfuse.lower.families.views import guarded, inside, reindex_unchecked
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor, positions
@@ -25,7 +25,7 @@ _CHEAP_COST = 2
 class Divisor:
     """The divisor of a window's sum: a given number, or the number of positions it counts."""
 
-    window: Window
+    window: PoolingWindow
     include_padding: bool
     given: Any
 
@@ -57,7 +57,7 @@ def _product(a: Expr, b: Expr) -> Expr:
     return ex.apply("mul", a, b)
 
 
-def _average(builder: Builder, x: Tensor, window: Window, divisor: Divisor) -> Tensor:
+def _average(builder: Builder, x: Tensor, window: PoolingWindow, divisor: Divisor) -> Tensor:
     if not x.dtype.is_float:
         raise CannotLower(f"average pooling of {x.dtype}")
     if x.value.cost > _CHEAP_COST:
@@ -72,7 +72,7 @@ def _average(builder: Builder, x: Tensor, window: Window, divisor: Divisor) -> T
     return Tensor(shape, x.dtype, ex.apply("div", total, by))
 
 
-def _tap_sum(x: Tensor, shape: Sequence[Dim], window: Window) -> Expr:
+def _tap_sum(x: Tensor, shape: Sequence[Dim], window: PoolingWindow) -> Expr:
     zero = ex.const(0, x.dtype.compute)
     total: Expr | None = None
     for value, _, _ in taps(x, shape, window, zero):
@@ -81,7 +81,7 @@ def _tap_sum(x: Tensor, shape: Sequence[Dim], window: Window) -> Expr:
     return total
 
 
-def _tap_loop(builder: Builder, x: Tensor, shape: tuple[Dim, ...], window: Window) -> Expr:
+def _tap_loop(builder: Builder, x: Tensor, shape: tuple[Dim, ...], window: PoolingWindow) -> Expr:
     """The sum over the taps as a reduction over dimensions added behind the output's."""
     full = (*shape, *window.kernel)
     at = positions(full)
@@ -144,7 +144,11 @@ lowers("aten.avg_pool3d_backward.default")(_average_pool_backward(3))
 
 
 def _average_backward(
-    builder: Builder, grad: Tensor, shape: tuple[Dim, ...], window: Window, divisor: Divisor
+    builder: Builder,
+    grad: Tensor,
+    shape: tuple[Dim, ...],
+    window: PoolingWindow,
+    divisor: Divisor,
 ) -> Tensor:
     """Each input position sums the gradients of the windows over it."""
     spread = math.prod(-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True))
@@ -165,7 +169,7 @@ def _average_backward(
     return Tensor(shape, grad.dtype, total)
 
 
-def _adaptive_window(x: Tensor, outs: Sequence[Any]) -> Window:
+def _adaptive_window(x: Tensor, outs: Sequence[Any]) -> PoolingWindow:
     """The plain window an adaptive pooling amounts to when the sizes divide."""
     sizes = x.shape[-len(outs) :]
     if not all(isinstance(n, int) for n in (*x.shape, *outs)):

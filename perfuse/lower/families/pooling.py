@@ -24,7 +24,7 @@ _CHEAP_COST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PoolingWindow:
     """How a pooling window walks over the last `len(kernel)` dimensions of a tensor."""
 
     sizes: tuple[int, ...]
@@ -49,7 +49,7 @@ class Window:
 
 def window_of(
     x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, ndim: int
-) -> Window:
+) -> PoolingWindow:
     def spread(value: Any, default: Any) -> tuple[int, ...]:
         values = list(value) if isinstance(value, list | tuple) else [value]
         values = values or list(default)
@@ -61,7 +61,7 @@ def window_of(
     k = spread(kernel, ())
     s, p, d = spread(stride, k), spread(padding, (0,)), spread(dilation, (1,))
     outs = tuple(_out_size(*dims, ceil_mode) for dims in zip(sizes, k, s, p, d, strict=True))
-    return Window(tuple(int(n) for n in sizes if isinstance(n, int)), outs, k, s, p, d)
+    return PoolingWindow(tuple(int(n) for n in sizes if isinstance(n, int)), outs, k, s, p, d)
 
 
 def _out_size(size: Any, k: int, s: int, p: int, d: int, ceil_mode: bool) -> int:
@@ -72,7 +72,7 @@ def _out_size(size: Any, k: int, s: int, p: int, d: int, ceil_mode: bool) -> int
 
 
 def taps(
-    x: Tensor, shape: Sequence[Dim], window: Window, fill: Expr
+    x: Tensor, shape: Sequence[Dim], window: PoolingWindow, fill: Expr
 ) -> Iterator[tuple[Expr, Expr, list[Dim]]]:
     """(value, mask, position in the last dimensions) of each tap, `fill` where it is outside."""
     lead = len(shape) - window.ndim
@@ -124,7 +124,7 @@ def max_pool3d_with_indices(
     return _max_pool(builder, x, window_of(x, kernel, stride, padding, dilation, ceil_mode, 3))
 
 
-def _max_pool(builder: Builder, x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+def _max_pool(builder: Builder, x: Tensor, window: PoolingWindow) -> tuple[Tensor, Tensor]:
     if window.num_taps > MOST_TAPS:
         raise CannotLower(f"max pooling over {window.num_taps} taps")
     if x.dtype is DType.BOOL:
@@ -138,7 +138,7 @@ def _max_pool(builder: Builder, x: Tensor, window: Window) -> tuple[Tensor, Tens
     return values, Tensor(shape, DType.I64, _first_match(x, values, window))
 
 
-def _first_match(x: Tensor, best: Tensor, window: Window) -> Expr:
+def _first_match(x: Tensor, best: Tensor, window: PoolingWindow) -> Expr:
     """The flat input position of the first tap that holds the maximum."""
     found = ex.const(0, DType.I64)
     every = list(taps(x, best.shape, window, _lowest(x.dtype)))
@@ -155,7 +155,7 @@ def _first_match(x: Tensor, best: Tensor, window: Window) -> Expr:
 
 
 def covering(
-    grad: Tensor, shape: Sequence[Dim], window: Window
+    grad: Tensor, shape: Sequence[Dim], window: PoolingWindow
 ) -> Iterator[tuple[Callable[[Tensor], Expr], list[Dim], Expr]]:
     """The windows that cover each input position: (read a tensor there, position, mask)."""
     lead = len(shape) - window.ndim
@@ -179,7 +179,7 @@ def covering(
         yield read, where, mask
 
 
-def _num_covering(window: Window) -> int:
+def _num_covering(window: PoolingWindow) -> int:
     return math.prod(-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True))
 
 

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from perfuse.config import Settings
 from perfuse.graph.saving.choose import MAX_CHAIN, kept_bytes
 from perfuse.graph.saving.costs import Work, num_flops, work_of
-from perfuse.graph.saving.flow import INFINITE, SINK, SOURCE, Network
+from perfuse.graph.saving.min_cut import INFINITE, SINK, SOURCE, Network
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
 from perfuse.ir.program import View

@@ -15,7 +15,7 @@ import pytest
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.errors import ForkedGpuCall
-from perfuse.runtime import gpu
+from perfuse.runtime import bind_gpu
 
 STUB = Path(__file__).parent / "stub_driver.cpp"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -32,7 +32,7 @@ from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow
 from perfuse.context import Context
 from perfuse.runtime.frame import GpuFrame
-from perfuse.runtime.launch import launcher_of
+from perfuse.runtime.load_gpu import launcher_of
 from perfuse.torch_compat import element_bytes
 
 stub = ctypes.CDLL("libcuda.so.1")
@@ -111,7 +111,7 @@ def test_what_arrives_at_a_kernel(compiler: str, tmp_path: Path) -> None:
 def test_a_forked_process_is_told_to_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = GpuTables("cuda:0", (), (), (), ())
     host = HostSource("", 1, 1, 0, (), (), (), 0, (), (), tables)
-    monkeypatch.setattr(gpu, "is_forked", lambda: True)
-    take_frame = gpu._frames(host, SimpleNamespace(keeps_memory=False))  # type: ignore[arg-type]
+    monkeypatch.setattr(bind_gpu, "is_forked", lambda: True)
+    take_frame = bind_gpu._frames(host, SimpleNamespace(keeps_memory=False))  # type: ignore[arg-type]
     with pytest.raises(ForkedGpuCall, match=r'what to do: .*"spawn"'):
         take_frame(0)

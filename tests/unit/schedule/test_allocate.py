@@ -19,7 +19,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import Operands
 from perfuse.ir.program import Axis, Buffer, Extern, LibraryCall, Loop, Matmul, Program, View
 from perfuse.schedule.allocate import with_memory
-from perfuse.schedule.memory import place, touched
+from perfuse.schedule.arena import place, touched
 from perfuse.schedule.plan import Kernel, Member, Plan, Step
 from perfuse.schedule.turns import Allocation, Scratch, Source, Turn
 from perfuse.schedule.verify_memory import verify_memory

@@ -17,7 +17,7 @@ from perfuse.codegen.host.program import generate_host
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.schedule.lifetimes import Lifetime, Lifetimes, Where, buffer_bytes, lifetimes
+from perfuse.schedule.lifetimes import Lifetime, Lifetimes, Placement, buffer_bytes, lifetimes
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.timeline import Link, Moment, Timeline, step_timeline
 from perfuse.target import target_of
@@ -182,7 +182,7 @@ def bytes_held_by_gpu_host(plan: Plan) -> list[int]:
 def test_as_the_host_program_of_a_gpu_does(rows: int) -> None:
     """Turns end where much dies; what dies inside one is used again."""
     (plan,) = plans_of(twice_normalised, torch.ones(rows, 2048), torch.ones(rows), context=H100)
-    found = lifetimes(plan, Where("cuda", 132))
+    found = lifetimes(plan, Placement("cuda", 132))
     temporaries, results = found.series("temporary"), found.series("result")
     said = [a + b for a, b in zip(temporaries, results, strict=True)]
     assert said == bytes_held_by_gpu_host(plan)

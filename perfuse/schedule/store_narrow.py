@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import BufferKind, LibraryCall, Loop, Node, Program
+from perfuse.schedule.arena import output_buffers, touched
 from perfuse.schedule.fuse import accesses
-from perfuse.schedule.memory import output_buffers, touched
 
 
 def store_as_rounded(program: Program) -> Program:

@@ -6,7 +6,7 @@ from perfuse.ir.expr import Expr
 from perfuse.schedule.plan import Member, Role
 
 
-class Apart(Exception):
+class CannotMerge(Exception):
     """Two groups cannot merge; the message is the reason."""
 
 
@@ -20,7 +20,7 @@ def check_flow(writing: tuple[Member, ...], reading: tuple[Member, ...]) -> None
             for writer in writers.get(read.buffer, ()):
                 _check_read(writer, reader, read)
         if reader.loop.out in writers:
-            raise Apart(f"both write {reader.loop.out}")
+            raise CannotMerge(f"both write {reader.loop.out}")
 
 
 def check_overwriting(members: tuple[Member, ...]) -> None:
@@ -32,19 +32,19 @@ def check_overwriting(members: tuple[Member, ...]) -> None:
     for m in members:
         numbers = readers.get(m.loop.out)
         if numbers and min(numbers) <= m.number < max(numbers):
-            raise Apart(f"{m.loop.out} is read before and after it is overwritten")
+            raise CannotMerge(f"{m.loop.out} is read before and after it is overwritten")
 
 
 def _check_read(writer: Member, reader: Member, read: Expr) -> None:
     name = read.buffer
     if read.index is not writer.loop.index:
-        raise Apart(f"{reader.loop.out} reads {name} at a different index than it is written")
+        raise CannotMerge(f"{reader.loop.out} reads {name} at a different index than it is written")
     if writer.number > reader.number:
         # The reader wants the old value: it must have it before the overwriting loop runs.
         if not (writer.role == reader.role == Role.FULL):
-            raise Apart(f"{name} is overwritten in a loop of different shape")
+            raise CannotMerge(f"{name} is overwritten in a loop of different shape")
         return
     if writer.role in (Role.OUTER, Role.ALL):
-        raise Apart(f"{name} is complete only after all rows")
+        raise CannotMerge(f"{name} is complete only after all rows")
     if writer.role == Role.FULL and reader.role == Role.ROW:
-        raise Apart(f"{reader.loop.out} reads columns of {name} once per row")
+        raise CannotMerge(f"{reader.loop.out} reads columns of {name} once per row")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from perfuse.build.bundle import INTERPRETED, Bundle
 from perfuse.context import Context
+from perfuse.runtime.bind_gpu import Launcher
 from perfuse.runtime.driver import Driver, open_library
-from perfuse.runtime.gpu import Launcher
 from perfuse.runtime.interpreted import Interpreter
 from perfuse.runtime.python_launcher import PythonLibrary
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perfuse.codegen.host.program import Window
+from perfuse.codegen.host.program import ArenaWindow
 from perfuse.ir.matmul import MATMULS
 from perfuse.torch_compat import bare_op
 
@@ -32,7 +32,7 @@ def are_misaligned(pointers: array[int], count: int) -> bool:
     return bool(np.bitwise_or.reduce(np.frombuffer(pointers, np.int64, count)) & 15)
 
 
-def window(memory: torch.Tensor, made: Window) -> torch.Tensor:
+def window(memory: torch.Tensor, made: ArenaWindow) -> torch.Tensor:
     """A tensor over a piece of memory, given as bytes."""
     kind: torch.dtype = getattr(torch, made.dtype.removeprefix("torch."))
     rest = memory[made.offset :]

@@ -17,8 +17,8 @@ from perfuse.config import Settings
 from perfuse.forking import is_forked
 from perfuse.runtime import guard
 from perfuse.runtime.guard import Guard, GuardLayout
+from perfuse.runtime.host_names import HOST_FILE, addresses, resolve_op, window, with_strides
 from perfuse.runtime.idle import IdleFrames
-from perfuse.runtime.layout import HOST_FILE, addresses, resolve_op, window, with_strides
 from perfuse.runtime.pool import allocator
 
 _DEFAULT = Settings()
@@ -29,7 +29,7 @@ _DIVISION_BY_ZERO = -(2**63)
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
-class Frame:
+class CpuFrame:
     """Tables, arena and windows for one call at a time."""
 
     __slots__ = (
@@ -72,7 +72,7 @@ def new_seeds(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64).random_()
 
 
-def _bad_index(frame: Frame, where: str, sizes: tuple[int, ...]) -> None:
+def _bad_index(frame: CpuFrame, where: str, sizes: tuple[int, ...]) -> None:
     """Raise what eager raises. The frame is dropped with the failed call, never used again."""
     seen = frame.status[0]
     if seen == _DIVISION_BY_ZERO:
@@ -94,12 +94,12 @@ def bind(
     num_threads = settings.cpu.threads
     empty_strided = allocator(settings.thresholds.pool_bytes)
 
-    def take_frame() -> Frame:
+    def take_frame() -> CpuFrame:
         # Asking first would race: another thread may take the last frame in between.
         try:
-            found: Frame = frames.pop()
+            found: CpuFrame = frames.pop()
         except IndexError:
-            return Frame(host, empty_strided)
+            return CpuFrame(host, empty_strided)
         return found
 
     layout = GuardLayout(host, 1)

@@ -9,8 +9,8 @@ from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom
 from perfuse.ir.index import Dim
 from perfuse.ir.program import BufferKind, Loop, Program
+from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.fuse import accesses
-from perfuse.schedule.memory import output_buffers
 
 
 def narrow_reductions(program: Program) -> Program:

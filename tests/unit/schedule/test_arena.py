@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer, Extern, Program, View
-from perfuse.schedule.memory import ALIGNMENT, num_bytes, place
+from perfuse.schedule.arena import ALIGNMENT, num_bytes, place
 
 NUM_STEPS = 8
 

@@ -15,8 +15,7 @@ from perfuse.errors import ForkedGpuCall
 from perfuse.forking import is_forked
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.guard import Guard, GuardLayout
-from perfuse.runtime.idle import IdleFrames
-from perfuse.runtime.layout import (
+from perfuse.runtime.host_names import (
     HOST_FILE,
     addresses,
     are_misaligned,
@@ -24,6 +23,7 @@ from perfuse.runtime.layout import (
     resolve_op,
     with_strides,
 )
+from perfuse.runtime.idle import IdleFrames
 from perfuse.torch_compat import (
     capture_getter,
     current_gpu_getter,
