@@ -23,8 +23,8 @@ class Choice:
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Choice:
-        options = tuple((str(name), _plain(value)) for name, value in document["options"])
-        return Choice(_text(document["source"]), _text(document["name"]), options)
+        options = tuple((name, value) for name, value in document["options"])
+        return Choice(document["source"], document["name"], options)
 
     def __str__(self) -> str:
         return self.name
@@ -45,20 +45,10 @@ class Rival:
     spread_us: float | None = None  # the median distance from the median
     refusal: str = ""
 
-    @staticmethod
-    def from_json(document: dict[str, Any]) -> Rival:
-        return Rival(
-            Choice.from_json(document["choice"]),
-            _number(document["best_us"]),
-            _number(document["median_us"]),
-            _number(document["spread_us"]),
-            _text(document["refusal"]),
-        )
-
-    def __str__(self) -> str:
+    def measured(self) -> str:
         if self.median_us is None:
-            return f"{self.choice} refused ({self.refusal})"
-        return f"{self.choice} {self.median_us:.1f} us"
+            return f"refused: {self.refusal}"
+        return f"{self.median_us:,.1f} us, spread {self.spread_us:,.1f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +68,15 @@ class Decision:
         """The decision again; one of `errors.MALFORMED` where it is another format or damaged."""
         if document["format"] != FORMAT:
             raise ValueError(f"a decision of format {document['format']!r}, not {FORMAT}")
+        rivals = tuple(
+            Rival(**{**row, "choice": Choice.from_json(row["choice"])})
+            for row in document["rivals"]
+        )
         chosen = Choice.from_json(document["chosen"])
-        rivals = tuple(map(Rival.from_json, document["rivals"]))
-        return Decision(_text(document["subject"]), chosen, rivals, _text(document["reason"]))
+        decision = Decision(document["subject"], chosen, rivals, document["reason"])
+        str(decision)  # which raises where times are not numbers
+        return decision
 
     def __str__(self) -> str:
-        others = ", ".join(str(r) for r in self.rivals if r.choice != self.chosen)
-        chosen = next((r for r in self.rivals if r.choice == self.chosen), self.chosen)
-        return f"{self.subject}: {chosen}" + (f"; {others}" if others else "")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"text is expected, not {value!r}")
-    return value
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _plain(value: Any) -> Plain:
-    if value is not None and not isinstance(value, str | int | float | bool):
-        raise TypeError(f"a plain value is expected, not {value!r}")
-    return value
+        rivals = "; ".join(f"{r.choice} {r.measured()}" for r in self.rivals)
+        return f"{self.subject}: {self.chosen} of {rivals}"

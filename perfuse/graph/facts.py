@@ -29,54 +29,21 @@ NUM_RESULTS = "perfuse_num_results"
 # talk to a network, so it is never merged nor dropped.
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "perfuse"})
 
-# ATen ops whose schema does not show their effect.
+# ATen ops whose schema does not show their effect. `_local_scalar_dense` makes an unbacked symbol,
+# and two calls are two symbols; likewise `nonzero`, in its shape.
 _EFFECTFUL_PACKETS = frozenset(
-    {
-        "_assert_async",
-        "_assert_scalar",
-        "_assert_tensor_metadata",
-        "_functional_assert_async",
-        "_functional_assert_scalar",
-        "_functional_sym_constrain_range",
-        "_functional_sym_constrain_range_for_size",
-        "_linalg_check_errors",
-        "_local_scalar_dense",  # makes an unbacked symbol: two calls are two symbols
-        "_print",
-        "item",
-        "nonzero",  # likewise, in its shape
-        "sym_constrain_range",
-        "sym_constrain_range_for_size",
-    }
+    """_assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async
+    _functional_assert_scalar _functional_sym_constrain_range
+    _functional_sym_constrain_range_for_size _linalg_check_errors _local_scalar_dense _print item
+    nonzero sym_constrain_range sym_constrain_range_for_size""".split()
 )
 
 # Python arithmetic on sizes, and getitem of a tuple of results. The in-place operators stay out.
+_OPERATORS = "add sub mul floordiv truediv mod pow neg eq ne lt le gt ge and_ or_ getitem".split()
+_SYM_FUNCTIONS = "sym_int sym_float sym_max sym_min sym_not sym_sum sym_ite".split()
 PURE_PYTHON = frozenset(
-    {
-        operator.add,
-        operator.sub,
-        operator.mul,
-        operator.floordiv,
-        operator.truediv,
-        operator.mod,
-        operator.pow,
-        operator.neg,
-        operator.eq,
-        operator.ne,
-        operator.lt,
-        operator.le,
-        operator.gt,
-        operator.ge,
-        operator.and_,
-        operator.or_,
-        operator.getitem,
-        torch.sym_int,
-        torch.sym_float,
-        torch.sym_max,
-        torch.sym_min,
-        torch.sym_not,
-        torch.sym_sum,
-        torch.sym_ite,
-    }
+    [getattr(operator, name) for name in _OPERATORS]
+    + [getattr(torch, name) for name in _SYM_FUNCTIONS]
 )
 
 

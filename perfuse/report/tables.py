@@ -107,16 +107,10 @@ def _call_rows(graph: Any) -> Rows:
 
 def _decision_rows(graph: Any) -> Rows:
     return [
-        (d.subject, "chosen" if r.choice == d.chosen else "", r.choice, _measured(r))
+        (d.subject, "chosen" if r.choice == d.chosen else "", r.choice, r.measured())
         for d in graph.decisions
         for r in d.rivals
     ]
-
-
-def _measured(rival: Any) -> str:
-    if rival.median_us is None:
-        return f"refused: {rival.refusal}"
-    return f"{rival.median_us:,.1f} us, spread {rival.spread_us:,.1f}"
 
 
 def _time_rows(graph: Any) -> Rows:

@@ -13,26 +13,9 @@ from perfuse.torch_compat import OpOverload, flop_formula, size_hint
 
 # Not tagged as pointwise by PyTorch, but one loop over the result all the same.
 _CHEAP_PACKETS = frozenset(
-    {
-        "_to_copy",
-        "_unsafe_view",
-        "arange",
-        "cat",
-        "clone",
-        "constant_pad_nd",
-        "convert_element_type",
-        "empty",
-        "flip",
-        "full",
-        "full_like",
-        "iota",
-        "repeat",
-        "scalar_tensor",
-        "uniform_at",
-        "where",
-    }
+    """_to_copy _unsafe_view arange cat clone constant_pad_nd convert_element_type empty flip full
+    full_like iota repeat scalar_tensor uniform_at where""".split()
 )
-
 
 # One pass over memory, but not a loop over the result.
 _PASS_PACKETS = frozenset(
