@@ -105,7 +105,7 @@ def choices_of(problem: Problem) -> Sequence[Choice]:
 def decide(problem: Problem, context: Context) -> Decision:
     """The stored decision for a matmul on this machine, or a new one."""
     machine = (context.target, torch.get_num_threads(), torch.__version__)
-    key = key_of(keys.PRODUCT, machine, RULES, MOST_ERROR, problem)
+    key = key_of(keys.MATMUL, machine, RULES, MOST_ERROR, problem)
     choices = choices_of(problem)
 
     def measure() -> Decision:

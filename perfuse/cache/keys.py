@@ -42,12 +42,12 @@ KERNEL = Kind(
     "kernel", 1, "machine code and assembly of one Triton kernel", ("build/triton_compile.py",)
 )
 BUNDLE = Kind("gpu", 1, "machine code of all kernels of a GPU program")
-PRODUCT = Kind("product", 2, "which library call computes a matrix product fastest, as measured")
+MATMUL = Kind("matmul", 1, "which library call computes a matmul fastest, as measured")
 TILE = Kind("tile", 2, "which tile of a GPU kernel is fastest, as measured", ALL_CODE)
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
-KINDS = (LIBRARY, KERNEL, BUNDLE, PRODUCT, TILE, GRAPH, CAPTURE)
+KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, GRAPH, CAPTURE)
 
 
 def key_of(kind: Kind, *parts: object) -> str:

@@ -38,7 +38,7 @@ CODE = [name for name, row in ROWS.items() if row.changes_code]
 PLAIN = [name for name, row in ROWS.items() if not row.changes_code]
 
 # Rooms that decide what code is generated, and the settings they may read that change none of it.
-GENERATING = ("ir", "graph", "lower", "schedule", "codegen", "autotune", "budget")
+GENERATING = ("ir", "graph", "lower", "schedule", "codegen", "autotune", "budget", "backends")
 READ_ANYWAY = {
     "enabled": "whether a decision is stored, not what it is",
     "over_budget": "whether a missed budget warns or raises",
