@@ -47,7 +47,7 @@ class _Padding:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides whether padding pays: the GPU, the settings, and where tensors have to be."""
+    """The conditions under which padding pays: the GPU, the settings, the layout of tensors."""
 
     gpu: Gpu
     thresholds: ThresholdSettings

@@ -45,7 +45,7 @@ class Indirect(Atom):
 
 
 class Division(Atom):
-    """What a quotient and a remainder have in common."""
+    """The common base of quotients and remainders."""
 
     __slots__ = ("divisor", "numerator")
     numerator: Dim
