@@ -27,7 +27,7 @@ from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
 from perfuse.logs import channel
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
-from perfuse.torch_guards import graph_assumptions
+from perfuse.torch_compat.guards import graph_assumptions
 
 LOG = channel("cache")
 

@@ -18,8 +18,8 @@ from perfuse.capture.observe import observing
 from perfuse.capture.request import Request
 from perfuse.pipeline import Compiled
 from perfuse.runtime.pool import POOL
-from perfuse.torch_compat import cpu_allocations
-from perfuse.torch_dynamo import compiled_as
+from perfuse.torch_compat.dynamo import compiled_as
+from perfuse.torch_compat.tensors import cpu_allocations
 
 
 @contextmanager

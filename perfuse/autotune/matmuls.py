@@ -23,7 +23,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import LINEAR
 from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.plan import Plan
-from perfuse.torch_compat import disable_dispatch_modes, disabled_autocast
+from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
 # Of short matmuls enough rounds that no disturbance decides: with twelve, mobilebert lost 5 %.
 # What the race does not see: a challenger's result is new memory, not a place of ours.

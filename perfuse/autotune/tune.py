@@ -16,7 +16,7 @@ from perfuse.context import Context
 from perfuse.runtime.measure import event_timer, random_inputs
 from perfuse.schedule.plan import Plan, with_tile
 from perfuse.schedule.tile import Tile
-from perfuse.torch_compat import disable_dispatch_modes
+from perfuse.torch_compat.state import disable_dispatch_modes
 
 Tuner = Callable[[Plan, Context], Plan]
 

@@ -21,9 +21,9 @@ from perfuse.errors import ArtefactError, PerfuseError
 from perfuse.pipeline import Compiled
 from perfuse.runtime.tree import NumberResult
 from perfuse.runtime.wrapper import RuntimeFacts, wrap
-from perfuse.torch_compat import tree_leaves, tree_map
-from perfuse.torch_dynamo import GraphBreak, untied_sizes
-from perfuse.torch_guards import traced_forms
+from perfuse.torch_compat.dynamo import GraphBreak, untied_sizes
+from perfuse.torch_compat.graphs import tree_leaves, tree_map
+from perfuse.torch_compat.guards import traced_forms
 
 ONE_GRAPH = (
     "move this out of the function, or compile the parts separately; "

@@ -16,8 +16,8 @@ from perfuse.errors import ArtefactError, UnsupportedOp
 from perfuse.lower.symbols import host_formula
 from perfuse.runtime.saved import pack_tensors
 from perfuse.runtime.tree import describe
-from perfuse.torch_compat import tree_leaves
-from perfuse.torch_guards import SizeNames
+from perfuse.torch_compat.graphs import tree_leaves
+from perfuse.torch_compat.guards import SizeNames
 
 NO_VIEWS = "return copies (.clone()) and tensors of fixed sizes."
 

@@ -24,7 +24,8 @@ from perfuse.counters import counters
 from perfuse.logs import channel
 from perfuse.runtime.bind_cpu import Call
 from perfuse.runtime.wrapper import wrap
-from perfuse.torch_compat import keep_checks, never_trace
+from perfuse.torch_compat.ops import keep_checks
+from perfuse.torch_compat.registration import never_trace
 
 LOG = channel("capture")
 

@@ -26,7 +26,7 @@ from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
 from perfuse.logs import channel
 from perfuse.runtime.wrapper import RuntimeFacts, facts_from, wrap
-from perfuse.torch_guards import CannotSpell, SymbolTable
+from perfuse.torch_compat.guards import CannotSpell, SymbolTable
 
 CAPTURE = "capture.json"
 LOG = channel("capture")

@@ -23,8 +23,10 @@ from perfuse.cache import keys
 from perfuse.cache.keys import identity, key_of
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical, Numbers, spell_layout, spell_node
-from perfuse.torch_compat import OpOverload, ambient_state, has_tracing_hooks, storage_id
-from perfuse.torch_guards import GuardMark, SymbolTable
+from perfuse.torch_compat.guards import GuardMark, SymbolTable
+from perfuse.torch_compat.ops import OpOverload
+from perfuse.torch_compat.state import ambient_state, has_tracing_hooks
+from perfuse.torch_compat.tensors import storage_id
 
 TORCH = Path(torch.__file__).parent
 OWN_MODULES = ("torch", "_operator", "operator", "builtins", "math")

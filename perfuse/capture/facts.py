@@ -14,8 +14,9 @@ from perfuse.logs import channel
 from perfuse.lower.symbols import host_formula
 from perfuse.runtime.size_formula import names_in
 from perfuse.runtime.wrapper import RuntimeFacts, Tangent
-from perfuse.torch_autograd import SimpleMetadata, simple_metadata
-from perfuse.torch_compat import is_autocast_enabled, sym_expression
+from perfuse.torch_compat.autograd import SimpleMetadata, simple_metadata
+from perfuse.torch_compat.sizes import sym_expression
+from perfuse.torch_compat.state import is_autocast_enabled
 
 SYMBOLIC = "symbolic_shape"
 

@@ -15,7 +15,7 @@ from perfuse.counters import Counters
 from perfuse.errors import CompileFailed, PerfuseError
 from perfuse.graph.blame import node_of
 from perfuse.graph_cache import Executable
-from perfuse.torch_compat import source_line
+from perfuse.torch_compat.graphs import source_line
 
 PACKAGE = Path(__file__).parent.parent
 

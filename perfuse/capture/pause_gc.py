@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from perfuse import config
-from perfuse.torch_compat import on_compile
-from perfuse.torch_dynamo import is_compiling_here
+from perfuse.torch_compat.dynamo import is_compiling_here
+from perfuse.torch_compat.registration import on_compile
 
 # Python 3.12 starts with a few hundred frozen objects of its own; a program freezes, if at all, the
 # many thousands that its imports made.

@@ -59,7 +59,7 @@ def register() -> None:
     if not _is_installed():
         sys.meta_path.append(Finder())
     if DYNAMO in sys.modules:
-        compat = importlib.import_module("perfuse.torch_compat")
+        compat = importlib.import_module("perfuse.torch_compat.registration")
         compat.add_dynamo_backend(ENTRY_POINT)
 
 

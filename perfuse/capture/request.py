@@ -10,7 +10,7 @@ from perfuse import config
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.modes import overrides_of
 from perfuse.config import Settings
-from perfuse.torch_dynamo import call_isolated, compiled_as
+from perfuse.torch_compat.dynamo import call_isolated, compiled_as
 
 Function = Callable[..., Any]
 

@@ -18,8 +18,8 @@ from perfuse.codegen.triton.sources import TritonSources
 from perfuse.config import is_debugging_compiles
 from perfuse.logs import channel
 from perfuse.pipeline import Compiled
-from perfuse.torch_compat import source_line
-from perfuse.torch_records import debug_folder, is_output_code_wanted, output_code_log
+from perfuse.torch_compat.graphs import source_line
+from perfuse.torch_compat.records import debug_folder, is_output_code_wanted, output_code_log
 
 LOG = channel("code")
 

@@ -24,7 +24,7 @@ from perfuse.graph.passes import DYNAMO_PASSES, run_passes
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.bind_cpu import Call
-from perfuse.torch_autograd import aot_compile_graph
+from perfuse.torch_compat.autograd import aot_compile_graph
 
 
 def cut_for(context: Context, joint: GraphModule, num_results: int) -> tuple[Cut, bool]:

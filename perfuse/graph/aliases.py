@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from perfuse.graph.facts import is_known, output_leaves, tensor_of
 from perfuse.graph.storage_ops import SEEING, storage_treatment
-from perfuse.torch_compat import OpOverload
+from perfuse.torch_compat.ops import OpOverload, schema_of
 
 
 @dataclass(slots=True)
@@ -96,12 +96,12 @@ class _Marks:
 @cache
 def _schema_of(op: OpOverload) -> _Marks:
     """The alias annotations of a schema, read once per op."""
-    arguments = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
+    arguments = [(i, a.name, a.alias_info) for i, a in enumerate(schema_of(op).arguments)]
     marked = [(i, name, info.is_write) for i, name, info in arguments if info is not None]
-    returns_alias = any(r.alias_info is not None for r in op._schema.returns)
+    returns_alias = any(r.alias_info is not None for r in schema_of(op).returns)
     return _Marks(
         tuple((i, name) for i, name, _ in marked if returns_alias),
-        tuple((i, name) for i, name, is_write in marked if op._schema.is_mutable and is_write),
+        tuple((i, name) for i, name, is_write in marked if schema_of(op).is_mutable and is_write),
         returns_alias,
     )
 
@@ -188,7 +188,7 @@ def is_view(node: Node) -> bool:
     target = node.target
     return (
         isinstance(target, OpOverload)
-        and not target._schema.is_mutable
+        and not schema_of(target).is_mutable
         and _schema_of(target).returns_alias
         and isinstance(tensor_of(node), torch.Tensor)
     )

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from perfuse.graph.facts import is_same_shape, is_same_size, packet_name, tensor_of
 from perfuse.graph.rewrite import dtype_of, scalar_of
-from perfuse.torch_compat import has_fast_products
+from perfuse.torch_compat.ops import has_fast_products
 
 RESHAPES = ("view", "_unsafe_view")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)

@@ -23,7 +23,7 @@ from perfuse.graph.aliases import Aliases
 from perfuse.graph.facts import attribute_of, attributes_of, tensor_of
 from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import matmul_op
-from perfuse.torch_compat import disable_dispatch_modes
+from perfuse.torch_compat.state import disable_dispatch_modes
 
 MIN_PRODUCTS = 3
 MAX_WEIGHT = 64 * 64

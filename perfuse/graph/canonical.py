@@ -14,14 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.graph.facts import COMPARED, GIVEN_UP, SECOND
-from perfuse.torch_compat import (
-    OpOverload,
-    numeric_state,
-    raw_bytes,
-    sym_expression,
-    symbol_facts,
-)
-from perfuse.torch_guards import graph_assumptions
+from perfuse.torch_compat.guards import graph_assumptions
+from perfuse.torch_compat.ops import OpOverload
+from perfuse.torch_compat.sizes import sym_expression, symbol_facts
+from perfuse.torch_compat.state import numeric_state
+from perfuse.torch_compat.tensors import raw_bytes
 
 MAX_CONSTANT_BYTES = 64 << 20
 SPELLED_BY_REPR = (type(None), bool, int, str, complex, slice, type(...))

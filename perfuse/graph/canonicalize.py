@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import tensor_of
 from perfuse.graph.rewrite import NodeBuilder, Rule, index_rules, rewrite
-from perfuse.torch_compat import OpOverload
+from perfuse.torch_compat.ops import OpOverload, schema_of
 
 ALIASES = ("alias", "detach", "lift_fresh", "lift_fresh_copy", "lift")
 
@@ -67,7 +67,7 @@ def schema_spelling(
     is_factory = not any(isinstance(tensor_of(arg), torch.Tensor) for arg in args)
     positional: list[tuple[Any, bool]] = []
     keywords: dict[str, Any] = {}
-    for i, formal in enumerate(op._schema.arguments):
+    for i, formal in enumerate(schema_of(op).arguments):
         is_given = i < len(args) if not formal.kwarg_only else False
         if not is_given and formal.name not in kwargs:
             if not formal.kwarg_only and formal.has_default_value():

@@ -7,15 +7,14 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from perfuse.graph.blame import working_on
-from perfuse.torch_compat import module_of
+from perfuse.torch_compat.graphs import empty_like, module_of
 
 
 class GraphCopy:
     """A new graph under construction: `of` maps each node of the old one to its replacement."""
 
     def __init__(self, source: Graph) -> None:
-        self.graph = Graph()
-        self.graph._codegen = source._codegen
+        self.graph = empty_like(source)
         self.of: dict[Node, Node] = {}
 
     def copy(self, node: Node) -> Node:

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from perfuse.graph.aliases import Aliases, mutated_inputs
 from perfuse.graph.copying import copied_graph
 from perfuse.graph.facts import SECOND, has_effects, is_known, is_pure
-from perfuse.torch_compat import module_of
+from perfuse.torch_compat.graphs import module_of
 
 
 class _Opaque(Exception):

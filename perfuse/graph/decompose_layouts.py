@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfuse.torch_compat import memory_format_of
+from perfuse.torch_compat.tensors import memory_format_of
 
 
 def lies_channels_last(x: Tensor) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from perfuse.graph.decompose_softmax import opmath
-from perfuse.torch_compat import is_known_empty
+from perfuse.torch_compat.sizes import is_known_empty
 
 
 def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:

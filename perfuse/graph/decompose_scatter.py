@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfuse.torch_compat import OpOverload
+from perfuse.torch_compat.ops import OpOverload
 
 aten = torch.ops.aten
 

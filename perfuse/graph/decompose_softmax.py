@@ -8,7 +8,7 @@ so that the partitioner may recompute it instead of saving a second tensor of th
 import torch
 from torch import Tensor
 
-from perfuse.torch_compat import is_known_empty
+from perfuse.torch_compat.sizes import is_known_empty
 
 _MEAN = 1  # at::Reduction::Mean
 

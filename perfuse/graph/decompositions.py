@@ -29,7 +29,7 @@ from perfuse.graph import decompose_softmax as softmax
 from perfuse.graph.decompose_fft import fft_c2c, fft_c2r, fft_r2c
 from perfuse.graph.decompose_foreach import FOREACH
 from perfuse.graph.decompose_scatter import index_fill, into_own_copy
-from perfuse.torch_compat import OpOverload, standard_decompositions
+from perfuse.torch_compat.ops import OpOverload, schema_of, standard_decompositions
 
 Decomposition = Callable[..., Any]
 aten = torch.ops.aten
@@ -160,7 +160,7 @@ def _is_functional(op: OpOverload) -> bool:
 
     Batch norm in evaluation does: its schema may write the statistics, but it only reads them.
     """
-    return not op._schema.is_mutable or str(op) == "aten._native_batch_norm_legit.default"
+    return not schema_of(op).is_mutable or str(op) == "aten._native_batch_norm_legit.default"
 
 
 def _is_batch_norm(op: OpOverload) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from perfuse.torch_compat import OpOverload, is_pointwise_function, sym_expression
+from perfuse.torch_compat.ops import OpOverload, is_pointwise_function, schema_of
+from perfuse.torch_compat.sizes import sym_expression
 
 # The mark, in `meta`, of a donated placeholder: its memory is not needed after this graph.
 GIVEN_UP = "perfuse_given_up"
@@ -66,8 +67,8 @@ def op_facts(target: Any) -> OpFacts:
     is_random = torch.Tag.nondeterministic_seeded in target.tags
     if target.namespace not in _KNOWN_NAMESPACES:
         return OpFacts("", False, is_random, True)
-    packet = str(target._schema.name).partition("::")[2]
-    has_effects = packet in _EFFECTFUL_PACKETS or bool(target._schema.is_mutable)
+    packet = str(schema_of(target).name).partition("::")[2]
+    has_effects = packet in _EFFECTFUL_PACKETS or bool(schema_of(target).is_mutable)
     return OpFacts(packet, True, is_random, has_effects)
 
 
@@ -86,7 +87,7 @@ def is_random(node: Node) -> bool:
 def _is_without_dropout(node: Node) -> bool:
     """Attention draws random numbers for its dropout alone."""
     assert isinstance(node.target, OpOverload)
-    for i, argument in enumerate(node.target._schema.arguments):
+    for i, argument in enumerate(schema_of(node.target).arguments):
         if argument.name == "dropout_p":
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, 0.0)
             return isinstance(given, (int, float)) and given == 0

@@ -20,7 +20,7 @@ from perfuse.graph.facts import (
     packet_name,
     tensor_of,
 )
-from perfuse.torch_compat import disable_dispatch_modes
+from perfuse.torch_compat.state import disable_dispatch_modes
 
 MAX_ELEMENTS = 1024
 

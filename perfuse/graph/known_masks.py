@@ -20,11 +20,8 @@ from torch.fx.node import map_aggregate
 
 from perfuse.graph.copying import GraphCopy, copy_but_for, copy_node
 from perfuse.graph.facts import ancestors
-from perfuse.torch_compat import (
-    OpOverload,
-    OpOverloadPacket,
-    disable_dispatch_modes,
-)
+from perfuse.torch_compat.ops import OpOverload, OpOverloadPacket
+from perfuse.torch_compat.state import disable_dispatch_modes
 
 MAX_ELEMENTS = 1 << 27  # of a mask, computed on the CPU: a byte each, most often
 CPU = torch.device("cpu")

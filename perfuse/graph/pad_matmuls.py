@@ -27,7 +27,7 @@ from perfuse.graph.facts import is_same_tensor, tensor_of
 from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import MatmulOp, Operands, matmul_op
-from perfuse.torch_compat import is_view_op
+from perfuse.torch_compat.ops import is_view_op
 
 aten = torch.ops.aten
 _ALIGNED_BYTES = 16

@@ -31,8 +31,13 @@ from perfuse.graph.passes import JOINT_PASSES, run_passes
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
-from perfuse.torch_autograd import is_backward_state, mutated_descriptions, saved_output_description
-from perfuse.torch_compat import free_symbols_of, module_of, sym_expression
+from perfuse.torch_compat.autograd import (
+    is_backward_state,
+    mutated_descriptions,
+    saved_output_description,
+)
+from perfuse.torch_compat.graphs import module_of
+from perfuse.torch_compat.sizes import free_symbols_of, sym_expression
 
 UNCHECKED = "saved_tensor_with_no_vc_check"  # AOTAutograd's mark on a value stashed on `ctx`
 
@@ -51,12 +56,12 @@ class Inputs:
     def of(graph: Graph) -> "Inputs":
         inputs = Inputs([], [], [], [], [])
         for node in graph.find_nodes(op="placeholder"):
-            inputs._list_for(node).append(node)
+            inputs.list_for(node).append(node)
             if is_backward_state(node):
                 inputs.states.append(node)
         return inputs
 
-    def _list_for(self, node: Node) -> list[Node]:
+    def list_for(self, node: Node) -> list[Node]:
         name = str(node.target)
         if "tangents" in name:
             return self.tangents

@@ -17,7 +17,7 @@ from perfuse.graph.aliases import Aliases
 from perfuse.graph.blame import working_on
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import is_same_tensor, output_leaves, packet_name, tensor_of
-from perfuse.torch_compat import module_of
+from perfuse.torch_compat.graphs import last_node, module_of
 
 MAX_STEPS = 16  # rewrites in a row of one node; rules shrink, so this is only a fuse
 
@@ -102,7 +102,7 @@ class _Rewrite:
 
     def _simplify(self, old: Node, node: Node) -> Node:
         for _ in range(MAX_STEPS):
-            mark = _last(self._new)
+            mark = last_node(self._new)
             better = self._step(old, node)
             if better is None:
                 return node
@@ -122,7 +122,7 @@ class _Rewrite:
         if tensor_of(node) is None or any("val" not in n.meta for n in node.all_input_nodes):
             return None
         for rule in self._rules.get(packet_name(node), ()):
-            mark = _last(self._new)
+            mark = last_node(self._new)
             offer = rule.offer(node, self._builder)
             if offer is None:
                 continue
@@ -155,15 +155,10 @@ class _Rewrite:
         return self._aliases.can_stand_for(origin, old) and self._aliases.keeps_storage(origin, old)
 
 
-def _last(graph: Graph) -> Node:
-    last: Node = graph._root.prev
-    return last
-
-
 def _since(graph: Graph, mark: Node) -> list[Node]:
     """The nodes after `mark`, first to last."""
     found: list[Node] = []
-    node = graph._root.prev
+    node = last_node(graph)
     while node is not mark:
         found.append(node)
         node = node.prev

@@ -13,7 +13,7 @@ from perfuse.context import Context
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import ancestors, is_sym, results_of, tensor_of
 from perfuse.graph.random_ops import normal_at, seeds, uniform_at
-from perfuse.torch_compat import sym_expression
+from perfuse.torch_compat.sizes import sym_expression
 
 aten = torch.ops.aten
 

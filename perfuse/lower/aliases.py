@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node as FxNode
 
-from perfuse.torch_compat import is_view_op
+from perfuse.torch_compat.ops import is_view_op
 
 
 def alias_root(node: FxNode) -> FxNode:

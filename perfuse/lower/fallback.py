@@ -31,7 +31,7 @@ from perfuse.lower.builder import Builder
 from perfuse.lower.layout import dense_order
 from perfuse.lower.tensor import Tensor, as_view, positions, reindex
 from perfuse.lower.traced import is_computable
-from perfuse.torch_compat import OpOverload, is_view_op, op_name
+from perfuse.torch_compat.ops import OpOverload, is_view_op, op_name, schema_of
 
 # What calls with side effects write to, so that they keep their order.
 _WORLD = "world"
@@ -56,7 +56,7 @@ class AtenCall:
         """The call that `with_effects(token, op, ...)` wraps; it returns the token first."""
         op: Any = effect.args[1]
         rest = effect.meta["val"][1:]
-        returned = len(op._schema.returns)
+        returned = len(schema_of(op).returns)
         expected = None if returned == 0 else rest[0] if returned == 1 else tuple(rest)
         return AtenCall(op, effect.args[2:], effect.kwargs, expected)
 
@@ -215,7 +215,7 @@ def _mutated(
 
     With fallback_random, a draw from PyTorch's generator writes the world too.
     """
-    schema = getattr(call.target, "_schema", None)
+    schema = schema_of(call.target)
     acts = schema is None or not schema.returns
     found = [_WORLD] if acts or (draws_in_order and op_facts(call.target).is_random) else []
     for i, argument in enumerate(schema.arguments if schema is not None else ()):

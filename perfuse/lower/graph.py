@@ -47,7 +47,8 @@ from perfuse.lower.traced import (
     is_plain_tensor,
     traced_value,
 )
-from perfuse.torch_compat import is_effect, is_view_op, symbol_hints
+from perfuse.torch_compat.ops import is_effect, is_view_op, schema_of
+from perfuse.torch_compat.sizes import symbol_hints
 
 assert families  # importing the op families fills the registry
 
@@ -513,7 +514,7 @@ def _is_written(root: FxNode) -> bool:
 
 def _counts_from_start(node: FxNode) -> bool:
     """Whether an offset is given that counts from the start of an input's storage."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [argument.name for argument in schema_of(node.target).arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     root = alias_root(node.args[0])  # type: ignore[arg-type]
     is_input = root.op == "placeholder" and not _is_written(root)

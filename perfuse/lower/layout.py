@@ -9,7 +9,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer, View
 from perfuse.lower.symbols import Symbols
-from perfuse.torch_compat import overlaps
+from perfuse.torch_compat.tensors import overlaps
 
 
 def reaches_outside(window: View, buffer: Buffer) -> bool:

@@ -9,8 +9,9 @@ from torch.fx import Node as FxNode
 from perfuse.ir.program import Origin
 from perfuse.lower.builder import Builder
 from perfuse.lower.tensor import Tensor
-from perfuse.torch_compat import is_view_op, source_line
-from perfuse.torch_records import module_path, original_op
+from perfuse.torch_compat.graphs import source_line
+from perfuse.torch_compat.ops import is_view_op
+from perfuse.torch_compat.records import module_path, original_op
 
 # Names of ops recorded per loop: the first few are enough, and a chain may be thousands long.
 MAX_OPS = 6

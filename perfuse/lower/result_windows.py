@@ -15,7 +15,7 @@ from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.layout import dense_strides, own_strides
 from perfuse.lower.symbols import Symbols
 from perfuse.lower.tensor import Tensor
-from perfuse.torch_compat import is_view_op
+from perfuse.torch_compat.ops import is_view_op
 
 
 def may_overlap(node: FxNode, symbols: Symbols) -> bool:

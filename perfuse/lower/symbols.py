@@ -11,7 +11,7 @@ from perfuse.errors import UnsupportedOp
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
 from perfuse.ir.program import sizes_from_data
-from perfuse.torch_compat import UNKNOWN_LEAST, least_values
+from perfuse.torch_compat.sizes import UNKNOWN_LEAST, least_values
 
 
 class Symbols:

@@ -18,8 +18,8 @@ from perfuse.graph.partition import Cut
 from perfuse.pipeline import Compiled
 from perfuse.report.explanation import Explanation, GraphReport
 from perfuse.report.memory import TrainingReport
-from perfuse.torch_compat import tree_leaves
-from perfuse.torch_records import dynamo_events
+from perfuse.torch_compat.graphs import tree_leaves
+from perfuse.torch_compat.records import dynamo_events
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:

@@ -17,7 +17,7 @@ from perfuse.report.rows import KernelRow as KernelRow
 from perfuse.report.screen import screen
 from perfuse.report.stages import STAGES
 from perfuse.report.tables import html_page, stage_text
-from perfuse.torch_records import DynamoEvents
+from perfuse.torch_compat.records import DynamoEvents
 
 
 @dataclass(frozen=True, slots=True, repr=False)

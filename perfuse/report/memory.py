@@ -18,8 +18,8 @@ from perfuse.graph.partition import Cut
 from perfuse.graph.saving.costs import num_bytes, num_flops
 from perfuse.schedule.timeline import Timeline
 from perfuse.sizes import spell_bytes
-from perfuse.torch_compat import source_line
-from perfuse.torch_records import module_path
+from perfuse.torch_compat.graphs import source_line
+from perfuse.torch_compat.records import module_path
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 76  # of the sparkline: a terminal's 80 columns, indented

@@ -15,7 +15,7 @@ from perfuse.ir.program import Buffer, Program
 from perfuse.schedule.plan import Kernel
 from perfuse.schedule.size_hints import Hints, value_of
 from perfuse.target import Target
-from perfuse.torch_compat import disable_dispatch_modes
+from perfuse.torch_compat.state import disable_dispatch_modes
 
 CPU_HZ = 2.5e9  # a server core's clock under vector load
 FMA_UNITS = 2  # of a core, each a multiplication and an addition in every lane

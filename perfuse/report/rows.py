@@ -17,7 +17,7 @@ from perfuse.ir.program import LibraryCall, Origin
 from perfuse.pipeline import Compiled
 from perfuse.report.roofline import Roofline, kernel_bytes, kernel_flops
 from perfuse.schedule.plan import Kernel
-from perfuse.torch_records import op_identity
+from perfuse.torch_compat.records import op_identity
 
 # Ops for which vendor libraries beat generated code, by words in their names.
 LIBRARIES = {

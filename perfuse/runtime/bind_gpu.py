@@ -24,7 +24,7 @@ from perfuse.runtime.host_names import (
     with_strides,
 )
 from perfuse.runtime.idle import IdleFrames
-from perfuse.torch_compat import (
+from perfuse.torch_compat.devices import (
     capture_getter,
     current_gpu_getter,
     gpu_allocator,

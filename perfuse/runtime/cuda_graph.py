@@ -28,7 +28,8 @@ from perfuse.codegen.host.tables import GpuTables
 from perfuse.counters import Counters
 from perfuse.runtime.bind_gpu import aligned
 from perfuse.runtime.host_names import memory_of
-from perfuse.torch_compat import raw_stream_getter, storage_users
+from perfuse.torch_compat.devices import raw_stream_getter
+from perfuse.torch_compat.tensors import storage_users
 
 Call = Callable[[list[Any]], tuple[Any, ...]]
 

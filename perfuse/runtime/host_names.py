@@ -12,7 +12,7 @@ import torch
 
 from perfuse.codegen.host.program import ArenaWindow
 from perfuse.ir.matmul import MATMULS
-from perfuse.torch_compat import bare_op
+from perfuse.torch_compat.ops import bare_op
 
 # Where the text of host programs seems to be: beside our own files, which Dynamo does not trace.
 HOST_FILE = str(Path(__file__).with_name("<host program>"))

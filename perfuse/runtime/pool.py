@@ -23,7 +23,7 @@ import torch
 
 from perfuse import config
 from perfuse.forking import ForkLock
-from perfuse.torch_compat import storage_use_counter
+from perfuse.torch_compat.tensors import storage_handle, storage_use_counter
 
 _ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
@@ -44,7 +44,7 @@ class _Block:
         self._template = torch.empty(num_bytes, dtype=torch.uint8)
         self.storage = self._template.untyped_storage()
         self.address = self._template.data_ptr()
-        self._handle: int = self.storage._cdata
+        self._handle = storage_handle(self.storage)
         self._users = _use_count(self._handle)
         self._references = sys.getrefcount(self.storage)
 

@@ -22,7 +22,8 @@ from perfuse.codegen.host.tables import tables_of
 from perfuse.decision import Decision
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph.facts import PURE_PYTHON
-from perfuse.torch_compat import op_name, raw_bytes, tensor_of_bytes
+from perfuse.torch_compat.ops import op_name
+from perfuse.torch_compat.tensors import raw_bytes, tensor_of_bytes
 
 PROGRAM = "program.json"
 CONSTANTS = "constants.bin"

@@ -17,8 +17,9 @@ from perfuse.forking import ForkLock
 from perfuse.runtime.bind_cpu import Call
 from perfuse.runtime.host_names import with_strides
 from perfuse.runtime.size_formula import size_value
-from perfuse.torch_autograd import call_backward_directly, function_apply, release_saved
-from perfuse.torch_compat import disabled_autocast
+from perfuse.torch_compat.autograd import call_backward_directly, function_apply, release_saved
+from perfuse.torch_compat.state import disabled_autocast
+from perfuse.torch_compat.tensors import is_view_of_another
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             # A window on memory becomes a tensor in its own right: autograd may refuse to write
             # to a view.
             results = [
-                value.detach() if isinstance(value, Tensor) and value._is_view() else value
+                value.detach() if isinstance(value, Tensor) and is_view_of_another(value) else value
                 for value in run([*args])
             ]
             outputs = tuple(results[:num_outputs])

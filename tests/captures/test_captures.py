@@ -10,7 +10,7 @@ import pytest
 
 import perfuse
 from perfuse.graph import canonical
-from perfuse.torch_guards import SymbolTable
+from perfuse.torch_compat.guards import SymbolTable
 from tests.captures.check import check_program
 from tests.captures.run import run_process
 

@@ -17,7 +17,7 @@ from perfuse.codegen.cpp import emit, kernel, partials, unit
 from perfuse.codegen.host import program as host
 from perfuse.ir import index as ix
 from perfuse.schedule import arena, in_place
-from perfuse.torch_guards import SymbolTable
+from perfuse.torch_compat.guards import SymbolTable
 
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]

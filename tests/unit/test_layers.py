@@ -128,23 +128,62 @@ def test_nothing_touches_the_peer(module: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# The files that touch private PyTorch APIs: in general, and by subject.
-COMPAT = (
-    "torch_compat.py",
-    "torch_autograd.py",
-    "torch_guards.py",
-    "torch_dynamo.py",
-    "torch_records.py",
-)
+# The room that uses private PyTorch APIs, and the file that uses Triton's.
+COMPAT, TRITON = PACKAGE / "torch_compat", PACKAGE / "runtime" / "interpreted.py"
 
 
 def test_private_torch_only_in_torch_compat() -> None:
     wrong = [
         str(found)
         for found in all_names()
-        if is_private_torch(found.name) and found.path.name not in COMPAT
+        if is_private_torch(found.name) and COMPAT not in found.path.parents
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def private_attributes_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Private attributes of other objects that this file does not define itself."""
+    own = {name for node in ast.walk(tree) for name in defined_by(node)}
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.Attribute) and not is_own_object(node.value):
+            name = node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
+            name = str(getattr(node.args[1], "value", ""))
+        if name.startswith("_") and not name.startswith("__") and name not in own:
+            yield node.lineno, ast.unparse(node)
+
+
+def defined_by(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.AnnAssign):
+        return [getattr(node.target, "id", "") or getattr(node.target, "attr", "")]
+    if isinstance(node, ast.Assign):  # self._x = ..., and __slots__ = ("_x", ...)
+        text = [leaf.value for leaf in ast.walk(node.value) if isinstance(leaf, ast.Constant)]
+        return [t.attr for t in node.targets if isinstance(t, ast.Attribute)] + list(map(str, text))
+    return []
+
+
+def is_own_object(value: ast.expr) -> bool:
+    """self, cls, super(), and the tables of operators, whose names are data."""
+    text = ast.unparse(value)
+    return text in ("self", "cls", "super()") or bool(re.match(r"(torch\.ops|aten)\b", text))
+
+
+def test_private_attributes_only_in_torch_compat() -> None:
+    """Attributes of objects, which imports do not show: op._schema, graph._root."""
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if COMPAT not in path.parents and path != TRITON:
+            found = private_attributes_in(ast.parse(path.read_text()))
+            wrong += [f"{path.relative_to(ROOT)}:{line} reads {text}" for line, text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("line", ["op._schema", "getattr(op, '_schema', None)", "x.y._cdata"])
+def test_a_private_attribute_is_found(line: str) -> None:
+    assert list(private_attributes_in(ast.parse(line)))
 
 
 def test_no_pickles() -> None:

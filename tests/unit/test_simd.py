@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from perfuse.torch_compat import fp8_cast_saturates
+from perfuse.torch_compat.ops import fp8_cast_saturates
 
 HEADERS = Path(__file__).parents[2] / "perfuse" / "codegen" / "cpp"
 COMMON = (

@@ -12,7 +12,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from perfuse.torch_guards import CannotSpell, SymbolTable, graph_assumptions
+from perfuse.torch_compat.guards import CannotSpell, SymbolTable, graph_assumptions
 
 
 def sized(*shape: int) -> tuple[SymbolTable, torch.Tensor]:

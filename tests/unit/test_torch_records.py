@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import perfuse
-from perfuse.torch_records import module_path
+from perfuse.torch_compat.records import module_path
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from perfuse.context import Context
 from perfuse.ir.program import LibraryCall
 from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Role
-from perfuse.torch_compat import fp8_cast_saturates
+from perfuse.torch_compat.ops import fp8_cast_saturates
 
 HEADER = """#define PF_LANES {lanes}
 #define PF_FP8_SATURATE {saturate}

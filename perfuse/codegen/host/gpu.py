@@ -26,7 +26,7 @@ from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.schedule.turns import Allocation, Scratch, Source
 from perfuse.schedule.verify_memory import verify_memory
-from perfuse.torch_compat import element_bytes
+from perfuse.torch_compat.tensors import element_bytes
 
 
 def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) -> HostSource:

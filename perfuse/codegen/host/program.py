@@ -25,7 +25,7 @@ from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Loop,
 from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, Source
-from perfuse.torch_compat import OpOverload
+from perfuse.torch_compat.ops import OpOverload
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel, Plan, Role
 from perfuse.schedule.tile import Tile
 from perfuse.target import Target
-from perfuse.torch_compat import fp8_cast_saturates
+from perfuse.torch_compat.ops import fp8_cast_saturates
 
 HEADER = """import triton
 import triton.language as tl

@@ -9,7 +9,8 @@ from torch.fx import Node
 
 from perfuse.graph.aliases import is_view
 from perfuse.graph.facts import is_known, is_pure, is_sym, packet_name, tensor_of
-from perfuse.torch_compat import OpOverload, flop_formula, size_hint
+from perfuse.torch_compat.ops import OpOverload, flop_formula
+from perfuse.torch_compat.sizes import size_hint
 
 # Not tagged as pointwise by PyTorch, but one loop over the result all the same.
 _CHEAP_PACKETS = frozenset(

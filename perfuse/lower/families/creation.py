@@ -14,7 +14,7 @@ from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import element
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions
-from perfuse.torch_compat import overlaps
+from perfuse.torch_compat.tensors import overlaps
 
 
 def requested_dtype(dtype: Any, default: torch.dtype) -> DType:

@@ -15,7 +15,7 @@ from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import Joint
-from perfuse.torch_autograd import aot_compile_graph
+from perfuse.torch_compat.autograd import aot_compile_graph
 
 
 class _Traced(Exception):

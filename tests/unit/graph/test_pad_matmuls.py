@@ -14,7 +14,7 @@ from perfuse.config import ThresholdSettings
 from perfuse.context import Context
 from perfuse.gpu import KNOWN
 from perfuse.graph.pad_matmuls import Machine, pad_matmuls, padded
-from perfuse.torch_compat import tree_leaves
+from perfuse.torch_compat.graphs import tree_leaves
 from tests.unit.graph.tracing import calls, traced
 
 HALF = torch.bfloat16

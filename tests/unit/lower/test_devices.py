@@ -15,7 +15,8 @@ from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.target import target_of
 from perfuse.testing import fresh_cache
-from perfuse.torch_compat import fake_gpu, reset_dynamo
+from perfuse.torch_compat.devices import fake_gpu
+from perfuse.torch_compat.registration import reset_dynamo
 
 
 @pytest.fixture(autouse=True)

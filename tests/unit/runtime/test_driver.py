@@ -33,7 +33,7 @@ from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow
 from perfuse.context import Context
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.load_gpu import launcher_of
-from perfuse.torch_compat import element_bytes
+from perfuse.torch_compat.tensors import element_bytes
 
 stub = ctypes.CDLL("libcuda.so.1")
 context = Context.default(config.snapshot().with_overrides({"cpu.compiler": sys.argv[1]}))

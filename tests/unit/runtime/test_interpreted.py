@@ -19,7 +19,7 @@ from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.turns import Scratch
 from perfuse.testing import fresh_cache, rand_strided, run_and_get_code
-from perfuse.torch_compat import reset_dynamo
+from perfuse.torch_compat.registration import reset_dynamo
 from tests.harness import plain_triton
 from tests.harness.compare import assert_as_good_as_eager
 

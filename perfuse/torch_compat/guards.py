@@ -2,7 +2,7 @@
 
 Dynamo passes a Python float (or a size) that changed between calls as a symbol. Whatever tracing
 then asks of that symbol becomes a guard: a result of tracing holds for those values alone that pass
-it. A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.utils._sympy import functions as torch_functions
 
-from perfuse.torch_compat import sym_leaves
+from perfuse.torch_compat.sizes import sym_leaves
 
 # A guard as JSON: a number, a truth value, or a list of a name and its arguments.
 Spelled = int | bool | list[Any]

@@ -1,7 +1,4 @@
-"""AOTAutograd and autograd functions: how graphs are traced with their backward, and run.
-
-A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
-"""
+"""AOTAutograd and autograd functions: how graphs are traced with their backward, and run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +10,7 @@ from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._guards import TracingContext
 from torch.fx.experimental._backward_state import BackwardState
 
-from perfuse.torch_compat import overlaps
+from perfuse.torch_compat.tensors import overlaps
 
 
 def aot_compile_graph(

@@ -1,7 +1,6 @@
 """PyTorch's records for users: origins of nodes, Dynamo's events, where sources are written.
 
-Private APIs like those of `torch_compat.py`: looked up when they are used, and done without where a
-version of PyTorch does not have them.
+Looked up when they are used, and done without where a version of PyTorch does not have them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from perfuse.torch_compat import OpOverload, op_name
+from perfuse.torch_compat.ops import OpOverload, op_name
 
 
 def module_path(node: Any) -> str:

@@ -2,7 +2,7 @@
 
 Dynamo keeps what it compiled with the code object of a function, for every backend together, and
 remembers which sizes changed between calls. `call_isolated` captures a function without touching
-either. A sibling of `torch_compat.py`: private PyTorch APIs are used here too.
+either.
 """
 
 from __future__ import annotations

@@ -1,0 +1,94 @@
+"""GPUs, those that are there and those that are not."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+@contextmanager
+def fake_gpu() -> Iterator[FakeTensorMode]:
+    """A block in which tensors are fake, and may be on a GPU that is not there."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with _device_guard(), mode:
+        yield mode
+
+
+@contextmanager
+def _device_guard() -> Iterator[None]:
+    """Lets PyTorch switch to a GPU that it cannot have: it switches to nothing instead.
+
+    Indexing asks for the device's guard even where tensors are fake. A PyTorch that was built for
+    GPUs puts an empty one in place itself; one built for CPUs has none, so the CPU's stands in.
+    """
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        yield
+        return
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 2).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before, guards[1] = guards[1], guards[0]
+    try:
+        yield
+    finally:
+        guards[1] = before
+
+
+def faked_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor like this one, on a device, under the active fake mode."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
+    made.requires_grad_(tensor.requires_grad)
+    return torch.nn.Parameter(made, tensor.requires_grad) if _is_parameter(tensor) else made
+
+
+def as_if_on(device: torch.device, value: Any) -> Any:
+    """A traced tensor, or several, as if traced on this device."""
+    if isinstance(value, list | tuple):
+        return type(value)(as_if_on(device, item) for item in value)
+    if not isinstance(value, FakeTensor):
+        return value
+    moved: Any = value.detach()
+    moved.fake_device = device
+    return moved
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+def raw_stream_getter() -> Callable[[int], int]:
+    """A function: the number of a GPU -> the handle of the stream that work is now put on."""
+    private: Any = torch._C
+    getter: Callable[[int], int] = private._cuda_getCurrentRawStream
+    return getter
+
+
+def current_gpu_getter() -> Callable[[], int]:
+    """A function that returns the index of the current GPU."""
+    private: Any = torch._C
+    getter: Callable[[], int] = private._cuda_getDevice
+    return getter
+
+
+def capture_getter() -> Callable[[], bool]:
+    """A function that returns whether the current stream is being recorded as a graph."""
+    private: Any = torch._C
+    getter: Callable[[], bool] | None = getattr(private, "_cuda_isCurrentStreamCapturing", None)
+    return getter or torch.cuda.is_current_stream_capturing
+
+
+def gpu_allocator() -> Callable[..., torch.Tensor]:
+    """A function: shape, strides, dtype -> memory on the current GPU, contents undefined."""
+    guards: Any = torch._C._dynamo.guards
+    found: Callable[..., torch.Tensor] | None = getattr(guards, "_empty_strided_cuda", None)
+    return found or _empty_on_gpu
+
+
+def _empty_on_gpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")

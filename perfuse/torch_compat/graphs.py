@@ -1,0 +1,59 @@
+"""FX graphs and nested values."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+
+def source_line(node: Any) -> str:
+    """The user's line an FX node comes from, as file:line, or "".
+
+    The innermost frame that is not PyTorch's own: a user asks where, not which file of PyTorch.
+    """
+    frames = []
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        line = line.strip()
+        parts = line.split('"')
+        if line.startswith("File ") and len(parts) > 1:
+            number = line.rsplit("line ", 1)[-1].split(",")[0]
+            frames.append(f"{parts[1]}:{number}")
+    own = [frame for frame in frames if not frame.startswith(_TORCH_FOLDER)]
+    return (own or frames or [""])[-1]
+
+
+_TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
+
+
+def module_of(root: Any, graph: Graph) -> GraphModule:
+    """A module that runs `graph`, whose Python code is only written when somebody calls it."""
+    return _LazyGraphModule(root, graph)
+
+
+def tree_leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of nested lists, tuples and dictionaries, in order."""
+    leaves: list[Any] = torch.utils._pytree.tree_leaves(value, is_leaf)
+    return leaves
+
+
+def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
+    """Nested lists, tuples and dictionaries with every leaf changed."""
+    return torch.utils._pytree.tree_map(change, value)
+
+
+def empty_like(graph: Graph) -> Graph:
+    """A new graph that is called as this one is."""
+    made = Graph()
+    made._codegen = graph._codegen
+    return made
+
+
+def last_node(graph: Graph) -> Node:
+    """The node that was appended last; of an empty graph, what stands before the first."""
+    last: Node = graph._root.prev
+    return last

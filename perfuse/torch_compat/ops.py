@@ -1,0 +1,99 @@
+"""Operators: names, schemas, decompositions, flops, and what a version of PyTorch makes of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch.fx.node import has_side_effect
+from torch.utils import flop_counter as _flop_counter
+
+
+def standard_decompositions(ops: Sequence[Any]) -> dict[OpOverload, Callable[..., Any]]:
+    """PyTorch's own formulas for `ops` (overloads or packets), those without one left out."""
+    found = get_decompositions(ops)
+    return {op: rule for op, rule in found.items() if isinstance(op, OpOverload)}
+
+
+def op_name(target: Any) -> str:
+    """A name by which the host finds an op again; "py:..." for what is not in torch.ops."""
+    if isinstance(target, OpOverload):
+        return str(target)
+    name = getattr(target, "__name__", type(target).__name__)
+    return f"py:{name}"
+
+
+def schema_of(target: Any) -> Any:
+    """The schema of an operator; None for what has none."""
+    return getattr(target, "_schema", None)
+
+
+def bare_op(op: Any) -> Any:
+    """The function behind an operator of torch.ops, without a Python frame in between."""
+    return op._op if isinstance(op, OpOverload) else op
+
+
+def is_effect(target: Any) -> bool:
+    """Whether a call wraps another that must happen in order: `with_effects(token, op, ...)`."""
+    return getattr(target, "__name__", "") == "with_effects"
+
+
+def is_pointwise_function(target: Any) -> bool:
+    """Whether a call is of torch's own `torch.cos` and the like: element by element, no effects."""
+    name = getattr(target, "__name__", "")
+    if getattr(torch, name, None) is not target and getattr(torch._C._nn, name, None) is not target:
+        return False
+    packet = getattr(torch.ops.aten, name, None)
+    ops = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    plain = [op for op in ops if not schema_of(op).is_mutable and _takes_tensor(op)]
+    is_random = any(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
+    return bool(plain) and not is_random and all(torch.Tag.pointwise in op.tags for op in plain)
+
+
+def _takes_tensor(op: OpOverload) -> bool:
+    """Not one of the overloads for Python numbers, which are TorchScript's."""
+    return any(str(argument.type) == "Tensor" for argument in schema_of(op).arguments)
+
+
+def is_view_op(target: Any) -> bool:
+    """Whether a call returns a window on its first argument's memory."""
+    return isinstance(target, OpOverload) and bool(target.is_view)
+
+
+def flop_formula(op: OpOverload) -> Callable[..., Any] | None:
+    """PyTorch's count of an op's operations, from shapes in place of tensors; None without one."""
+    formulas: Any = _flop_counter.flop_registry
+    # PyTorch counts attention on GPUs alone; the CPU's has the same arguments in the same order.
+    packet = _SAME_FLOPS.get(op.overloadpacket, op.overloadpacket)
+    formula: Callable[..., Any] | None = formulas.get(packet)
+    return formula
+
+
+_SAME_FLOPS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+
+
+def has_fast_products(dtype: torch.dtype) -> bool:
+    """Whether the CPU's library multiplies this half type by the processor's own instructions."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    query = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    return query is not None and bool(query())
+
+
+def fp8_cast_saturates() -> bool:
+    """PyTorch 2.13 made casts to float8_e4m3fn saturate; before, they overflowed to NaN."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return (major, minor) >= (2, 13)
+
+
+def keep_checks() -> None:
+    """Before PyTorch 2.12, AOTAutograd drops the check that a matrix was not singular."""
+    has_side_effect(torch.ops.aten._linalg_check_errors.default)

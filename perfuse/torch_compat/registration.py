@@ -1,0 +1,37 @@
+"""Perfuse in Dynamo: its backend, its package, its callbacks."""
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+
+def add_dynamo_backend(entry_point: EntryPoint) -> None:
+    """Put a backend into Dynamo's table of those that are imported on first use."""
+    from torch._dynamo.backends import registry
+
+    registry._BACKENDS.setdefault(entry_point.name, entry_point)
+
+
+def reset_dynamo() -> None:
+    """Forget every compiled function, so that the next call compiles again."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+
+
+def never_trace(package: str) -> None:
+    """Dynamo is not to look into the functions of a package: they run the graphs it made."""
+    import torch._dynamo.trace_rules as rules
+
+    rules.add(package)
+
+
+def on_compile(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Call `start` before and `end` after Dynamo captures and compiles something."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)

@@ -1,0 +1,98 @@
+"""Tensors as memory: bytes, layouts, storages and who holds them."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+from perfuse.torch_compat.state import disable_dispatch_modes
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return storage_handle(tensor.untyped_storage())
+
+
+def storage_handle(storage: Any) -> int:
+    """The handle by which PyTorch knows a storage."""
+    return int(storage._cdata)
+
+
+def is_view_of_another(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes the tensor for a view of a base."""
+    return bool(tensor._is_view())
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor, row by row."""
+    with disable_dispatch_modes():
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return bytes(flat.numpy())
+
+
+def element_bytes(value: int | float, dtype: torch.dtype) -> bytes:
+    """One element of this type, as it is stored in memory."""
+    with disable_dispatch_modes():
+        return raw_bytes(torch.full((1,), value, dtype=dtype))
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of such a window may share a place in memory."""
+    span = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride < span:
+            return True
+        span += stride * (size - 1)
+    return False
+
+
+def memory_format_of(x: torch.Tensor) -> torch.memory_format:
+    """Channels-last if that is the only layout of `x`, otherwise contiguous."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(x)
+
+
+def tensor_of_bytes(
+    memory: bytearray, dtype: torch.dtype, layout: Sequence[Sequence[int]], offset: int, device: str
+) -> torch.Tensor:
+    """A tensor of this shape and these strides, real even while a fake mode is active around it.
+
+    On the CPU it is in `memory` itself, if its strides allow.
+    """
+    shape, strides = tuple(layout[0]), tuple(layout[1])
+    with disable_dispatch_modes():
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+        found = flat.view(shape).to(device)
+        if found.stride() == strides:
+            return found
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(found)
+
+
+def cpu_allocations(step: Callable[[], Any]) -> list[tuple[int, int]]:
+    """When `step()` took (or gave back, less than zero) how many bytes from PyTorch's allocator."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    results: Any = profile.profiler.kineto_results
+    memory = (event for event in results.events() if event.name() == "[memory]")
+    return [(e.start_ns(), e.nbytes()) for e in memory if e.device_type().name == "CPU"]
+
+
+def storage_users(storage: Any) -> int:
+    """How many tensors and handles hold this memory."""
+    private: Any = torch._C
+    return int(private._storage_Use_Count(storage._cdata))
+
+
+def storage_use_counter() -> Callable[[int], int]:
+    """A function: the handle of a storage (`_cdata`) -> how many tensors and handles hold it."""
+    private: Any = torch._C
+    counter: Callable[[int], int] = private._storage_Use_Count
+    return counter
