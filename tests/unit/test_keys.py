@@ -15,14 +15,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import perfuse
 from perfuse import config
+from perfuse.backends import backend_of
 from perfuse.cache import keys
 from perfuse.cache.keys import KINDS, PACKAGE, Kind, identity, key_of
 from perfuse.cache.manifest import is_key
 from perfuse.config import Settings
 from perfuse.context import CPU, Context
 from perfuse.counters import Counters
+from perfuse.gpu import gpu_of_name
 from perfuse.graph_cache import graph_key, load_or_compile
-from tests.replay.record import TARGETS, generated
+from perfuse.pipeline import plan_graph
+from perfuse.target import Target, gpu_target, host_target
 
 TOY = Kind("toy", 1, "a toy")
 
@@ -58,9 +61,20 @@ def changed(name: str) -> Settings:
     return settings.with_overrides({name: chosen})
 
 
-def context(settings: Settings, target: str = "avx2") -> Context:
-    made = TARGETS[target]()
-    return Context(made, settings, Counters(), CPU)
+CPU_TARGET = host_target(Settings())
+TARGETS = {"cpu": CPU_TARGET, "sm_90": gpu_target(Settings(), gpu_of_name("sm_90"))}
+
+
+def context(settings: Settings, target: Target = CPU_TARGET) -> Context:
+    return Context(target, settings, Counters(), CPU)
+
+
+def generated(target: Target, settings: Settings) -> tuple[str, ...]:
+    """The sources and the host program of a graph."""
+    ctx, backend = context(settings, target), backend_of(target)
+    plan = plan_graph(MODULE, ctx).plan
+    sources = backend.generate(plan, ctx)
+    return (*sources.texts, backend.host(plan, sources, ctx).text)
 
 
 def traced() -> GraphModule:
@@ -162,11 +176,11 @@ def test_other_settings_are_not(name: str) -> None:
     assert graph_key(MODULE, context(changed(name))) == graph_key(MODULE, context(Settings()))
 
 
-@pytest.mark.parametrize("target", ["avx2", "sm_90"])
-def test_other_settings_change_no_code(target: str) -> None:
-    code = generated(MODULE, context(Settings(), target))
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_other_settings_change_no_code(target: Target) -> None:
+    code = generated(target, Settings())
     for name in PLAIN:
-        assert generated(MODULE, context(changed(name), target)) == code, name
+        assert generated(target, changed(name)) == code, name
 
 
 def test_checking_stages_is_not_in_the_key_and_checking_memory_is() -> None:
