@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 from perfuse.codegen.scope import Scope
@@ -183,13 +183,13 @@ class Emitter(ABC, Generic[N, V]):
         """The value in a variable of this scope."""
         name = self.names.local()
         self.line(self.assignment(name, value.text))
-        return replace(value, text=name)
+        return type(value)(name, value.dtype, value.lanes)
 
     def converted(self, value: V, dtype: DType) -> V:
         """The value in another compute type."""
         if value.dtype is dtype:
             return value
-        return self.named(replace(value, text=self.cast(value, dtype), dtype=dtype))
+        return self.named(type(value)(self.cast(value, dtype), dtype, value.lanes))
 
     def line(self, text: str) -> None:
         self.scope.writer.line(text)
