@@ -1,7 +1,7 @@
 """Perfuse: an independent tensor compiler for PyTorch.
 
 `torch.compile(model, backend="perfuse")` or `perfuse.compile(model)`. Importing this package is
-cheap: what needs PyTorch's compiler front is loaded when it is first asked for.
+cheap: what needs PyTorch's compiler front end is loaded on first use.
 """
 
 from __future__ import annotations

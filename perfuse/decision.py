@@ -1,4 +1,4 @@
-"""Choices and decisions: how an operation is computed, and what was measured to choose that.
+"""Choices and decisions: how an operation is computed, and the measurements behind it.
 
 Plain data that goes to JSON and back: the store keeps decisions, compiled programs carry them, and
 reports show them.
@@ -17,7 +17,7 @@ Plain = str | int | float | bool | None
 class Choice:
     """One implementation of an operation: a library call or a tile, with its parameters."""
 
-    source: str  # who implements it: "library", "tile"
+    source: str  # the kind of implementation: "library", "tile"
     name: str
     options: tuple[tuple[str, Plain], ...] = ()
 

@@ -1,4 +1,4 @@
-"""Processes made by `os.fork`: only the forking thread goes on, with the locks of all others."""
+"""Forked processes: only the forking thread continues, with the locks of all others."""
 
 from __future__ import annotations
 

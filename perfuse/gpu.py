@@ -1,4 +1,4 @@
-"""`Gpu`: what is known of a graphics processor, from its name alone or from the one present."""
+"""`Gpu`: the properties of a GPU, by its name alone or of the one present."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Gpu:
         return self.capability if self.kind == "cuda" else self.arch
 
 
-# Of each architecture, the part that is found most: for machines that do not have one. Columns:
+# The most common part of each architecture, for machines that do not have one. Columns:
 # multiprocessors, TB/s, TFLOP/s of f32 and of f16, L2 MiB, shared KiB, registers, threads.
 ROWS: dict[str, tuple[int, float, float, float, int, int, int, int]] = {
     "sm_80": (108, 2.04, 19.5, 312, 40, 163, 65536, 2048),
@@ -110,7 +110,7 @@ def _nearest(arch: str, is_hip: bool) -> Gpu:
 
 
 def _measured(like: Gpu, arch: str, told: Any) -> Gpu:
-    """The known part, with what this one says of itself."""
+    """The known part, with the properties that this one reports."""
     share = told.multi_processor_count / like.multiprocessors
     clock_khz = getattr(told, "memory_clock_rate", 0)
     bits = getattr(told, "memory_bus_width", 0)

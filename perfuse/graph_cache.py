@@ -1,6 +1,6 @@
 """The graph cache: a graph that was compiled before, here or in another process, is loaded.
 
-Above the cache of built libraries, which still needs the sources to ask for one. The key says all
+It is above the cache of built libraries, which needs the sources for a lookup. The key covers all
 that decides the result: the graph's canonical text, versions, target and settings. An entry holds
 data (`runtime/saved.py`); a lost or damaged one makes the next compile slower and nothing else.
 """
@@ -45,7 +45,7 @@ class Executable:
 def load_or_compile(
     module: GraphModule, context: Context, observe: Callable[[Compiled], None] | None = None
 ) -> Executable:
-    """The graph's executable. With somebody to `observe` the artefacts, they are always made."""
+    """The graph's executable. With an `observe` function, artefacts are always generated."""
     key = graph_key(module, context) if context.settings.cache.enabled else None
     if key is not None and observe is None:
         found = load_graph(key, context)
@@ -68,7 +68,7 @@ def load_or_compile(
 
 
 def graph_key(module: GraphModule, context: Context) -> str | None:
-    """The hash of all that decides what a graph compiles to; None where text cannot say it."""
+    """The hash of everything a compiled graph depends on; None if text cannot identify it."""
     try:
         return key_of(keys.GRAPH, *identity(context), aten_text(module))
     except NotCanonical as reason:
@@ -77,7 +77,7 @@ def graph_key(module: GraphModule, context: Context) -> str | None:
 
 
 def load_graph(key: str, context: Context) -> Executable | None:
-    """The executable under this key, if it is there with its library, whole."""
+    """The executable under this key, if it and its library are in the store, undamaged."""
     store = open_store(context)
     entry = store.get(key)
     if entry is None:
@@ -93,7 +93,7 @@ def load_graph(key: str, context: Context) -> Executable | None:
         return None
     try:
         call = backend_of(context.target).load(saved.host, built, saved.constants, context)
-    except (PerfuseError, *MALFORMED) as error:  # whole, and still it does not work
+    except (PerfuseError, *MALFORMED) as error:  # undamaged, but does not load
         LOG.warning("entry %s does not load: %s", key, error)
         for name in (key, *saved.built):
             store.discard(name)
@@ -104,7 +104,7 @@ def load_graph(key: str, context: Context) -> Executable | None:
 
 
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
-    """Keep a compiled graph; the key, or None where it holds something that is not data."""
+    """Store a compiled graph; its key, or None if it holds something that is not data."""
     constants = compiled.program.constants
     if any(name.startswith("py:") for name in constants):
         _skipped(context, "python_call")

@@ -40,7 +40,7 @@ class Exited:
 
 
 class System:
-    """The real thing. Every method is one operation, and raises OSError where it fails."""
+    """The real system. Every method is one operation, and raises OSError if it fails."""
 
     def open(
         self, path: str | Path, flags: int, mode: int = 0o600, dir_fd: int | None = None
@@ -49,7 +49,7 @@ class System:
         return os.open(path, flags, mode, dir_fd=dir_fd)
 
     def close(self, fd: int) -> None:
-        """Give a descriptor back."""
+        """Close a descriptor."""
         os.close(fd)
 
     def read(self, fd: int, num_bytes: int) -> bytes:
@@ -95,7 +95,7 @@ class System:
         os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
     def exchange(self, one: str | Path, other: str | Path) -> None:
-        """Exchange two names in one step, where the system can: at no moment is one missing."""
+        """Exchange two names atomically, if the system can: at no moment is one missing."""
         call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
         if call is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -127,7 +127,7 @@ class System:
             return os.memfd_create(name, flags)
 
     def seal(self, fd: int) -> None:
-        """Let nobody change a file in memory any more, this process included."""
+        """Seal a file in memory against all changes, by this process too."""
         fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
 
     def dlopen(self, path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
@@ -141,7 +141,7 @@ class System:
         environment: Mapping[str, str],
         timeout_s: float | None,
     ) -> Exited:
-        """Run a program to its end; subprocess.TimeoutExpired where that is too far away."""
+        """Run a program to its end; subprocess.TimeoutExpired if that takes too long."""
         done = subprocess.run(
             command,
             cwd=folder,

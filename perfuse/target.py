@@ -73,7 +73,7 @@ SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A CPU with its caches and compiler, and the GPU beside it that code is generated for, if any.
+    """A CPU with its caches and compiler, and the GPU that code is generated for, if any.
 
     `kind` says where kernels run: "cpu", "cuda" or "hip".
     """
@@ -97,7 +97,7 @@ class Target:
         return f"{self.kind} {self.arch} {self.isa}, {self.num_threads} threads"
 
     def compiler_command(self) -> tuple[str, ...]:
-        """The words that start the compiler."""
+        """The command line that starts the compiler."""
         if not self.compiler:
             looked_for = self.compiler_wanted or "$CXX, g++ and clang++"
             raise CompilerMissing(f"no C++ compiler found (looked for {looked_for})")

@@ -25,8 +25,8 @@ from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.plan import Plan
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
-# Of short matmuls enough rounds that no disturbance decides: with twelve, mobilebert lost 5 %.
-# What the race does not see: a challenger's result is new memory, not a place of ours.
+# Enough rounds of short matmuls that noise does not decide: with twelve, mobilebert lost 5 %.
+# The race does not see that a challenger's result is new memory, not ours.
 RULES = Rules(margin=0.96, unseen_s=1e-5, budget_s=0.12, fewest_rounds=3, most_rounds=60)
 _EXACT_ROWS = 64
 
@@ -138,7 +138,7 @@ def exact_rows(problem: Problem) -> torch.Tensor:
 
 
 def _operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The same numbers each time, by a generator that is not the user's."""
+    """The same random numbers each time, from a generator of our own."""
     generator = torch.Generator().manual_seed(0)
     a = _random((problem.rows, problem.depth), problem.a_strides, generator)
     b = _random((problem.depth, problem.columns), problem.b_strides, generator)

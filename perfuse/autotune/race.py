@@ -24,7 +24,7 @@ Reading = Callable[[], float]
 Timer = Callable[[Run], Reading]  # runs once; gives the seconds when asked after the last round
 Gate = Callable[[Any, Any], str | None]  # results of the default and of a challenger: a refusal
 
-# What a rival may fail with for want of resources or of support. All else is a bug of ours.
+# Errors of a rival that lacks resources or support. Any other exception is a bug of ours.
 CANNOT_RUN = (PerfuseError, RuntimeError, MemoryError)
 
 
@@ -49,7 +49,7 @@ def race(
     timer: Timer | None = None,
     clock: Clock = time.perf_counter,
 ) -> Decision:
-    """Let the choices take turns; the first is the default and has to run."""
+    """Race the choices, interleaved; the first is the default and has to run."""
     runs, refusals = _entered(choices, enter, gate)
     times = _turns(runs, rules, timer or wall_timer(clock), clock)
     default, best = next(iter(times)), min(times, key=lambda choice: min(times[choice]))
@@ -95,9 +95,9 @@ def _entered(
 def _turns(
     runs: Mapping[Choice, Run], rules: Rules, timer: Timer, clock: Clock
 ) -> dict[Choice, list[float]]:
-    """Seconds of every turn. Readings are taken at the end, so that nobody waits in between."""
+    """Seconds of every turn. Readings are taken at the end, so that nothing waits in between."""
     if len(runs) == 1:
-        rules = Rules(rules.margin, fewest_rounds=1, most_rounds=1)  # nobody to compare it with
+        rules = Rules(rules.margin, fewest_rounds=1, most_rounds=1)  # nothing to compare it with
     readings: dict[Choice, list[Reading]] = {choice: [] for choice in runs}
     start, rounds = clock(), 0
     while rounds < rules.fewest_rounds or (

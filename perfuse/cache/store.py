@@ -1,7 +1,7 @@
 """The store: built code on disk, addressed by the hash of all that went into it.
 
 An entry is a folder of plain files with a manifest (`manifest.py`), written aside and renamed into
-place, so that it is there whole or not at all. Nothing in a store is ever needed: a lost, damaged
+place, so that it exists complete or not at all. Nothing in a store is ever needed: a lost, damaged
 or unwritable one makes Perfuse slower, never wrong. What another user could have written is not
 read (`folders.py`), and what does not carry the mark of the store is not removed.
 """
@@ -155,7 +155,7 @@ class Store:
                 self._remove(key)
 
     def scratch_folders(self) -> Generator[Path, None, None]:
-        """Folders to build in, each gone when the next is asked for: here, else elsewhere."""
+        """Folders to build in, each removed when the next is requested: here, else elsewhere."""
         if self._root is not None and not self._is_left:
             name = new_name()
             try:
@@ -181,7 +181,7 @@ class Store:
                 remove_tree(path)
 
     def keep_failed(self, files: Mapping[str, bytes]) -> Path | None:
-        """Keep sources for a day, for the user to look at; where they are, if anywhere."""
+        """Keep sources for a day, for the user to inspect; their path, if they could be kept."""
         name = new_name()
         try:
             if self._root is None or self._is_left:
@@ -200,7 +200,7 @@ class Store:
             return None
 
     def evict(self) -> int:
-        """Drop least recently used entries while the store is too large; how many went."""
+        """Evict least recently used entries while the store is too large; return their number."""
         if self._root is None or self._is_left:
             return 0
         with self._root.opened() as root:
@@ -223,7 +223,7 @@ class Store:
         return num_evicted
 
     def clear(self) -> int:
-        """Remove every entry; how many went."""
+        """Remove every entry; return their number."""
         with self._lock:
             self._memory.clear()
         return sum(self._remove_marked(usage.key) for usage in self.usages())
@@ -287,7 +287,7 @@ class Store:
         return entry
 
     def _publish(self, entry: Entry, source: tuple[str, int], entries: int) -> Entry:
-        """Rename into place. What stands there already is as good, unless it is damaged."""
+        """Rename into place. An existing entry is as good, unless it is damaged."""
         name, temporary = source
         for _ in range(TRIES):
             try:
@@ -312,7 +312,7 @@ class Store:
             return False
 
     def _remove(self, key: str) -> bool:
-        """Remove an entry: first out of sight in one step, then from the disk."""
+        """Remove an entry: first rename it away atomically, then delete it."""
         assert self._root is not None
         name = new_name()
         with self._root.opened_parts() as (_, temporary, entries):
@@ -336,7 +336,7 @@ class Store:
         return True
 
     def _keep(self, entry: Entry) -> None:
-        """Keep an entry that no disk takes, in memory."""
+        """Keep an entry that cannot be stored on disk in memory."""
         self._counters.inc("cache.in_memory")
         with self._lock:
             self._memory[entry.key] = entry
@@ -345,7 +345,7 @@ class Store:
                 total -= self._memory.popitem(last=False)[1].num_bytes
 
     def _leave(self, error: OSError | CacheUnsafe) -> None:
-        """Go on without the cache."""
+        """Continue without the cache."""
         self._warn(error)
         self._is_left = True
 

@@ -26,7 +26,7 @@ from perfuse.runtime.signing import Key, check_private_key
 
 TRY_AGAIN = "try again; `perfuse doctor` checks whether the cache is usable."
 KERNELS = {BUILT: LIBRARY}
-NATIVE_SETTINGS = {"cpu.tune_products": False}  # products of the library's own are not there
+NATIVE_SETTINGS = {"cpu.tune_products": False}  # the native host has no other libraries
 
 
 def aot_compile(
@@ -43,12 +43,12 @@ def aot_compile(
     options: Mapping[str, Any] | None = None,
     sign_with: Key | None = None,
 ) -> Path:
-    """Compile `fn(*args, **kwargs)` into the folder `path`, and say where it is.
+    """Compile `fn(*args, **kwargs)` into the folder `path`, and return its path.
 
     What `fn` holds (parameters, buffers, tensors it closes over) goes into the artefact as it is
     now; `perfuse.load(path)` runs it in a new process without tracing. Sizes are those of `args`.
     With `dynamic=True` every dimension that `fn` does not itself tie may have another size, from 2
-    on. `variants` are further arguments to compile for; a call takes the first that fit. With
+    up. `variants` are further arguments to compile for; a call uses the first that match. With
     `training`, at fixed sizes or any, the results have gradients, which reach the arguments and
     the parameters of the loaded artefact; without, arguments that require gradients are refused
     unless gradients are off. `native` demands that a C++ program can run it without PyTorch
@@ -130,13 +130,13 @@ def _checked_args(args: Any, is_dynamic: bool) -> tuple[Any, ...]:
 
 
 def _gpu_arch(context: Context) -> str:
-    """The GPU that an artefact is for; none where the code can be interpreted."""
+    """The GPU that an artefact is for; none if the code can be interpreted."""
     gpu = context.target.gpu
     return "" if gpu is None or context.device.type == "cpu" else gpu.arch
 
 
 def _add_program(files: dict[str, bytes], capture: CapturedCall, compiled: Compiled) -> int:
-    """Add the files of one graph, and say under which number."""
+    """Add the files of one graph, and return its number."""
     known = number_functions(compiled.host.ops)
     held = compiled.program.constants
     constants = {name: value for name, value in held.items() if known.get(name) is not value}

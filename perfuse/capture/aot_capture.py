@@ -69,7 +69,7 @@ class CapturedCall:
     facts: RuntimeFacts | None = None
 
     def backend(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Dynamo's backend: compiles as always, and keeps what passes by."""
+        """Dynamo's backend: compiles as usual, and records graphs, inputs and results."""
         if self.graphs:
             raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
         context = self.context = Context.on(device_of(module, inputs), self.settings)
@@ -116,7 +116,7 @@ def _refused(reason: str) -> ArtefactError:
 
 @contextmanager
 def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Compiling runs the function once: what that writes, and the random numbers, are put back."""
+    """Compiling runs the function once: written arguments and the random state are restored."""
     before = [tensor.detach().clone() for tensor in tensors]
     try:
         with torch.random.fork_rng():
@@ -128,7 +128,7 @@ def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _check_numbers(capture: CapturedCall) -> None:
-    """Refuse numbers as results that would be constants in the artefact, and are not."""
+    """Refuse results that are numbers and would wrongly be constants in the artefact."""
     is_shape = partial(_is_instance, torch.Size)
     leaves = tree_leaves(capture.result, is_shape)
     for leaf in leaves:

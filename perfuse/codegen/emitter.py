@@ -1,8 +1,8 @@
 """The core of every code generator: an expression as statements, each where it belongs.
 
-A generator adds spelling: how a constant, an operation, a load, a check, an assignment is written.
+A generator adds syntax: how a constant, an operation, a load, a check, an assignment is written.
 The rest is here: the names of arguments and variables, the values computed so far, the scope where
-each of them is computed (its home), and which loads the kernel itself answers.
+each of them is computed (its home), and which loads the kernel itself resolves.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Formula(Generic[V]):
     resolve: Resolver[V]
 
 
-# Answers for loads of what the kernel itself makes; None: read memory.
+# Resolves loads of the kernel's own results; None: read memory.
 Resolver = Callable[[Expr], V | Formula[V] | None]
 
 
@@ -102,7 +102,7 @@ class Emitter(ABC, Generic[N, V]):
 
     @abstractmethod
     def stays(self, e: Expr) -> bool:
-        """Whether a value has to be computed where it is asked for: memory may change."""
+        """Whether a value has to be computed where it is used, because memory may change."""
 
     @abstractmethod
     def constant(self, e: Expr) -> V: ...
@@ -121,7 +121,7 @@ class Emitter(ABC, Generic[N, V]):
 
     @abstractmethod
     def check(self, source: V, value: Expr, size: Dim) -> V:
-        """An index read from data, verified to be inside of a size."""
+        """An index read from data, checked to be within a size."""
 
     @abstractmethod
     def cast(self, value: V, dtype: DType) -> str: ...
@@ -146,7 +146,7 @@ class Emitter(ABC, Generic[N, V]):
         return found
 
     def needed(self, e: Expr) -> Iterable[tuple[Emitter[N, V], Expr]]:
-        """The values that `_made` will ask for, and where, so that asking does not nest."""
+        """The values that `_made` will need, and where, so that recursion stays shallow."""
         emitter, values = self, self.operands(e)
         if e.op == "load" and (answer := self.resolve(e)) is not None:
             if isinstance(answer, Value):

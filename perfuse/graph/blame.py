@@ -1,4 +1,4 @@
-"""Errors that know which node was worked on, so that a message can name the op and its line."""
+"""Errors that carry the node being processed, so that a message can name the op and its line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ATTRIBUTE = "perfuse_node"
 
 
 class working_on:  # noqa: N801 - reads as a function: `with working_on(node):`
-    """A block about one node: an error that leaves it carries the node of the innermost block."""
+    """A context for one node: an error that leaves it carries the innermost node."""
 
     __slots__ = ("_node",)
 
@@ -27,5 +27,5 @@ class working_on:  # noqa: N801 - reads as a function: `with working_on(node):`
 
 
 def node_of(error: BaseException) -> Node | None:
-    """The node that was worked on when this error was raised, if known."""
+    """The node that was being processed when this error was raised, if known."""
     return getattr(error, _ATTRIBUTE, None)

@@ -1,4 +1,4 @@
-"""Copies of graphs, but for the nodes that a pass makes differently."""
+"""Copies of graphs, except for the nodes that a pass replaces."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ class GraphCopy:
         return copy_node(self.graph, node, self.of)
 
 
-# What stands for a node in the new graph; None leaves it out.
+# The replacement of a node in the new graph; None leaves it out.
 Make = Callable[[Node, GraphCopy], Node | None]
 
 

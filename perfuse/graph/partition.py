@@ -86,13 +86,13 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A joint graph in two, and what that means for each value of the forward."""
+    """A joint graph split in two: which values are saved and which recomputed."""
 
     forward: GraphModule
     backward: GraphModule
     num_results: int  # the first outputs of the forward, which are the caller's
     saved: tuple[Node, ...]  # of the joint graph
-    recomputed: tuple[Node, ...]  # calls of the forward that the backward makes again
+    recomputed: tuple[Node, ...]  # calls of the forward that the backward repeats
 
     def links(self) -> list[tuple[int, int]]:
         """For each saved value its place among the forward's outputs and the backward's inputs."""

@@ -220,7 +220,7 @@ class Builder:
         return sum_of_one_hot(value, reduced[0])
 
     def _maker(self, value: Expr) -> Loop | None:
-        """The map that stored what is read here, if it would still give the same."""
+        """The map that stored what is read here, if its operands are unchanged."""
         if value.op != "load" or value.args:
             return None
         later: list[Node] = []
@@ -242,7 +242,7 @@ class Builder:
 
 
 def _of_single(kind: str, value: Expr) -> Expr:
-    """A reduction over nothing but sizes of one."""
+    """A reduction over sizes of one only."""
     if kind in ("argmax", "argmin"):
         return ex.const(0, DType.I64)
     return ex.cast(value, DType.BOOL) if kind in ("any", "all") else value

@@ -33,7 +33,7 @@ from perfuse.lower.tensor import Tensor, as_view, positions, reindex
 from perfuse.lower.traced import is_computable
 from perfuse.torch_compat.ops import OpOverload, is_view_op, op_name, schema_of
 
-# What calls with side effects write to, so that they keep their order.
+# The pseudo-buffer that calls with side effects write to, so that they keep their order.
 _WORLD = "world"
 
 
@@ -45,7 +45,7 @@ class AtenCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     expected: Any  # what it was traced to return
-    is_alias: bool = False  # the result may look at an input's memory, which nobody changes
+    is_alias: bool = False  # the result may alias an input, which nothing changes
 
     @staticmethod
     def of(node: FxNode, is_alias: bool = False) -> AtenCall:
@@ -96,7 +96,7 @@ def call_aten(
 
 
 def _as_matmul(call: Extern, builder: Builder) -> Matmul | None:
-    """The call as a matmul, which libraries are meant to run; None if it is something else."""
+    """The call as a matmul node; None if it is something else."""
     row, numbers = matmul_op(call.op), dict(call.kwargs)
     if row is None or numbers.keys() - {"alpha", "beta"}:
         return None
@@ -172,7 +172,7 @@ def _out_name(result: Any) -> str | None:
 def _measured(
     builder: Builder, outs: Sequence[str | None], expected: Sequence[Any]
 ) -> tuple[Measured, ...]:
-    """Sizes that nobody knows before the call: how many elements are not zero, say."""
+    """Sizes that are unknown before the call: the number of nonzero elements, for example."""
     found = []
     for out, value in zip(outs, expected, strict=True):
         shape = value.shape if out is not None and isinstance(value, torch.Tensor) else ()

@@ -4,7 +4,7 @@
 //     std::vector<perfuse::Tensor> results = model({x});
 //
 // The artefact must have been compiled with aot_compile(..., native=True). Its code runs with the
-// rights of this process: load only what you trust.
+// privileges of this process: load only what you trust.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace perfuse {
 
-// What is wrong with an artefact or with the arguments given to it.
+// An error in an artefact or in the arguments passed to it.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -26,9 +26,9 @@ struct Tensor {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // in elements
   void* data = nullptr;
-  std::shared_ptr<void> owner;  // keeps `data` alive; empty where the caller does
+  std::shared_ptr<void> owner;  // keeps `data` alive; empty if the caller does
 
-  // A contiguous tensor of its own memory, not initialised.
+  // A contiguous tensor with its own uninitialised memory.
   static Tensor empty(std::string dtype, std::vector<int64_t> shape);
   // A contiguous tensor over memory that the caller keeps alive.
   static Tensor over(void* data, std::string dtype, std::vector<int64_t> shape);

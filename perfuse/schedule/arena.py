@@ -21,7 +21,7 @@ def allocated_bytes(num_bytes: int, device: str = "cpu") -> int:
 
 
 def is_forgotten_early(buffer: Buffer, smallest: int) -> bool:
-    """An input that the host program lets go of after its last use: of at least this size."""
+    """An input of at least this size, which the host program drops after its last use."""
     size = num_bytes(buffer)
     return size is None or size >= smallest
 
@@ -45,7 +45,7 @@ def first_and_last(groups: Iterable[Iterable[str]]) -> tuple[dict[str, int], dic
 
 
 def leading_inputs(plan: Plan) -> list[str]:
-    """Inputs whose addresses stand first in the table of pointers, where there are many.
+    """Inputs whose addresses come first in the table of pointers, if there are many.
 
     The host fills that part of the table at once, not line by line.
     """
@@ -66,7 +66,7 @@ def arena_buffers(
     elsewhere: Collection[str] = (),
 ) -> dict[str, int]:
     """Temporaries that may be in an arena, with their bytes: of known size, less than `largest`,
-    and done with when the step that touches them ends."""
+    and dead when the step that touches them ends."""
     refused = output_buffers(program) | set(elsewhere)
     for step in steps:
         # Those of PyTorch itself do; a collective may go on reading in the background.

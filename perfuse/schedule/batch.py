@@ -182,7 +182,7 @@ def _needs(steps: Sequence[Step]) -> list[set[int]]:
 
 
 def _levels(needs: Sequence[set[int]]) -> list[int]:
-    """Steps of one level never wait for each other. What nobody waits for is of the last level."""
+    """Levels of steps: those of one level are independent; steps without users are in the last."""
     levels: list[int] = []
     for found in needs:
         levels.append(1 + max((levels[n] for n in found), default=-1))
@@ -191,7 +191,7 @@ def _levels(needs: Sequence[set[int]]) -> list[int]:
 
 
 def _may_wait(kernel: Kernel, program: Program, stays: set[str], limit: int) -> bool:
-    """Nothing larger than the limit is held while a kernel waits for the others of its batch."""
+    """Check that nothing larger than the limit is held while a kernel waits for its batch."""
     given = set(program.given_up)
     for name in touched(kernel):
         buffer = program.buffers[name]

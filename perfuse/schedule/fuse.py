@@ -1,7 +1,7 @@
 """Fusion: loops that share data and can share axes become one kernel.
 
 Each node starts as a group of its own; groups merge when (1) no path leads from one to the other
-through a third, (2) their axes can be brought to common ones, and (3) what passes between them is
+through a third, (2) their axes can be made common, and (3) what passes between them is
 the same element or the same row. Every refusal is kept with its reason.
 """
 
@@ -180,7 +180,7 @@ def _moved(
 
 
 def _rows_of(a: Group, b: Group) -> _Joined | None:
-    """`b` maps over just the rows of `a`: it runs once a row, beside a's columns."""
+    """`b` maps over just the rows of `a`: it runs once per row, next to a's columns."""
     if a.inner is None:
         return None
     if not any(a.inner):
@@ -223,7 +223,7 @@ def _moved_to(b: Group, sizes: list[Dim], parts: list[list[int]]) -> tuple[Membe
 class Fuser:
     """Merges groups greedily, most shared bytes first, keeping the graph of groups acyclic.
 
-    Loops with more than `reach` calls between them stay apart: together, the results of the later
+    Loops with more than `reach` calls between them are not fused: if they were, results of the later
     one would occupy memory from the time of the earlier one on.
     """
 

@@ -1,6 +1,6 @@
-"""Results that a kernel writes over what it reads: memory that is in the caches already.
+"""Results that overwrite an operand of their kernel: memory that is already in the caches.
 
-A result of a call, say, or a temporary of the arena, of which nothing but its relu is ever read.
+For example a library result, or a temporary in the arena, of which only its relu is ever read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from perfuse.ir.program import BufferKind, LibraryCall, Program
 from perfuse.schedule.arena import first_and_last, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Role, Step
 
-# Calls that make new memory of their own: what others return may be an argument of theirs.
+# Calls that return new memory: others may return one of their arguments.
 _MAKERS = frozenset({"aten.convolution.default", LINEAR})
 
 
@@ -57,7 +57,7 @@ def _only_result(step: Step) -> str | None:
 
 
 def _fits(kernel: Kernel, new: str, old: str, program: Program) -> bool:
-    """Laid out alike, and each element of `old` is read only where that of `new` is written."""
+    """Equal layout, and each element of `old` is read only where that of `new` is written."""
     a, b = program.buffers[old], program.buffers[new]
     if b.kind != BufferKind.TEMP or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
         return False

@@ -1,4 +1,4 @@
-"""How much memory each buffer of a plan takes, and in which turns: a plan's decision, in bytes."""
+"""The bytes of each buffer of a plan, and the turns in which it is alive."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _spans(plan: Plan, leaving: set[str]) -> tuple[dict[str, int], dict[str, int
 def _workspaces(
     plan: Plan, turns: Sequence[Sequence[Step]], where: Placement
 ) -> Iterator[Lifetime]:
-    """The most that any step of a turn takes while it runs."""
+    """The largest workspace of any step of a turn."""
     buffers, hints = plan.program.buffers, plan.program.hints
 
     def taken(step: Step) -> int:

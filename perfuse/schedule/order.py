@@ -1,4 +1,4 @@
-"""The order of groups: as the program has them, or with an eye on the memory held."""
+"""The order of groups: the program's, or one that holds less memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def program_order(fuser: Fuser) -> list[int]:
 
 
 def frugal_order(fuser: Fuser, program: Program) -> list[int]:
-    """The program's order, but a group that frees at least what it makes runs as soon as it can."""
+    """The program's order, but groups that free at least what they allocate run early."""
     needs = _Needs(fuser)
     held = _Held(fuser, program)
     return _ordered(fuser, needs, held.rank, held.run)
@@ -106,7 +106,7 @@ class _Held:
         return self._bytes.get(name, 0) if leaves else 0
 
     def run(self, home: int) -> set[int]:
-        """Note that the group has run; the groups that now are the last reader of something."""
+        """Record that the group has run; return groups that are now the last reader of something."""
         changed: set[int] = set()
         for name in self._reads[home]:
             left = self._readers[name]

@@ -23,7 +23,7 @@ class Role(StrEnum):
     OUTER = "outer"  # reduces the rows of each column
     ALL = "all"  # reduces everything to one value
     SCAN = "scan"  # runs along the columns of each row
-    SCATTER = "scatter"  # stores where data says
+    SCATTER = "scatter"  # stores at data-dependent positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A reduction whose result is only converted or copied writes where that goes: one loop less."""
+"""A reduction whose result is only converted or copied writes the copy: one loop less."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _is_looked_at(program: Program, first: int, last: int) -> bool:
 
 
 def _merged(node: Loop, copy: Loop, program: Program) -> Loop | None:
-    """The reduction storing to the copy's place; None where the copy does more than convert."""
+    """The reduction storing to the copy's place; None if the copy does more than convert."""
     value = copy.value
     while (
         value.op in ("round_to", "cast") and value.args[0].dtype.is_float and value.dtype.is_float

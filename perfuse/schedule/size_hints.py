@@ -1,4 +1,4 @@
-"""Sizes as numbers: symbols stand for what they are likely to be."""
+"""Sizes as numbers: symbols are replaced by their likely values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from perfuse.ir.atoms import Atom, Division, Quotient, Symbol
 from perfuse.ir.index import Dim
 
-UNKNOWN_SIZE = 4096  # of a symbol that nothing is known of
+UNKNOWN_SIZE = 4096  # of a symbol without a hint
 
 Hints = Mapping[str, int]
 
 
 def value_of(dim: Dim, hints: Hints) -> int:
-    """The number that a size stands for, under likely values of its symbols."""
+    """The value of a size, under likely values of its symbols."""
     if isinstance(dim, int):
         return dim
     total = dim.const

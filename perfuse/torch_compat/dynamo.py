@@ -1,4 +1,4 @@
-"""Dynamo's own state: how a function was compiled, and captures that leave no trace.
+"""Dynamo's own state: how a function was compiled, and captures that leave it unchanged.
 
 Dynamo keeps what it compiled with the code object of a function, for every backend together, and
 remembers which sizes changed between calls. `call_isolated` captures a function without touching
@@ -28,7 +28,7 @@ from perfuse.forking import ForkLock
 Function = Callable[..., Any]
 FAKE_TENSORS = "torch._subclasses.fake_tensor"  # the logger of PyTorch's fake tensors
 
-_TURN = ForkLock()  # what is put aside meanwhile is the process's
+_TURN = ForkLock()  # the state that is put aside is global to the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class CompiledAs:
 
 
 def compiled_as(fn: Function) -> CompiledAs:
-    """How a function was compiled, if it was; the function itself otherwise."""
+    """How a function was compiled, if it was; otherwise just the function."""
     context = _context_of(fn)
     if context is None:
         return CompiledAs(fn)
@@ -95,8 +95,8 @@ def call_isolated(
     """Compile `fn` for this one call. Functions that are compiled already stay so.
 
     The function is captured under a code object of its own, which goes away with what was compiled
-    for it. Where a graph break makes Dynamo compile other functions too, their entries are told
-    apart by the backend, and dropped.
+    for it. If a graph break makes Dynamo compile other functions too, their entries are recognised
+    by the backend, and dropped.
     """
     own = partial(backend)  # equal to no other backend, so that it shares no cache entry
     codes: list[types.CodeType] = []
@@ -199,7 +199,7 @@ def _own_frame_state() -> Iterator[None]:
 def _without_fake_errors() -> Iterator[None]:
     """A block in which this thread's failing meta functions are not logged as errors.
 
-    They are the user's own mistakes (shapes that do not match), and raised besides. Whoever asks
+    They are the user's own mistakes (shapes that do not match), and are raised anyway. Whoever asks
     for details by TORCH_LOGS gets them.
     """
     logger = logging.getLogger(FAKE_TENSORS)
@@ -264,7 +264,7 @@ def _compile_lock() -> Any:
 
 
 def _free_after_fork() -> None:
-    """Take the lock from a thread of the parent, which will never give it back in this process.
+    """Release the lock of a thread of the parent, which does not exist in this process.
 
     Without this, a child that was forked while another thread compiled waits for ever when it
     compiles by itself, whatever the backend.

@@ -42,7 +42,7 @@ Function = tuple[str, str]  # the name of a kernel, and its text from the parame
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Kernels between two calls: the name of its entry, and whether indices are checked in it."""
+    """The kernels of a turn: the name of their entry, and whether indices are checked in it."""
 
     name: str
     kernels: tuple[str, ...]
@@ -65,7 +65,7 @@ class CppSources:
 
 
 def generate_sources(plan: Plan, context: Context) -> CppSources:
-    """Spell the plan; equal kernels share one function."""
+    """Generate the kernels of a plan; equal ones share one function."""
     return _Sources(plan, context).run()
 
 
@@ -77,7 +77,7 @@ class _Sources:
         self.context = context
         self.functions: dict[str, str] = {}  # text after the name -> name
         self.long: set[str] = set()  # names of the functions that are long: much arithmetic
-        self.wide: set[str] = set()  # and of long maps, perhaps little else than loads and stores
+        self.wide: set[str] = set()  # and of long maps, perhaps mostly loads and stores
         self.pointers = {name: place for place, name in enumerate(leading_inputs(plan))}
         self.sizes: dict[str, int] = {}
         self.steps: list[Segment | LibraryCall] = []
@@ -162,7 +162,7 @@ def _call(
 
 
 def _is_wide(kernel: Kernel, text: KernelText) -> bool:
-    """Whether a kernel is a long map of little else than loads and stores."""
+    """Whether a kernel is a long map of mostly loads and stores."""
     is_map = all(m.role == Role.FULL and m.loop.kind == "map" for m in kernel.members)
     num_lines = text.body.count("\n")
     num_accesses = text.body.count("pf::load") + text.body.count("pf::store")
@@ -202,7 +202,7 @@ def _units(
 
 
 def _parted(functions: list[Function]) -> tuple[list[Function], list[list[Function]]]:
-    """The functions of the first unit, and of others where they are too many for one."""
+    """The functions of the first unit, and of others if there are too many for one."""
     if sum(key.count("\n") for _, key in functions) <= _LINES_PER_UNIT:
         return functions, []
     # Each unit has scratch memory of its own, for every thread: those that use it stay together.

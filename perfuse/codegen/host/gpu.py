@@ -171,11 +171,11 @@ class _GpuWriter(HostWriter):
         promised = [n for n in passed if n in self.aligned]
         seen = storage_inputs(self.plan) - self.written
         for name in sorted(seen.intersection(promised)):
-            # Kernels get an aligned copy; calls look at the storage of the input itself.
+            # Kernels get an aligned copy; library calls use the storage of the input itself.
             self.w.line(f"if p{name} & 15: k{name} = aligned({name}); p{name} = k{name}.data_ptr()")
         promised = [n for n in promised if n not in seen]
         if promised:
-            # A caller may pass a window that starts anywhere: nothing guards its address.
+            # A caller may pass a view that starts anywhere: nothing guards its address.
             either = " | ".join(f"p{name}" for name in promised)
             self.w.line(f"if ({either}) & 15: return realigned(args)")
         self.w.line("args.clear()")
@@ -226,7 +226,7 @@ class _GpuWriter(HostWriter):
             self._launch(launch, names)
 
     def _prepare(self, name: str, scratch: Scratch) -> None:
-        """Have scratch filled: before each launch, or once where it is kept."""
+        """Fill scratch: before each launch, or once if it is persistent."""
         value = scratch.fill or 0 if scratch.is_kept else scratch.fill
         if value is None:
             return
@@ -306,7 +306,7 @@ def _written(step: Kernel | LibraryCall) -> set[str]:
     return set(step.mutates) if isinstance(step, LibraryCall) else set(step.stored)
 
 
-# Calls that wait for the GPU, or whose work depends on what is in it.
+# Calls that synchronize with the GPU, or whose work depends on data there.
 _WAITING = (
     "nonzero", "_local_scalar_dense", "item", "masked_select", "unique", "repeat_interleave",
     "bincount", "histc", "equal", "is_nonzero", "_assert_async", "linalg_", "multinomial",
@@ -314,7 +314,7 @@ _WAITING = (
 
 
 def _reason_unfit(plan: Plan) -> str:
-    """Why a program cannot be recorded once and replayed, in a word; nothing where it can."""
+    """Why a program cannot be recorded and replayed, in a word; empty if it can."""
     program = plan.program
     outputs: list[Any] = list(program.outputs)
     windows = [o.buffer for o in outputs if isinstance(o, View)]

@@ -1,4 +1,4 @@
-"""Host programs that watch their memory: the lines they add, and what they say of the arena."""
+"""Host programs that check their memory: the lines they add, and the layout of the arena."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def guard_rows(plan: Plan) -> Iterator[GuardRow]:
 
 
 class WatchedMemory:
-    """The part of a host program's writer that makes memory, and has it watched where asked."""
+    """The part of a host program's writer that allocates memory, and has it checked on request."""
 
     allocator = "empty_strided"  # the function of the host program that makes a tensor
 
@@ -62,7 +62,7 @@ class WatchedMemory:
     def _run(self, line: str, what: str, copied: Sequence[str] = ()) -> None:
         """A line that runs a segment or a call, and what surrounds it.
 
-        Results that look at an argument's memory are copied before that is poisoned.
+        Results that alias an argument are copied before its memory is poisoned.
         """
         if self.plan.is_guarded:
             self.w.line(f"memory.before({self.turn})")

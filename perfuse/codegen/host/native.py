@@ -1,7 +1,7 @@
 """`generate_native`: a program as a table of lines, for hosts that have neither Python nor PyTorch.
 
 `perfuse/native/perfuse.cpp` reads it. The kernels are the same library; what the host program does
-in Python (memory, pointers, calls in order) is a line each. Of the library calls, matrix products
+in Python (memory, pointers, calls in order) is a line each. Of the library calls, matmuls
 in float32 can be done without PyTorch; a program with others, or with sizes that are not fixed, is
 refused with the reason.
 """

@@ -57,7 +57,7 @@ class HostSource:
 
 
 def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) -> HostSource:
-    """The host program; a frame that is not kept gives its arena back when the call ends."""
+    """The host program; a frame that is not reused frees its arena when the call ends."""
     return _CpuWriter(plan, sources, keeps_frames).run()
 
 
@@ -147,7 +147,7 @@ class HostWriter(WatchedMemory):
     # -- steps -----------------------------------------------------------------------------
 
     def _release(self, names: Iterable[str]) -> None:
-        """Forget tensors, so that their memory can be used again."""
+        """Drop tensors, so that their memory can be reused."""
         gone = ", ".join(names)
         if gone:
             self.w.line(f"del {gone}")
@@ -264,7 +264,7 @@ class HostWriter(WatchedMemory):
         )
 
     def _arena_view(self, view: View, buffer: Buffer) -> str:
-        """A tensor made once; where only the call knows its size, a window on one."""
+        """A tensor created once; if only the call knows its size, a view of one."""
         if all(isinstance(d, int) for d in (view.offset, *view.shape, *view.strides)):
             return self._window(view, buffer)
         whole = View(view.buffer, buffer.shape, buffer.strides, 0)
@@ -369,7 +369,7 @@ class _CpuWriter(HostWriter):
 
 
 def _origins(steps: Sequence[Step]) -> str:
-    """The user's lines of those loops that look something up by an index that is data."""
+    """The user's lines of loops with data-dependent indices."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
     lines = [loop.origin.line for loop in loops if loop.origin.line and _looks_up(loop)]
     return ", ".join(dict.fromkeys(lines))
@@ -381,7 +381,7 @@ def _looks_up(loop: Loop) -> bool:
 
 
 def _checked_sizes(steps: Sequence[Step]) -> tuple[Dim, ...]:
-    """The sizes that indices read from data are held against."""
+    """The sizes that indices read from data are checked against."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
     indices = [at for loop in loops for at in [*(r.index for r in loop.reads()), loop.index]]
     atoms = [atom for at in indices for atom in ix.atoms_of(at) if isinstance(atom, Indirect)]
@@ -395,7 +395,7 @@ def _known(dims: tuple[Dim, ...]) -> tuple[int, ...]:
 
 
 def symbols_in(dims: list[Any]) -> set[str]:
-    """The size symbols that these speak of."""
+    """The size symbols in these."""
     indices = [d for d in dims if isinstance(d, Index)]
     return {a.name for d in indices for a in ix.atoms_of(d) if isinstance(a, Symbol)}
 

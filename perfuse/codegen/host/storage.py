@@ -1,4 +1,4 @@
-"""Memory that calls share: inputs whose storage a call looks at, and views that calls return."""
+"""Memory that library calls share: inputs whose storage they access, views they return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors from nothing: full, arange, eye and their like."""
+"""Creation ops: full, arange, eye and similar."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def divided(builder: Builder, a: Any, b: Any, scalar_op: str) -> Tensor:
     """A division with a rule for the remainder.
 
     Eager raises for an integer zero among the divisors, whichever elements of the result are used:
-    so all are computed here, where no mask of a later op hides a divisor or makes it up.
+    so all are computed here, where no mask of a later op hides or invents a divisor.
     """
     dtype = promote(a, b)
     made = elementwise(

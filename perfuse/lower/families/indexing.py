@@ -1,4 +1,4 @@
-"""Loads by positions read from data: gather, index, embedding and their like."""
+"""Loads at data-dependent positions: gather, index, embedding and similar."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def data_index(value: Expr, size: Dim, *, wrap: bool) -> Dim:
 
 
 def checked_index(builder: Builder, index: Tensor) -> Tensor:
-    """An index tensor fit to stand inside another tensor's index."""
+    """An index tensor in the form that another tensor's index can contain."""
     if not index.dtype.is_int or index.dtype is DType.U8:
         raise CannotLower(f"index of dtype {index.dtype}")
     return builder.realize(index) if index.value.cost > _CHEAP_INDEX_COST else index

@@ -1,4 +1,4 @@
-"""Matrix products: library calls that write into memory we own, any strides accepted.
+"""Matmuls: library calls that write into memory we own, any strides accepted.
 
 Small ones are loops on a GPU.
 """
@@ -28,7 +28,7 @@ _LIBRARY = "matmuls use the library"
 
 def _call(builder: Builder, op: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     given = [x for x in (bias, a, b) if x is not None]
-    # Only what comes last was traced as an argument: a product with a bias is called for its parts.
+    # Only the last ones were traced as arguments: a matmul with a bias calls this for its parts.
     traced = builder.arguments[-len(given) :]
     *added, left, right = (_window(builder, x, t) for x, t in zip(given, traced, strict=True))
     out = builder.new_buffer(a.dtype, (*a.shape[:-1], b.shape[-1]))
@@ -51,7 +51,7 @@ def _window(builder: Builder, tensor: Tensor, traced: Any) -> View:
 def _is_small(builder: Builder, a: Tensor, b: Tensor) -> bool:
     """Whether a matmul on a GPU is a loop of ours.
 
-    A library call takes the host longer than it takes the GPU, and ends a run of launches.
+    A library call costs the host more time than the GPU, and ends a run of launches.
     """
     count, most = ix.product((*a.shape, b.shape[1])), builder.settings.thresholds
     is_small = isinstance(count, int) and 0 < count <= most.gpu_loop_matmul_work
@@ -89,7 +89,7 @@ def addmm(
         raise CannotLower("addmm of small floats rounds once, in the library")
     is_plain = beta == 1 and alpha == 1 and bias.ndim == 1
     if builder.feeds_calls and is_plain and not _is_small(builder, a, b):
-        # Nobody could add the bias on the way: the library does it while it multiplies.
+        # No loop reads the result, so the library adds the bias while it multiplies.
         return _call(builder, "aten.addmm.out", a, b, bias)
     return _with_bias(builder, mm(builder, a, b), bias, beta, alpha)
 
@@ -112,7 +112,7 @@ def baddbmm(
     return _with_bias(builder, bmm(builder, a, b), bias, beta, alpha)
 
 
-# What the library's fast kernels want the rows of a tensor to start at multiples of.
+# The alignment of rows that the library's fast kernels need.
 _ALIGNED_BYTES = 16
 
 
@@ -121,8 +121,8 @@ def aligned_product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     """Matmuls that fill a result whose rows are not aligned, grouped by equal alignment.
 
     With 50257 columns of two bytes, each row starts two bytes further from an aligned address than
-    the one before, and every eighth alike: taken together, and from their first aligned column on,
-    they are a matrix with aligned rows. The columns at the edges are products of their own.
+    the one before, and every eighth the same: together, and from their first aligned column on,
+    they are a matrix with aligned rows. The columns at the edges are separate matmuls.
     """
     left, right = (_window(builder, x, t) for x, t in zip((a, b), builder.arguments, strict=True))
     rows, columns = left.shape[0], right.shape[1]

@@ -1,4 +1,4 @@
-"""Ops of no large family: decimals, real angles, primitives of formulas."""
+"""Ops that fit no other family: decimals, real angles, primitives of formulas."""
 
 from __future__ import annotations
 

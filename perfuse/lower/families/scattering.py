@@ -1,4 +1,4 @@
-"""Stores by positions: scatter, index_put, the embedding's gradient, and writes into windows."""
+"""Stores at positions: scatter, index_put, the gradient of embedding, writes into views."""
 
 from __future__ import annotations
 

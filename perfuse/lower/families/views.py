@@ -369,7 +369,7 @@ def cat(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return builder.tensor_of(buffer)
 
 
-# Each element looks at every part: few and cheap ones cost less than a trip through memory.
+# Each element evaluates every part: a few cheap ones cost less than going through memory.
 _MOST_CHOSEN, _CHOSEN_COST = 4, 24
 
 
