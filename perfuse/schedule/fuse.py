@@ -223,7 +223,7 @@ def _moved_to(b: Group, sizes: list[Dim], parts: list[list[int]]) -> tuple[Membe
 class Fuser:
     """Merges groups greedily, most shared bytes first, keeping the graph of groups acyclic.
 
-    Loops with more than `reach` calls between them are not fused: if they were, results of the later
+    Loops with more than `reach` calls between them are not fused: else the results of the later
     one would occupy memory from the time of the earlier one on.
     """
 

@@ -106,7 +106,7 @@ class _Held:
         return self._bytes.get(name, 0) if leaves else 0
 
     def run(self, home: int) -> set[int]:
-        """Record that the group has run; return groups that are now the last reader of something."""
+        """Record that the group has run; return groups that now are last readers."""
         changed: set[int] = set()
         for name in self._reads[home]:
             left = self._readers[name]
