@@ -9,8 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from perfuse import config
+from tests.unit.planning import plans_of, wants_grad
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "perfuse"
@@ -18,7 +21,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 PICTURE = PAGE.partition("    Python callable\n")[2].partition("\n\n")[0]
 FILE = r"`((?:[\w.]+/)*\w+\.(?:py|h|cpp))`"
 
-# An op that has a scalar function of its own, and what may not be named after it anywhere else.
+# The op of the chapter "An op, from end to end": it has a scalar function of its own.
 OP = "asinh"
 
 
@@ -119,6 +122,21 @@ def test_settings_named_exist() -> None:
 @pytest.mark.parametrize("walk", re.findall(r"^### .*$", PAGE, re.MULTILINE))
 def test_walks_go_through_the_stages_in_order(walk: str) -> None:
     assert re.findall(r"\*\*(\w+)\*\*:", section(walk)) == stages_of_the_pipeline()
+
+
+def test_softmax_is_planned_as_the_walk_says() -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.softmax(x * w + b, -1)
+
+    inputs = wants_grad(torch.ones(64, 512), torch.ones(512), torch.ones(512))
+    forward, backward = plans_of(fn, *inputs)
+    (kernel,) = forward.kernels
+    assert [member.stage for member in kernel.members] == [0, 1, 1, 2, 2]
+    assert [axis.size for axis in kernel.axes] == [64, 512]
+    assert len(forward.memory.turns) == 1
+    assert len([name for name in kernel.stored if name in forward.program.buffers]) == 3
+    outer = [m for k in backward.kernels for m in k.members if m.role == "outer"]
+    assert len(outer) == 2, "the gradients of w and b"
 
 
 def test_op_from_end_to_end() -> None:
