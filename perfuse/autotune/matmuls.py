@@ -20,8 +20,9 @@ from perfuse.cache.keys import key_of
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, library
 from perfuse.ir.dtype import DType
-from perfuse.ir.matmul import LINEAR
+from perfuse.ir.matmul import RIVALS, Operands, call_arguments, rival_call
 from perfuse.ir.program import BufferKind, Matmul, Program
+from perfuse.runtime.host_names import resolve_op
 from perfuse.schedule.plan import Plan
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
@@ -50,7 +51,7 @@ class Problem:
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
     """The plan with each large matmul computed by the library call that measured fastest."""
     is_tuned = context.target.gpu is None and context.settings.cpu.tune_products
-    if not is_tuned or not _has_linear():
+    if not is_tuned or not any(row.is_available() for row in RIVALS):
         return plan
     # Below this the call itself costs more than any choice saves.
     least = max(1, context.settings.thresholds.tuned_matmul_work)
@@ -74,11 +75,6 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     return replace(plan, program=program, steps=steps, decisions=made)
 
 
-def _has_linear() -> bool:
-    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
 def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:
     """The candidates to race; None for small matmuls and those that only one library computes."""
     a, b, bias = node.operands.a, node.operands.b, node.operands.bias
@@ -99,14 +95,15 @@ def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | Non
 
 def choices_of(problem: Problem) -> Sequence[Choice]:
     """The library calls that compute it, the default first."""
-    return library("aten.addmm.out" if problem.has_bias else "aten.mm.out"), library(LINEAR)
+    default = "aten.addmm.out" if problem.has_bias else "aten.mm.out"
+    return tuple(map(library, (default, *(row.op for row in RIVALS if row.is_available()))))
 
 
 def decide(problem: Problem, context: Context) -> Decision:
     """The stored decision for a matmul on this machine, or a new one."""
     machine = (context.target, torch.get_num_threads(), torch.__version__)
-    key = key_of(keys.MATMUL, machine, RULES, MOST_ERROR, problem)
     choices = choices_of(problem)
+    key = key_of(keys.MATMUL, machine, RULES, MOST_ERROR, choices, problem)
 
     def measure() -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
@@ -118,14 +115,14 @@ def decide(problem: Problem, context: Context) -> Decision:
 
 def entered(problem: Problem) -> Enter:
     """A callable for each choice, on operands of these sizes and strides."""
-    a, b, bias = _operands(problem)
+    operands = Operands(*_operands(problem))
     out = torch.empty(problem.rows, problem.columns)
-    linear: Any = torch.ops.mkldnn._linear_pointwise
 
     def enter(choice: Choice) -> Run:
-        if choice.name == LINEAR:
-            return lambda: linear(a, b.t(), bias, "none", [], "")
-        return lambda: torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+        op, args = resolve_op(choice.name), call_arguments(choice.name, operands)
+        if rival_call(choice.name) is not None:
+            return lambda: op(*args)
+        return lambda: op(*args, out=out)
 
     return enter
 

@@ -6,13 +6,14 @@ in Perfuse recognises a matmul by the name of an op or by counting its arguments
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
+
 T = TypeVar("T")
 
-# oneDNN's matmul: takes the second operand transposed and returns new memory.
-LINEAR = "mkldnn._linear_pointwise.default"
 _OVERLOADS = ("default", "out")
 
 
@@ -58,6 +59,44 @@ MATMULS = (
     MatmulOp("perfuse.aligned_product", 0, 1),
 )
 _BY_NAME = {f"{row.name}.{overload}": row for row in MATMULS for overload in _OVERLOADS}
+
+
+@dataclass(frozen=True, slots=True)
+class RivalCall:
+    """A library call that competes with ATen's for float32 matrices on a CPU.
+
+    It computes a @ b, or a @ b + bias, and returns new memory.
+    """
+
+    op: str
+    arguments: Callable[[Operands[Any]], tuple[Any, ...]]  # of views, or of tensors to measure it
+    is_available: Callable[[], bool] = lambda: True
+
+
+def _has_linear() -> bool:
+    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+# oneDNN's takes the second operand transposed.
+LINEAR = "mkldnn._linear_pointwise.default"
+RIVALS: list[RivalCall] = [
+    RivalCall(LINEAR, lambda x: (x.a, x.b.T, x.bias, "none", [], ""), _has_linear),
+]
+
+
+def rival_call(op: str) -> RivalCall | None:
+    """The row of a call that competes with ATen's; None for ATen's own, and other ops."""
+    return next((row for row in RIVALS if row.op == op), None)
+
+
+def call_arguments(op: str, operands: Operands[Any]) -> tuple[Any, ...]:
+    """The arguments of a library call that computes a matmul."""
+    rival, row = rival_call(op), matmul_op(op)
+    if rival is not None:
+        return rival.arguments(operands)
+    assert row is not None, f"{op} is not in the table of matmuls"
+    return row.arguments(operands)
 
 
 def matmul_op(target: Any) -> MatmulOp | None:

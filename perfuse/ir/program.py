@@ -13,7 +13,7 @@ from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr, loads_of
 from perfuse.ir.index import Dim
-from perfuse.ir.matmul import LINEAR, Operands, matmul_op
+from perfuse.ir.matmul import Operands, call_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class View:
     offset: Dim = 0
 
     @property
-    def transposed(self) -> View:
+    def T(self) -> View:  # noqa: N802 (as tensors have it)
         return View(self.buffer, self.shape[::-1], self.strides[::-1], self.offset)
 
     def __str__(self) -> str:
@@ -303,11 +303,7 @@ class Matmul(LibraryCall):
 
     @property
     def args(self) -> tuple[Any, ...]:
-        if self.op == LINEAR:
-            return (self.operands.a, self.operands.b.transposed, self.operands.bias, "none", [], "")
-        row = matmul_op(self.op)
-        assert row is not None, f"{self.op} is not in the table of matmuls"
-        return row.arguments(self.operands)
+        return call_arguments(self.op, self.operands)
 
     @property
     def kwargs(self) -> tuple[tuple[str, Any], ...]:

@@ -13,7 +13,7 @@ from perfuse.config import Settings, describe
 from perfuse.decision import Decision
 from perfuse.graph.saving.costs import Work, num_flops, work_of
 from perfuse.ir.matmul import matmul_op
-from perfuse.ir.program import LibraryCall, Origin
+from perfuse.ir.program import LibraryCall, Matmul, Origin
 from perfuse.pipeline import Compiled
 from perfuse.report.roofline import Roofline, kernel_bytes, kernel_flops
 from perfuse.schedule.plan import Kernel
@@ -88,7 +88,8 @@ class CallRow:
     @staticmethod
     def of(step: LibraryCall) -> CallRow:
         origin: Origin = step.origin
-        return CallRow(step.op, step.reason, origin.line, origin.module, library_kind(step.op))
+        kind = "matmul" if isinstance(step, Matmul) else library_kind(step.op)
+        return CallRow(step.op, step.reason, origin.line, origin.module, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from perfuse.ir.matmul import LINEAR
+from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import BufferKind, LibraryCall, Program
 from perfuse.schedule.arena import first_and_last, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Role, Step
 
-# Calls that return new memory: others may return one of their arguments.
-_MAKERS = frozenset({"aten.convolution.default", LINEAR})
+# Makes new memory of its own, as matmuls that compete with ATen's do: what other calls return may
+# be an argument of theirs.
+_CONVOLUTION = "aten.convolution.default"
 
 
 def written_over(
@@ -41,7 +42,7 @@ def written_over(
 
 def _fresh(steps: tuple[Step, ...]) -> Iterator[str]:
     for step in steps:
-        if isinstance(step, LibraryCall) and step.op in _MAKERS:
+        if isinstance(step, LibraryCall) and (step.op == _CONVOLUTION or rival_call(step.op)):
             yield from step.makes()
 
 

@@ -9,6 +9,7 @@ of the comparison, cross to the backward.
 from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import is_view
+from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import COMPARED, packet_name, tensor_of
 
 _COMPARISONS = frozenset({"eq", "ge", "gt", "isclose", "le", "lt", "ne"})
@@ -27,10 +28,16 @@ _CHOOSING = frozenset(
 
 
 def mark_compared(gm: GraphModule) -> GraphModule:
-    """The pass on joint graphs: marks these values, in the graph itself, for both halves."""
-    for node in compared_with_themselves(gm.graph):
-        node.meta[COMPARED] = True
-    return gm
+    """The pass on joint graphs: marks these values for both halves."""
+    compared = compared_with_themselves(gm.graph)
+
+    def marked(node: Node, new: GraphCopy) -> Node:
+        copied = new.copy(node)
+        if node in compared:
+            copied.meta[COMPARED] = True
+        return copied
+
+    return copy_but_for(gm, marked) if compared else gm
 
 
 def compared_with_themselves(graph: Graph) -> frozenset[Node]:

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import perfuse
 from perfuse.autotune import matmuls
 from perfuse.autotune.matmuls import Problem, choices_of, decide, entered, tune_matmuls
+from perfuse.autotune.race import race
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import Decision, Rival, library
 from perfuse.graph_cache import load_or_compile
-from perfuse.ir.matmul import LINEAR
+from perfuse.ir.matmul import LINEAR, RIVALS, RivalCall
 from perfuse.ir.program import LibraryCall
 from perfuse.schedule.plan import Plan
 from perfuse.testing import fresh_cache
+from tests.harness.compare import assert_as_good_as_eager
 from tests.unit.graph.tracing import traced
 from tests.unit.lower.samples import f32
 from tests.unit.planning import plan_of
@@ -100,6 +103,35 @@ def test_default_that_wins_stays(context: Context, monkeypatch: pytest.MonkeyPat
     tuned = tune_matmuls(plan, context)
     assert calls(tuned) == ["aten.mm.out"] and tuned.program == plan.program
     assert tuned.decisions == (chosen("aten.mm.out"),)
+
+
+TOY = RivalCall("aten.linear.default", lambda x: (x.a, x.b.T, x.bias))
+
+
+@pytest.fixture
+def toy_wins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A rival from outside, which takes part in races and wins whatever the clock says."""
+
+    def won(*args: Any, **rest: Any) -> Decision:
+        decision = race(*args, **rest)
+        assert decision.rivals[-1].choice == library(TOY.op) and not decision.rivals[-1].refusal
+        return replace(decision, chosen=library(TOY.op))
+
+    monkeypatch.setattr(matmuls, "race", won)
+    RIVALS.append(TOY)
+    yield
+    RIVALS.remove(TOY)
+
+
+@pytest.mark.parametrize("fn", [F.linear, lambda x, w, b: F.linear(x, w).relu() + b])
+@pytest.mark.usefixtures("context", "toy_wins")
+def test_a_row_adds_a_rival(fn: Callable[..., torch.Tensor]) -> None:
+    inputs = (f32(64, 256), f32(256, 256), f32(256))
+    (graph,) = perfuse.explain(fn, *inputs).graphs
+    assert [(call.op, call.kind) for call in graph.calls] == [(TOY.op, "matmul")]
+    torch._dynamo.reset()
+    got = torch.compile(fn, backend="perfuse")(*inputs)
+    assert_as_good_as_eager(got, fn(*inputs), fn(*(x.double() for x in inputs)))
 
 
 def test_setting_leaves_the_plan_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
