@@ -1,4 +1,4 @@
-"""Print the size of the code in one line, so that growth is seen and asked about."""
+"""The size of the code in one line, and limits that fail the check: long files, long functions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+MAX_FILE, MAX_FUNCTION = 600, 45  # lines
 
 
 def functions(path: Path) -> Iterator[tuple[int, str]]:
@@ -18,7 +20,7 @@ def functions(path: Path) -> Iterator[tuple[int, str]]:
 def summary(root: Path) -> str:
     """The size line of the Python files under a folder."""
     files = sorted(root.rglob("*.py"))
-    lengths = {path: len(path.read_text().splitlines()) for path in files}
+    lengths = {path: num_lines(path) for path in files}
     largest = max(files, key=lambda path: lengths[path])
     longest, name = max(found for path in files for found in functions(path))
     return (
@@ -27,5 +29,23 @@ def summary(root: Path) -> str:
     )
 
 
+def num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def too_long(root: Path) -> Iterator[str]:
+    """Files and functions beyond the limits."""
+    for path in sorted(root.rglob("*.py")):
+        if num_lines(path) > MAX_FILE:
+            yield f"{path}: {num_lines(path)} lines, at most {MAX_FILE}"
+        for length, name in functions(path):
+            if length > MAX_FUNCTION:
+                yield f"{path}: {name} has {length} lines, at most {MAX_FUNCTION}"
+
+
 if __name__ == "__main__":
-    print(summary(Path(sys.argv[1])))
+    folder = Path(sys.argv[1])
+    print(summary(folder))
+    for found in (mistakes := list(too_long(folder))):
+        print(found)
+    sys.exit(bool(mistakes))

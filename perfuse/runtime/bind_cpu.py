@@ -12,12 +12,17 @@ from typing import Any
 import torch
 
 from perfuse.build import load_library
-from perfuse.codegen.host.program import HostSource, function_name
+from perfuse.codegen.host.program import HostSource
 from perfuse.config import Settings
 from perfuse.forking import is_forked
 from perfuse.runtime import guard
 from perfuse.runtime.guard import Guard, GuardLayout
-from perfuse.runtime.host_names import HOST_FILE, addresses, resolve_op, window, with_strides
+from perfuse.runtime.host_names import (
+    addresses,
+    run_host,
+    window,
+    with_strides,
+)
 from perfuse.runtime.idle import IdleFrames
 from perfuse.runtime.pool import allocator
 
@@ -123,10 +128,4 @@ def bind(
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         function.restype = None
         space[segment] = function
-    for op in host.ops:
-        is_given = op.startswith("py:")
-        space[function_name(op)] = constants[op] if is_given else resolve_op(op)
-    space |= {name: value for name, value in constants.items() if not name.startswith("py:")}
-    exec(compile(host.text, HOST_FILE, "exec"), space)
-    call: Call = space["call"]
-    return call
+    return run_host(host, space, constants)

@@ -9,18 +9,17 @@ from typing import Any, Protocol
 
 import torch
 
-from perfuse.codegen.host.program import HostSource, function_name
+from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.errors import ForkedGpuCall
 from perfuse.forking import is_forked
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.host_names import (
-    HOST_FILE,
     addresses,
     are_misaligned,
     memory_of,
-    resolve_op,
+    run_host,
     with_strides,
 )
 from perfuse.runtime.idle import IdleFrames
@@ -62,12 +61,8 @@ def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any])
     layout = GuardLayout(host, ALIGNMENT)
     space["guard"] = lambda frame: Guard(layout, frame.arena)
     space |= {"launch": launcher.launch, "failed": launcher.failed}
-    for op in host.ops:
-        space[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
-    space |= {name: value for name, value in constants.items() if not name.startswith("py:")}
     space["realigned"] = lambda args: _realigned(call, args, tables)
-    exec(compile(host.text, HOST_FILE, "exec"), space)
-    call: Call = space["call"]
+    call: Call = run_host(host, space, constants)
     return call if device.type == "cpu" else _on_device(call, device)
 
 

@@ -20,6 +20,7 @@ from perfuse.codegen.host.tables import UNKNOWN, FillRow, LaunchRow
 from perfuse.errors import PerfuseError
 from perfuse.gpu import gpu_of_device
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.records import kind_of
 
 RECORD_WORDS, SEGMENT_WORDS = 8, 3
 
@@ -95,10 +96,10 @@ class Driver:
     def prepare(self, frame: GpuFrame) -> None:
         """Lay out the records of a frame, which point into its tables."""
         tables = frame.tables
-        arguments = _Arguments(frame)
+        arguments = Arguments(frame)
         words = array("Q")
         for number, row in enumerate(tables.records):
-            words.extend(self._record(frame, arguments, number, row))
+            words.extend(kind_of(row).words(self, arguments, number, row))
         at, size = words.buffer_info()[0], 8 * RECORD_WORDS
         index = self.device.index or 0
         segments = array("Q")
@@ -108,26 +109,11 @@ class Driver:
         frame.segments = [start + k * size for k in range(len(tables.segments))]
         frame.memory = (words, segments, arguments)
 
-    def _record(
-        self, frame: GpuFrame, arguments: _Arguments, number: int, row: LaunchRow | FillRow
-    ) -> tuple[int, ...]:
-        grid = frame.grids.buffer_info()[0] + 24 * number
-        if isinstance(row, FillRow):
-            pattern = bytes.fromhex(row.pattern)
-            memory = frame.pointers.buffer_info()[0] + 8 * row.pointer
-            return (0, 0, 0, grid, 0, memory, int.from_bytes(pattern, "little"), len(pattern))
-        made = self.objects[row.kernel]
+    def launch_words(self, arguments: Arguments, number: int, row: LaunchRow) -> tuple[int, ...]:
+        made, function = self.objects[row.kernel], self.functions[row.kernel]
         passed = arguments.of(row, self._scratch(made, row))
-        return (
-            self.functions[row.kernel],
-            made.num_threads,
-            made.shared_bytes,
-            grid,
-            passed,
-            0,
-            0,
-            0,
-        )
+        grid = arguments.grid(number)
+        return (function, made.num_threads, made.shared_bytes, grid, passed, 0, 0, 0)
 
     def _scratch(self, made: CodeObject, row: LaunchRow) -> torch.Tensor | None:
         """Global scratch that the kernel needs per block."""
@@ -146,13 +132,23 @@ def _limit(index: int) -> str:
     return f"; the limit per block is {gpu_of_device(index).shared_bytes} bytes"
 
 
-class _Arguments:
+class Arguments:
     """Lists of the addresses of a launch's arguments, kept alive with their frame."""
 
     def __init__(self, frame: GpuFrame) -> None:
         self.pointers = frame.pointers.buffer_info()[0]
         self.sizes = frame.sizes.buffer_info()[0]
+        self.grids = frame.grids.buffer_info()[0]
         self.kept: list[Any] = []
+
+    def grid(self, number: int) -> int:
+        """Where the grid of a record stands."""
+        return self.grids + 24 * number
+
+    def fill_words(self, number: int, row: FillRow) -> tuple[int, ...]:
+        pattern, memory = bytes.fromhex(row.pattern), self.pointers + 8 * row.pointer
+        value = int.from_bytes(pattern, "little")
+        return (0, 0, 0, self.grid(number), 0, memory, value, len(pattern))
 
     def of(self, row: LaunchRow, scratch: torch.Tensor | None) -> int:
         """Pointers, sizes, and the two scratch pointers that Triton adds to every kernel."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from typing import Any
 
@@ -55,6 +56,11 @@ class GpuFrame:
         for row, memory in zip(self.tables.kept, self.kept, strict=True):
             self.pointers[row.pointer] = memory.data_ptr()
 
+    def fill(self, number: int, row: FillRow) -> None:
+        """Fill memory that the CPU can write, as a driver would fill its own."""
+        pattern, count = bytes.fromhex(row.pattern), self.grid(number)[0]
+        ctypes.memmove(self.pointers[row.pointer], pattern * count, len(pattern) * count)
+
     def grid(self, number: int) -> tuple[int, int, int]:
         """The grid of a record; of a fill, the count and two numbers that mean nothing."""
         x, y, z = self.grids[3 * number : 3 * number + 3]
@@ -64,7 +70,7 @@ class GpuFrame:
 def _grids(tables: GpuTables) -> list[int]:
     found: list[int] = []
     for row in tables.records:
-        found += [row.count, 1, 1] if isinstance(row, FillRow) else row.grid
+        found += row.grid
     return found
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from perfuse.codegen.host.program import ArenaWindow
+from perfuse.codegen.host.program import ArenaWindow, HostSource, function_name
 from perfuse.ir.matmul import MATMULS
 from perfuse.torch_compat.ops import bare_op
 
@@ -78,3 +78,15 @@ def resolve_op(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return bare_op(found)
+
+
+def run_host(
+    host: HostSource, names: dict[str, Any], constants: Mapping[str, Any]
+) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """The function that the text of a host program defines, with these names and its ops."""
+    for op in host.ops:
+        names[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
+    names |= {name: value for name, value in constants.items() if not name.startswith("py:")}
+    exec(compile(host.text, HOST_FILE, "exec"), names)
+    call: Callable[[list[Any]], tuple[Any, ...]] = names["call"]
+    return call

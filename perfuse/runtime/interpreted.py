@@ -7,10 +7,10 @@ replaced by interpreted ones, which is seen by the whole process: launches take 
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from perfuse.build.triton_compile import load_module
-from perfuse.codegen.host.tables import FillRow, LaunchRow
+from perfuse.codegen.host.tables import LaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.forking import ForkLock
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.interpreted_math import NumpyLibdevice
+from perfuse.runtime.records import kind_of
 
 _TURN = ForkLock()
 _LIBRARY = ("triton.language", "triton.language.standard", "triton.language.random")
@@ -44,7 +45,8 @@ class Interpreter:
     def prepare(self, frame: GpuFrame) -> None:
         """Give the frame what `launch` runs."""
         tables = frame.tables
-        records = [self._run(frame, k, row) for k, row in enumerate(tables.records)]
+        rows = enumerate(tables.records)
+        records = [partial(kind_of(row).run, self, frame, k, row) for k, row in rows]
         frame.segments = [records[first : first + count] for first, count in tables.segments]
 
     def launch(self, segment: list[Run], stream: int) -> int:
@@ -55,24 +57,16 @@ class Interpreter:
     def failed(self, code: int) -> None:
         raise AssertionError("an interpreted launch fails by raising")
 
-    def _run(self, frame: GpuFrame, number: int, row: LaunchRow | FillRow) -> Run:
-        if isinstance(row, FillRow):
-            return lambda: _fill(frame, number, row)
-        kernel = self.kernels[row.kernel]
-        function = getattr(self.module, row.kernel)
-        return lambda: _interpret(function, _arguments(kernel, frame, row), frame.grid(number))
+    def interpret(self, frame: GpuFrame, number: int, row: LaunchRow) -> None:
+        """Run one launch."""
+        arguments = _arguments(self.kernels[row.kernel], frame, row)
+        _interpret(getattr(self.module, row.kernel), arguments, frame.grid(number))
 
 
 def _run_all(segment: list[Run]) -> None:
     with _TURN, _interpreting():
         for run in segment:
             run()
-
-
-def _fill(frame: GpuFrame, number: int, row: FillRow) -> None:
-    pattern = bytes.fromhex(row.pattern)
-    count = frame.grid(number)[0]
-    ctypes.memmove(frame.pointers[row.pointer], pattern * count, len(pattern) * count)
 
 
 def _arguments(kernel: TritonKernel, frame: GpuFrame, row: LaunchRow) -> dict[str, Any]:

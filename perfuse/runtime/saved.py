@@ -18,10 +18,10 @@ import torch
 from perfuse.cache.manifest import is_key
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import ArenaWindow, HostSource
-from perfuse.codegen.host.tables import tables_of
 from perfuse.decision import Decision
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph.facts import PURE_PYTHON
+from perfuse.runtime.records import document_of, tables_of
 from perfuse.torch_compat.ops import op_name
 from perfuse.torch_compat.tensors import raw_bytes, tensor_of_bytes
 
@@ -46,7 +46,7 @@ def files_of(saved: SavedProgram) -> dict[str, bytes]:
     """The files that hold a program."""
     rows, data = pack_tensors(saved.constants)
     document = {
-        "host": dataclasses.asdict(saved.host),
+        "host": _host_document(saved.host),
         "built": list(saved.built),
         "constants": rows,
         "counts": dict(saved.counts),
@@ -79,6 +79,11 @@ def number_functions(ops: Iterable[str]) -> dict[str, Any]:
     """The functions of Python numbers among the ops of a program: known by name, not kept."""
     known = {op_name(function): function for function in PURE_PYTHON}
     return {op: known[op] for op in ops if op in known}
+
+
+def _host_document(host: HostSource) -> dict[str, Any]:
+    gpu = None if host.gpu is None else document_of(host.gpu)
+    return {**dataclasses.asdict(dataclasses.replace(host, gpu=None)), "gpu": gpu}
 
 
 def _host_of(document: dict[str, Any]) -> HostSource:

@@ -16,7 +16,7 @@ import torch
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.storage import storage_inputs
-from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow
+from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow, Record
 from perfuse.codegen.triton.sources import Launch, TritonSources
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
@@ -95,7 +95,7 @@ class _GpuWriter(HostWriter):
         self.leading = _leading(plan, sources)
         self.aligned = _aligned(sources)
         self.written = {name for step in plan.steps for name in _written(step)}
-        self.records: list[LaunchRow | FillRow] = []
+        self.records: list[Record] = []
         self.segments: list[tuple[int, int]] = []
         self.kept: list[KeptRow] = []
         self.sizes_now: list[str] = []  # lines that fill G for the records of the turn

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 UNKNOWN = -1  # a number that the host program writes into the table G before the launch
+
+
+class Record(Protocol):
+    """A row of the tables: plain data; runtime/records.py lists the kinds."""
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Three numbers of the table G, UNKNOWN where the host program writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,10 @@ class FillRow:
     pattern: str  # hexadecimal
     count: int
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.count, 1, 1
+
 
 @dataclass(frozen=True, slots=True)
 class KeptRow:
@@ -41,29 +53,9 @@ class GpuTables:
     """Records in order, and the runs of them that one call launches."""
 
     device: str
-    records: tuple[LaunchRow | FillRow, ...]
+    records: tuple[Record, ...]
     segments: tuple[tuple[int, int], ...]  # first record, and how many
     kept: tuple[KeptRow, ...]
     written: tuple[int, ...]  # inputs that the program writes to
     unfit: str = ""  # why its launches cannot be recorded and replayed
     is_dynamic: bool = False  # its inputs come in many sizes
-
-
-def tables_of(document: dict[str, Any]) -> GpuTables:
-    """The tables that `dataclasses.asdict` made this of."""
-    return GpuTables(
-        device=str(document["device"]),
-        records=tuple(_record_of(row) for row in document["records"]),
-        segments=tuple((int(first), int(count)) for first, count in document["segments"]),
-        kept=tuple(KeptRow(**row) for row in document["kept"]),
-        written=tuple(document["written"]),
-        unfit=str(document["unfit"]),
-        is_dynamic=bool(document["is_dynamic"]),
-    )
-
-
-def _record_of(row: dict[str, Any]) -> LaunchRow | FillRow:
-    if "kernel" not in row:
-        return FillRow(**row)
-    x, y, z = row["grid"]
-    return LaunchRow(row["kernel"], tuple(row["pointers"]), tuple(row["sizes"]), (x, y, z))

@@ -1,0 +1,159 @@
+"""The house takes additions from outside: a backend, a launch, a pass, a tuner, each one row."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+import perfuse
+from perfuse.autotune import tune
+from perfuse.backends import BACKENDS, Backend
+from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.tables import FillRow, GpuTables
+from perfuse.graph.passes import ATEN_PASSES
+from perfuse.ir import index as ix
+from perfuse.ir.expr import Expr
+from perfuse.ir.program import View
+from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.host_names import run_host
+from perfuse.runtime.interpreted import Interpreter
+from perfuse.runtime.records import KINDS, RecordKind
+from perfuse.runtime.saved import SavedProgram, files_of, read_program
+from perfuse.schedule.plan import Plan
+
+OPS = {"add": "({0} + {1})", "mul": "({0} * {1})"}
+HOST = HostSource("", 1, 1, 0, (), (), (), 0, (), ())
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with perfuse.testing.fresh_cache():
+        yield
+
+
+@dataclass(frozen=True)
+class PythonSources:
+    """Kernels as Python statements."""
+
+    texts: tuple[str, ...]
+
+
+def spelled(value: Expr) -> str:
+    if value.op == "load":
+        return f"{value.buffer}.view(-1)[{value.index!r}]"
+    return OPS[value.op].format(*map(spelled, value.args))
+
+
+def generate(plan: Plan, context: Any) -> PythonSources:
+    lines = []
+    for kernel in plan.kernels:
+        for member in kernel.members:
+            indent = "  "
+            for axis in kernel.axes:
+                lines.append(f"{indent}for {axis.name} in range({axis.size}):")
+                indent += "  "
+            place = f"{member.loop.out}.view(-1)[{member.loop.index!r}]"
+            lines.append(f"{indent}{place} = {spelled(member.loop.value)}")
+    return PythonSources(("\n".join(lines),))
+
+
+def host(plan: Plan, sources: PythonSources, context: Any) -> HostSource:
+    made = {m.loop.out: plan.program.buffers[m.loop.out] for k in plan.kernels for m in k.members}
+    lines = ["def call(args):", f"  {', '.join(plan.program.inputs)}, = args", "  args.clear()"]
+    lines += [f"  {name} = torch.empty({buffer.shape})" for name, buffer in made.items()]
+    outputs = [out.buffer for out in plan.program.outputs if isinstance(out, View)]
+    lines += [*sources.texts, f"  return ({', '.join(outputs)},)"]
+    return replace(HOST, text="\n".join(lines), num_inputs=len(plan.program.inputs))
+
+
+def load(
+    program: HostSource, built: Sequence[Any], constants: Mapping[str, Any], context: Any
+) -> Any:
+    return run_host(program, {"torch": torch}, constants)
+
+
+PYTHON = Backend("python", lambda target: True, generate, lambda sources, context: (), host, load)
+
+
+def test_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfuse.backends.BACKENDS", [PYTHON, *BACKENDS])
+    x, y = torch.randn(3, 4), torch.randn(4)
+    function = torch.compile(lambda x, y: x * y + x, backend="perfuse")
+    got, (text, _) = perfuse.testing.run_and_get_code(function, x, y)
+    assert torch.equal(got, x * y + x)
+    assert "for x" in text
+    torch._dynamo.reset()  # and from the cache, without generating anything
+    monkeypatch.setattr("perfuse.backends.BACKENDS", [replace(PYTHON, generate=None), *BACKENDS])
+    assert torch.equal(torch.compile(lambda x, y: x * y + x, backend="perfuse")(x, y), got)
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """Bytes copied from one address of the table to another."""
+
+    source: int
+    target: int
+    count: int
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.count, 1, 1
+
+
+def copy(interpreter: Interpreter, frame: GpuFrame, number: int, row: CopyRow) -> None:
+    places = frame.pointers[row.target], frame.pointers[row.source]
+    ctypes.memmove(*places, frame.grid(number)[0])
+
+
+def test_a_kind_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = RecordKind("copy", CopyRow, lambda *_: (0,) * 8, copy)
+    monkeypatch.setattr("perfuse.runtime.records.KINDS", [*KINDS, kind])
+    rows = (FillRow(1, "07", 4), CopyRow(1, 2, 8))
+    program = replace(HOST, num_pointers=3, gpu=GpuTables("cpu", rows, ((0, 2),), (), ()))
+    saved = read_program(files_of(SavedProgram(program, (), {}, {})).__getitem__)
+    assert saved.host.gpu == program.gpu
+    frame = GpuFrame(saved.host, [])
+    x, y = torch.arange(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+    frame.pointers[1], frame.pointers[2] = x.data_ptr(), y.data_ptr()
+    launcher = Interpreter("import triton\n", ())
+    launcher.prepare(frame)
+    assert launcher.launch(frame.segments[0], 0) == 0
+    assert y.tolist() == [7, 7, 7, 7, 4, 5, 6, 7]
+
+
+def test_a_pass() -> None:
+    def multiplied(module: torch.fx.GraphModule, context: Any) -> torch.fx.GraphModule:
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+            node.target = torch.ops.aten.mul.Tensor
+        return module
+
+    x, y = torch.randn(5), torch.randn(5)
+    ATEN_PASSES.append(("multiplied", multiplied))
+    try:
+        assert torch.equal(torch.compile(lambda x, y: x + y, backend="perfuse")(x, y), x * y)
+    finally:
+        ATEN_PASSES.pop()
+
+
+def test_a_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Plan] = []
+
+    def watching(plan: Plan, context: Any) -> Plan:
+        seen.append(plan)
+        return plan
+
+    monkeypatch.setattr(tune, "TUNERS", [*tune.TUNERS, watching])
+    torch.compile(lambda x: x.exp(), backend="perfuse")(torch.randn(5))
+    assert len(seen) == 1 and not seen[0].places
+
+
+def test_index_texts_are_python() -> None:
+    """The toy backend writes indices as they print."""
+    at = ix.add(ix.mul(ix.var("x0", 3), 4), ix.floordiv(ix.var("x1", 7), 2))
+    assert eval(repr(at), {"x0": 2, "x1": 5}) == 10
