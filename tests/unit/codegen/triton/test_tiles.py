@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from perfuse.autotune.tiles import plan_of_one, race_tiles, tile_of
+from perfuse.autotune.tiles import Device, measured_tiles, plan_of_one, race_tiles, tile_of
 from perfuse.backends import backend_of
 from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile, smaller
 from perfuse.config import Settings
@@ -227,3 +229,22 @@ def test_smaller_tiles_come_to_an_end(name: str) -> None:
 def _flat() -> tuple[Callable[..., Any], Tensor]:
     fn, (x,) = PROGRAMS["flat"]
     return fn, x
+
+
+def test_measured_tiles_are_stored_and_carried_by_the_plan() -> None:
+    limits = replace(SETTINGS.thresholds, tuned_tile_bytes=0)
+    context = replace(CONTEXT, settings=replace(SETTINGS, thresholds=limits), counters=Counters())
+    (plan,) = plans_of(PROGRAMS["rows"][0], *PROGRAMS["rows"][1], context=CONTEXT)
+    times = itertools.count(10, -1)  # each candidate faster than the one before
+    device = Device(
+        lambda *_: None, lambda _: lambda tile: partial(float, next(times)), timer=lambda run: run
+    )
+    with fresh_cache():
+        tuned = measured_tiles(plan, context, device)
+        again = measured_tiles(plan, context, device)
+    (kernel,), (decision,) = plan.kernels, tuned.decisions
+    assert len(decision.rivals) > 1 and decision.chosen == decision.rivals[-1].choice
+    assert tuned.tiles == {kernel.name: tile_of(decision.chosen)} == again.tiles
+    assert again.decisions == tuned.decisions
+    assert context.counters["autotune.kernels_measured"] == 1
+    assert context.counters["autotune.cache_hit"] == 1
