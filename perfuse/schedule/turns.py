@@ -86,6 +86,3 @@ class MemoryPlan:
         for turn in self.turns:
             for added in turn.allocated:
                 yield from added
-
-    def turn_of_step(self) -> dict[int, int]:
-        return {number: k for k, turn in enumerate(self.turns) for number in turn.numbers}

@@ -75,6 +75,9 @@ class Names(emitter.Names):
 Scope = ScopeOf[Value]
 Resolver = emitter.Resolver[Value]
 
+# Functions for lanes that are contiguous, a step apart, or anywhere.
+_LOADS = ("loadv", "load_strided", "gather")
+_STORES = ("storev", "store_strided", "scatter")
 # The forms of min and max for a limit that is not NaN.
 _LIMITS = {"min": "pf::low", "max": "pf::high"}
 
@@ -239,37 +242,21 @@ class Emitter(emitter.Emitter[Names, Value]):
             return self.named(Value(text, e.dtype, False))
         if mask is not None:
             return self.named(self._masked_load(e, pointer, kind, mask, stride))
-        tail = "" if self.tail is None else f", {self.tail}"
-        suffix = "" if self.tail is None else "_n"
-        if stride == 1:
-            text = f"pf::loadv{suffix}<{kind}>({pointer} + {self._base(index)}{tail})"
-        elif stride is not None:
-            step = self.index(stride)
-            text = (
-                f"pf::load_strided{suffix}<{kind}>({pointer} + {self._base(index)}, {step}{tail})"
-            )
-        else:
-            text = f"pf::gather{suffix}<{kind}>({pointer}, {self._vector_index(index)}{tail})"
+        form, place = self._place(pointer, index, stride)
+        text = f"pf::{_LOADS[form]}{self._suffix}<{kind}>({place}{self._live})"
         return self.named(Value(text, e.dtype, True))
 
     def _masked_load(
         self, e: Expr, pointer: str, kind: str, mask: Value, stride: Dim | None
     ) -> Value:
-        index = e.index
-        fill = self.value(e.args[1])
-        zero = literal(0, e.dtype)
-        live = mask.vector
+        index, fill, live = e.index, self.value(e.args[1]), mask.vector
         if self.tail is not None:
             live = f"pf::land({live}, pf::first_lanes({self.tail}))"
-        scalar_fill = zero if fill.is_vector else fill.text
+        scalar_fill = literal(0, e.dtype) if fill.is_vector else fill.text
         if stride == 1:
             text = f"pf::load_mask<{kind}>({pointer} + {self._base(index)}, {live}, {scalar_fill})"
         else:
-            at = (
-                self._vector_index(index)
-                if self._varies(index)
-                else (f"pf::splat(int64_t({self.index(index)}))")
-            )
+            at = self._vector_index(index)
             text = f"pf::gather_mask<{kind}>({pointer}, {at}, {live}, {scalar_fill})"
         if fill.is_vector:
             text = f"pf::where({mask.vector}, {text}, {fill.text})"
@@ -277,15 +264,27 @@ class Emitter(emitter.Emitter[Names, Value]):
 
     def update(self, place: str, kind: str, combine: str, value: Value) -> None:
         """Combine a value into contiguous memory."""
-        if self.lane is None:
-            held = f"{combine}(pf::load1<{kind}>({place}), {value.text})"
-            self.line(f"pf::store1<{kind}>({place}, {held});")
-        elif self.tail is None:
-            held = f"{combine}(pf::loadv<{kind}>({place}), {value.vector})"
-            self.line(f"pf::storev<{kind}>({place}, {held});")
-        else:
-            held = f"{combine}(pf::loadv_n<{kind}>({place}, {self.tail}), {value.vector})"
-            self.line(f"pf::storev_n<{kind}>({place}, {held}, {self.tail});")
+        form, text = ("1", value.text) if self.lane is None else (f"v{self._suffix}", value.vector)
+        live = "" if self.lane is None else self._live
+        held = f"{combine}(pf::load{form}<{kind}>({place}{live}), {text})"
+        self.line(f"pf::store{form}<{kind}>({place}, {held}{live});")
+
+    @property
+    def _suffix(self) -> str:
+        """Of functions that work on part of a vector."""
+        return "" if self.tail is None else "_n"
+
+    @property
+    def _live(self) -> str:
+        """The last argument of these."""
+        return "" if self.tail is None else f", {self.tail}"
+
+    def _place(self, pointer: str, index: Dim, stride: Dim | None) -> tuple[int, str]:
+        """Which of `_LOADS` and `_STORES` reaches the lanes of an index, and by which arguments."""
+        if stride is None:
+            return 2, f"{pointer}, {self._vector_index(index)}"
+        step = "" if stride == 1 else f", {self.index(stride)}"
+        return int(stride != 1), f"{pointer} + {self._base(index)}{step}"
 
     def _stride(self, index: Dim) -> Dim | None:
         if self.lane is None:
@@ -299,22 +298,11 @@ class Emitter(emitter.Emitter[Names, Value]):
     def store(self, buffer: str, index: Dim, value: Value, *, stream: bool = False) -> None:
         pointer, kind = self.names.target(buffer), self.names.storage(buffer)
         stride = self._stride(index)
-        line = self.line
         if stride == 0:
-            at = self.index(index)
-            line(f"pf::store1<{kind}>({pointer} + {at}, {value.text});")
+            self.line(f"pf::store1<{kind}>({pointer} + {self.index(index)}, {value.text});")
             return
-        tail = "" if self.tail is None else f", {self.tail}"
-        suffix = "" if self.tail is None else "_n"
-        if stride == 1:
-            name = "streamv" if stream and self.tail is None else f"storev{suffix}"
-            line(f"pf::{name}<{kind}>({pointer} + {self._base(index)}, {value.vector}{tail});")
-        elif stride is not None:
-            step = self.index(stride)
-            line(
-                f"pf::store_strided{suffix}<{kind}>({pointer} + {self._base(index)}, {step}, "
-                f"{value.vector}{tail});"
-            )
-        else:
-            at = self._vector_index(index)
-            line(f"pf::scatter{suffix}<{kind}>({pointer}, {at}, {value.vector}{tail});")
+        form, place = self._place(pointer, index, stride)
+        name = f"{_STORES[form]}{self._suffix}"
+        if stream and stride == 1 and self.tail is None:
+            name = "streamv"
+        self.line(f"pf::{name}<{kind}>({place}, {value.vector}{self._live});")
