@@ -58,7 +58,7 @@ BASE_FLAGS = (
 # with it (two of 38 in another order); -fno-ivopts, the alternative, changes all of them.
 GCC_FLAGS = ("-fno-delete-null-pointer-checks",)
 
-# Unlike other compilers, zig takes every instruction of the machine it runs on unless told not to.
+# Unlike other compilers, zig uses every instruction of the machine it runs on by default.
 # Kernels use no C++ library, and zig would first build its own, for minutes.
 ZIG_FLAGS = ("-mcpu=baseline", "-nostdlib++")
 
@@ -239,7 +239,7 @@ def _target(simd: str, num_threads: int, compiler: str) -> Target:
 
 
 def host_target(settings: Settings) -> Target:
-    """The machine this process runs on, as the settings want it used."""
+    """The machine this process runs on, under the settings."""
     num_threads = settings.cpu.threads or torch.get_num_threads() or os.cpu_count() or 1
     return _target(settings.cpu.simd, num_threads, settings.cpu.compiler)
 

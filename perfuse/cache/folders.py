@@ -1,4 +1,4 @@
-"""Folders that may hold code to be run: only what nobody but this user can write.
+"""Folders that may hold executable code: only those that nobody but this user can write to.
 
 A folder is reached from `/` one name at a time, each opened in the descriptor of the one before
 and checked there, so that what was checked is what is used, whatever is renamed meanwhile.

@@ -1,7 +1,7 @@
-"""One capture for every customer: a Dynamo graph, traced once, becomes functional ATen graphs.
+"""One capture for every caller: a Dynamo graph, traced once, becomes functional ATen graphs.
 
-Customers differ in how they cut the joint graph and in what runs each graph; `cut_for` is the cut
-that a context asks for, with its memory budget, whoever asks.
+Callers differ in how they cut the joint graph and in what runs each graph; `cut_for` is the cut
+for a context, with its memory budget, the same for all callers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Capture:
 
     context: Context
     cut: Callable[[GraphModule, int], Cut]  # of a joint graph and its number of results
-    run: Callable[[str, GraphModule], Call]  # takes each graph, and returns what runs it
+    run: Callable[[str, GraphModule], Call]  # takes each graph, and returns its callable
     graphs: dict[str, GraphModule] = field(default_factory=dict)
 
     def trace(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -56,14 +56,14 @@ class Capture:
         )
 
     def take(self, kind: str, graph: GraphModule) -> Call:
-        """Hand on one of the graphs."""
+        """Pass on one of the graphs."""
         self.graphs[kind] = graph
         return self.run(kind, graph)
 
     def partition(
         self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[GraphModule, GraphModule]:
-        """Cut the joint graph. The backward is handed on when it first runs, if ever."""
+        """Cut the joint graph. The backward is passed on when it first runs, if ever."""
         cut = self.cut(joint, num_fwd_outputs)
         self.graphs["backward"] = cut.backward
         return cut.forward, cut.backward

@@ -27,7 +27,7 @@ class KernelFrame(Generic[N, V]):
         return f"m{self.kernel.members.index(member)}"
 
     def is_read_inside(self, name: str) -> bool:
-        """Whether a member reads the buffer, and so may want its value from a register."""
+        """Whether a member reads the buffer, and so may take its value from a register."""
         return any(r.buffer == name for m in self.kernel.members for r in m.loop.reads())
 
     def formula_of(self, member: Member, *, is_for_store: bool = False) -> Expr:

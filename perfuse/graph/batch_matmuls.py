@@ -71,7 +71,7 @@ def _key(node: Node, aliases: Aliases) -> Key | None:
 
 
 class _Batch:
-    """Makes each of the products anew: as a part of the batched one, which the first brings."""
+    """Replaces each matmul by a part of the batched one, which is created with the first."""
 
     def __init__(self, gm: GraphModule) -> None:
         self._gm = gm

@@ -103,7 +103,7 @@ def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) ->
 
 
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """With what the backward wants again: exp(-|x|) on a CPU, nothing on a GPU.
+    """With what the backward needs: exp(-|x|) on a CPU, nothing on a GPU.
 
     On a CPU eager's results are contiguous, whatever the layout of the argument.
     """

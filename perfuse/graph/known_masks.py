@@ -99,7 +99,7 @@ def _constants(graph: Graph) -> set[Node]:
 
 
 def _written(graph: Graph, constants: set[Node]) -> Iterator[Node]:
-    """Constants that somebody may write to, and all that is made of them or with them."""
+    """Constants that may be written to, and everything computed from them."""
     targets = [target for node in graph.nodes if _writes(node) for target in node.all_input_nodes]
     reached = ancestors(targets) & constants
     for node in graph.nodes:

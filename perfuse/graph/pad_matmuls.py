@@ -160,7 +160,7 @@ def _is_computed(node: Node) -> bool:
 
 
 def _is_kept(node: Node) -> bool:
-    """It is a result of the graph, or goes to a call that wants it whole."""
+    """It is a result of the graph, or an operand of a library call."""
     users = users_through(node, _only_looks)
     return any(user.op == "output" or _matrix_row(user) is not None for user in users)
 

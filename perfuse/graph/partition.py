@@ -183,7 +183,7 @@ def _nodes(values: list[Any]) -> list[Node]:
 
 
 def _grouped(chosen: list[Node], inputs: Inputs) -> Saved:
-    """Tensors (those without version checks last), others, and all sizes that they speak of."""
+    """Tensors (those without version checks last), others, and all their sizes."""
     tensors = [n for n in chosen if tensor_of(n) is not None]
     tensors.sort(key=lambda n: bool(n.meta.get(UNCHECKED)))  # stable
     sizes = [n for n in chosen if is_sym(n)]
@@ -234,7 +234,7 @@ class _Extract:
             self._given[node] = copied
 
     def give_up(self, placeholder: Node) -> None:
-        """Mark an input as one that nobody needs afterwards."""
+        """Mark an input as donated."""
         self._given[placeholder].meta[GIVEN_UP] = True
 
     def need(self, node: Node) -> None:

@@ -118,8 +118,8 @@ class Builder:
         axes = tuple(Axis(f"d{i}", size) for i, size in enumerate(tensor.shape) if size != 1)
         where = buffer.index(at) if index is None else index
         if index is not None:
-            self._passed.clear()  # formulas speak of what was in memory before
-        # A formula belongs to the op that made it, not to the call that wants it in memory.
+            self._passed.clear()  # formulas refer to the previous contents of memory
+        # A formula belongs to the op that computes it, not to the call that needs it in memory.
         origin = self.formula_origins.get(tensor.value, self.origin)
         self.emit(Loop(buffer.name, axes, "map", tensor.value, where, origin))
 

@@ -59,7 +59,7 @@ class Recorder(Protocol):
 
 
 class GpuRecorder:
-    """Records on a stream of its own, as capturing wants it."""
+    """Records on a stream of its own, as CUDA graph capture requires."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -37,7 +37,7 @@ def next_start() -> int:
 
 
 def poison(memory: torch.Tensor, dtype: torch.dtype) -> None:
-    """Fill bytes with what reads as a value of this type that nobody computes."""
+    """Fill bytes with a value of this type that no program computes."""
     if dtype is torch.bool:
         memory.fill_(_UNWRITTEN_BOOL)
     elif dtype.is_floating_point or dtype.is_complex:

@@ -21,7 +21,7 @@ HOST_FILE = str(Path(__file__).with_name("<host program>"))
 def addresses(tensors: Iterable[torch.Tensor]) -> array[int]:
     """Where the elements of many tensors begin.
 
-    An optimiser's step asks for thousands: looking the method up for each, of a Parameter above
+    An optimizer step asks for thousands: looking the method up for each, of a Parameter above
     all, would take four times as long.
     """
     return array("q", list(map(torch.Tensor.data_ptr, tensors)))
@@ -43,8 +43,8 @@ def window(memory: torch.Tensor, made: ArenaWindow) -> torch.Tensor:
 def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor itself if it has the traced strides, else a copy that has.
 
-    None stays: a call may leave out a result that nobody reads (attention its log-sums), though
-    tracing told of one.
+    None stays: a call may leave out an unused result (attention its log-sums), though
+    tracing reported one.
     """
     if tensor is None or tensor.stride() == strides:
         return tensor

@@ -41,7 +41,7 @@ class Tangent:
         return Tangent(self.output, self.dtype, shape, strides, self.device)
 
     def made_from(self, gradient: Tensor | None) -> Tensor:
-        """The gradient as the backward wants it; zeros where none came."""
+        """The gradient with the backward's strides; zeros if there is none."""
         if gradient is None:
             dtype = getattr(torch, self.dtype)
             made = torch.empty_strided(self.shape, self.strides, dtype=dtype, device=self.device)

@@ -40,7 +40,7 @@ def _check_read(writer: Member, reader: Member, read: Expr) -> None:
     if read.index is not writer.loop.index:
         raise CannotMerge(f"{reader.loop.out} reads {name} at a different index than it is written")
     if writer.number > reader.number:
-        # The reader wants the old value: it must have it before the overwriting loop runs.
+        # The reader needs the old value: it must read it before the overwriting loop runs.
         if not (writer.role == reader.role == Role.FULL):
             raise CannotMerge(f"{name} is overwritten in a loop of different shape")
         return

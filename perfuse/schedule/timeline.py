@@ -23,7 +23,7 @@ class Moment:
     saved: int  # by the forward for the backward alone
     gradients: int  # those coming in, and those made so far
     temporaries: int
-    workspace: int = 0  # of libraries, and of kernels beside the program's buffers
+    workspace: int = 0  # of libraries, and of kernels besides the program's buffers
 
     @property
     def total(self) -> int:

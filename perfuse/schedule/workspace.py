@@ -65,7 +65,7 @@ class Call:
 def workspace_of_call(
     step: LibraryCall, buffers: Mapping[str, Buffer], hints: Hints, device: str, num_parallel: int
 ) -> int:
-    """Bytes that an ATen call takes beside its arguments and results; 0 for what is not known."""
+    """Bytes that an ATen call needs besides its arguments and results; 0 if unknown."""
     name = step.op.removeprefix("aten.").partition(".")[0]
     row = _EVERYWHERE.get(name) or (_ON_CPU if device == "cpu" else _ON_GPU).get(name)
     matmul = matmul_op(step.op)
@@ -177,7 +177,7 @@ def _up_to(number: int, step: int) -> int:
 
 
 def _gpu_flash_backward(call: Call) -> int:
-    """The query's gradient is summed in float32, beside a number for each row."""
+    """The query's gradient is summed in float32, plus a number for each row."""
     query, key, value = call.operands[1:4]
     batch, heads, length, width = query.shape
     rows = batch * heads * _up_to(length, 128)

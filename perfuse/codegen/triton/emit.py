@@ -114,7 +114,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         return Emitter(self.names, scope, self.block, resolve)
 
     def stays(self, e: Expr) -> bool:
-        # What the kernel writes is read where it is asked for: it may change in between.
+        # What the kernel writes is read where it is used: it may change in between.
         return self.names.reads_written(e)
 
     def assignment(self, name: str, text: str) -> str:

@@ -125,7 +125,7 @@ class Frame(KernelFrame[Names, Value]):
         return lambda e: self.find(e, reader, results)
 
     def _read_first(self, emitter: Emitter, member: Member) -> None:
-        """Read what earlier members want of a buffer before this one overwrites it."""
+        """Read what earlier members need of a buffer before this one overwrites it."""
         for other in self.kernel.members:
             if other.number < member.number:
                 for read in other.loop.reads():

@@ -1,4 +1,4 @@
-"""`retiled`: a plan whose kernels fit the GPU, after one asked for more than a block has."""
+"""`retiled`: a plan whose kernels fit the GPU, after one exceeded the limits of a block."""
 
 from __future__ import annotations
 

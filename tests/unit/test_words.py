@@ -1,0 +1,59 @@
+"""The prose of perfuse/: docstrings open with a verb or a noun, and use the field's terms."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Words that a reader would have to look up, and the field's own.
+INSTEAD = {
+    r"dear(er|est)?": "expensive",
+    r"anew": "again",
+    r"astray": "misaligned",
+    r"comput\w* (again|a second time)": "recompute",
+    r"foretells?": "predicts",
+    r"go(es|ing)? round": "persistent blocks",
+    r"kept memory": "persistent scratch",
+    r"past the caches?": "non-temporal store",
+    r"stretch(es)?": "checkpoint segment",
+    r"tangled": "needs division or modulo",
+}
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def comments(path: Path) -> Iterator[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return (token.string for token in tokens if token.type == tokenize.COMMENT)
+
+
+def sources() -> list[Path]:
+    return sorted((ROOT / "perfuse").rglob("*.py"))
+
+
+def test_docstrings_open_with_a_verb_or_a_noun() -> None:
+    wrong = [(path.name, text) for path in sources() for text in docstrings(path)
+             if re.match(r"(What|Those who|Whoever)\b", text)]  # fmt: skip
+    assert wrong == []
+
+
+def test_prose_uses_the_fields_terms() -> None:
+    pages = {path: path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))}
+    pages |= {path: "\n".join([*docstrings(path), *comments(path)]) for path in sources()}
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found[0]!r}, say {better!r}"
+        for path, text in pages.items()
+        for word, better in INSTEAD.items()
+        if (found := re.search(rf"\b{word}\b", text))
+    ]
+    assert wrong == []
