@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfuse import logs, torch_records
+from perfuse import logs
 from perfuse.counters import counters
 from perfuse.errors import ConfigWarning
+from perfuse.torch_compat import records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,14 +88,14 @@ def test_sources_are_where_people_look(tmp_path: Path) -> None:
 
 
 def test_other_logs_of_pytorch_print_no_sources() -> None:
-    log = torch_records.output_code_log()
-    assert log is not None and not torch_records.is_output_code_wanted()
+    log = records.output_code_log()
+    assert log is not None and not records.is_output_code_wanted()
     torch._logging.set_logs(output_code=True)
     try:
-        assert torch_records.is_output_code_wanted()
+        assert records.is_output_code_wanted()
     finally:
         torch._logging.set_logs()
-    assert not torch_records.is_output_code_wanted()
+    assert not records.is_output_code_wanted()
 
 
 def test_levels_and_unknown_channels() -> None:
