@@ -107,13 +107,13 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
     constants = plan.program.constants
     call = run("load", backend.load, host, built, constants, context) if loads else _not_loaded
     compiled = Compiled(
-        planned.module,
-        planned.program,
-        plan,
-        sources,
-        host,
-        call,
-        built,
+        module=planned.module,
+        program=planned.program,
+        plan=plan,
+        sources=sources,
+        host=host,
+        call=call,
+        built=built,
         counts=_counted(own.counters, context),
         seconds=run.seconds,
         context=context,

@@ -50,21 +50,21 @@ class Values:
         read = {n for node in roles.backward for n in node.all_input_nodes}
         read.update(roles.gradients)
         return Values(
-            nodes,
-            number,
-            tuple(tuple(number[i] for i in n.all_input_nodes) for n in nodes),
-            tuple(_own_bytes(n) for n in nodes),
-            _roots(nodes, number),
-            tuple(num_flops(n) if n.op == "call_function" else 0 for n in nodes),
-            tuple(work_of(_maker(n)) >= Work.PRODUCT for n in nodes),
-            tuple(_is_stored(n, w) for n, w in zip(nodes, work, strict=True)),
-            _recomputable(joint, nodes, work),
-            tuple(user_policy(n) == "MUST_RECOMPUTE" for n in nodes),
-            tuple(n in roles.forward and n.op == "call_function" for n in nodes),
-            late,
-            tuple(sorted(number[n] for n in read if n not in roles.backward)),
-            _numbers(leaves[: joint.num_results], number),
-            _numbers(leaves[joint.num_results :], number),
+            nodes=nodes,
+            number=number,
+            inputs=tuple(tuple(number[i] for i in n.all_input_nodes) for n in nodes),
+            num_bytes=tuple(_own_bytes(n) for n in nodes),
+            root=_roots(nodes, number),
+            num_flops=tuple(num_flops(n) if n.op == "call_function" else 0 for n in nodes),
+            is_product=tuple(work_of(_maker(n)) >= Work.PRODUCT for n in nodes),
+            is_stored=tuple(_is_stored(n, w) for n, w in zip(nodes, work, strict=True)),
+            can_recompute=_recomputable(joint, nodes, work),
+            must_recompute=tuple(user_policy(n) == "MUST_RECOMPUTE" for n in nodes),
+            forward=tuple(n in roles.forward and n.op == "call_function" for n in nodes),
+            backward=late,
+            first_reads=tuple(sorted(number[n] for n in read if n not in roles.backward)),
+            results=_numbers(leaves[: joint.num_results], number),
+            gradients=_numbers(leaves[joint.num_results :], number),
         )
 
     def held_bytes(self, numbers: Iterable[int]) -> int:

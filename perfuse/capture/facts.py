@@ -57,15 +57,15 @@ def facts_or_reason(
     if sizes is None:
         return "sizes_from_data"
     return RuntimeFacts(
-        num_inputs,
-        len(needs_grad),
-        found.written,
-        tuple(i for i, needed in enumerate(needs_grad) if not needed),
-        tangents,
-        is_training,
-        is_autocast_enabled(),
-        sizes,
-        found.num_saved_sizes,
+        num_inputs=num_inputs,
+        num_outputs=len(needs_grad),
+        written=found.written,
+        without_grad=tuple(i for i, needed in enumerate(needs_grad) if not needed),
+        tangents=tangents,
+        is_training=is_training,
+        is_autocast=is_autocast_enabled(),
+        sizes=sizes,
+        num_saved_sizes=found.num_saved_sizes,
     )
 
 

@@ -8,7 +8,7 @@ each of them is computed (its home), and which loads the kernel itself resolves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -35,7 +35,7 @@ class Value:
 class Names(ABC):
     """Arguments of one kernel, numbered by first use so that equal kernels have equal text."""
 
-    def __init__(self, buffers: dict[str, Buffer]) -> None:
+    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
         self.buffers = buffers
         self.arguments: dict[str, str] = {}  # buffer -> a0, a1, ...
         self.symbols: dict[str, str] = {}  # size symbol -> n0, n1, ...

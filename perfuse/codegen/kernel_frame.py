@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Generic
 
 from perfuse.codegen.emitter import Emitter, N, V
@@ -14,7 +15,7 @@ from perfuse.schedule.plan import Kernel, Member, Role
 class KernelFrame(Generic[N, V]):
     """One kernel being written: its members, its names, and the formulas of its results."""
 
-    def __init__(self, kernel: Kernel, buffers: dict[str, Buffer], names: N) -> None:
+    def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], names: N) -> None:
         self.kernel = kernel
         self.buffers = buffers
         self.names = names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -326,13 +326,13 @@ class Program:
     """
 
     inputs: tuple[str, ...]
-    buffers: dict[str, Buffer]
+    buffers: Mapping[str, Buffer]
     nodes: tuple[Node, ...]
     outputs: tuple[View | Dim | float | bool | None, ...]
     symbols: tuple[tuple[str, str], ...] = ()  # name, and how the host computes it
-    constants: dict[str, Any] = field(default_factory=dict)  # tensors held by the graph module
+    constants: Mapping[str, Any] = field(default_factory=dict)  # tensors held by the graph module
     given_up: tuple[str, ...] = ()  # donated inputs: saved for this program alone
-    hints: dict[str, int] = field(default_factory=dict, compare=False)  # likely sizes, by symbol
+    hints: Mapping[str, int] = field(default_factory=dict, compare=False)  # likely sizes, by symbol
 
     def __str__(self) -> str:
         lines = [f"program({', '.join(str(self.buffers.get(i, i)) for i in self.inputs)}):"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -114,14 +115,14 @@ class _Lowering:
             if self.has_copies:
                 self._note_reads(node)
         return Program(
-            tuple(self.inputs),
-            self.builder.buffers,
-            tuple(self.builder.nodes),
-            self.outputs,
-            tuple(self.symbols.derived.items()),
-            self.builder.constants,
-            tuple(self.given_up),
-            symbol_hints(map(traced_value, self.module.graph.find_nodes(op="placeholder"))),
+            inputs=tuple(self.inputs),
+            buffers=MappingProxyType(self.builder.buffers),
+            nodes=tuple(self.builder.nodes),
+            outputs=self.outputs,
+            symbols=tuple(self.symbols.derived.items()),
+            constants=MappingProxyType(self.builder.constants),
+            given_up=tuple(self.given_up),
+            hints=symbol_hints(map(traced_value, self.module.graph.find_nodes(op="placeholder"))),
         )
 
     # -- leaves ----------------------------------------------------------------------------

@@ -60,14 +60,14 @@ class KernelRow:
         computed = kernel_flops(kernel, compiled.program.hints)
         origins = [loop.origin for loop in loops]
         return KernelRow(
-            kernel.name,
-            moved,
-            computed,
-            roofline.seconds(moved, computed),
-            tuple(f"{loop.out}: {loop.kind}" for loop in loops),
-            _by_frequency([origin.line for origin in origins]),
-            _by_frequency([origin.module for origin in origins]),
-            tuple(dict.fromkeys(op for origin in origins for op in origin.ops)),
+            name=kernel.name,
+            num_bytes=moved,
+            num_flops=computed,
+            seconds=roofline.seconds(moved, computed),
+            members=tuple(f"{loop.out}: {loop.kind}" for loop in loops),
+            origins=_by_frequency([origin.line for origin in origins]),
+            modules=_by_frequency([origin.module for origin in origins]),
+            ops=tuple(dict.fromkeys(op for origin in origins for op in origin.ops)),
         )
 
 
@@ -119,22 +119,24 @@ class GraphReport:
         roofline = Roofline.of(compiled.context.target)
         calls = [step for step in compiled.plan.steps if isinstance(step, LibraryCall)]
         return GraphReport(
-            f"graph {number} ({compiled.kind})",
-            compiled.kind == "backward",
-            num_ops(nodes),
-            str(compiled.context.target),
-            changed_settings(compiled.context.settings),
-            dict(compiled.program.hints),
-            "\n".join(_line(node) for node in nodes),
-            str(compiled.program),
-            str(compiled.plan),
-            tuple(KernelRow.of(kernel, compiled, roofline) for kernel in compiled.plan.kernels),
-            tuple(str(refusal) for refusal in compiled.plan.refusals),
-            tuple(CallRow.of(call) for call in calls),
-            compiled.decisions,
-            _library_flops(nodes),
-            compiled.seconds,
-            compiled.texts(),
+            name=f"graph {number} ({compiled.kind})",
+            is_backward=compiled.kind == "backward",
+            num_ops=num_ops(nodes),
+            target=str(compiled.context.target),
+            settings=changed_settings(compiled.context.settings),
+            sizes=dict(compiled.program.hints),
+            graph="\n".join(_line(node) for node in nodes),
+            program=str(compiled.program),
+            plan=str(compiled.plan),
+            kernels=tuple(
+                KernelRow.of(kernel, compiled, roofline) for kernel in compiled.plan.kernels
+            ),
+            refusals=tuple(str(refusal) for refusal in compiled.plan.refusals),
+            calls=tuple(CallRow.of(call) for call in calls),
+            decisions=compiled.decisions,
+            library_flops=_library_flops(nodes),
+            seconds=compiled.seconds,
+            sources=compiled.texts(),
         )
 
     @property

@@ -136,7 +136,7 @@ def _first_fit(live: list[tuple[int, int, int]], size: int) -> int:
     return offset
 
 
-def kernel_bytes(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
+def kernel_bytes(kernel: Kernel, buffers: Mapping[str, Buffer]) -> int:
     """Bytes a kernel moves through memory at least: each buffer once in, and once out."""
     total = sum(num_bytes(buffers[n]) or 0 for n in kernel.reads() if n in buffers)
     return total + sum(_stored_bytes(name, kernel, buffers[name]) for name in kernel.stored)

@@ -8,7 +8,7 @@ equal and that do not depend on each other run as one, over a table of buffers a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from perfuse.context import Context
@@ -82,7 +82,7 @@ class Form:
         self.key = (template.axes, loops, template.stored, kinds)
 
 
-def form_of(kernel: Kernel, buffers: dict[str, Buffer]) -> Form | None:
+def form_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Form | None:
     """The canonical form of a kernel that may be part of a batch."""
     axes = [a for a in kernel.axes if a.atom is not None]
     if len(axes) > 1 or any(m.role not in (Role.FULL, Role.ALL) for m in kernel.members):

@@ -97,7 +97,7 @@ class Batch:
     """
 
     template: Kernel
-    buffers: dict[str, Buffer] = field(compare=False)
+    buffers: Mapping[str, Buffer] = field(compare=False)
     parts: tuple[Part, ...]
     kernels: tuple[Kernel, ...]  # what the parts were
 
@@ -130,7 +130,7 @@ class Plan:
     program: Program
     steps: tuple[Step, ...]
     refusals: tuple[Refusal, ...]
-    places: dict[str, int]
+    places: Mapping[str, int]
     arena_bytes: int
     arena_limit: int | None = None  # temporaries of at least this size are allocated one by one
     over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py

@@ -107,7 +107,17 @@ def _forward_moments(
         mine = sum(item.num_bytes for item in alive if item.buffer in results)
         rest = sum(item.num_bytes for item in alive) - mine
         inner = forward.arena_bytes + temporaries[turn]
-        moments.append(Moment("forward", label, mine, rest, 0, inner, workspace[turn]))
+        moments.append(
+            Moment(
+                half="forward",
+                label=label,
+                results=mine,
+                saved=rest,
+                gradients=0,
+                temporaries=inner,
+                workspace=workspace[turn],
+            )
+        )
     return moments
 
 
@@ -132,13 +142,13 @@ def _backward_moments(
     workspace = backward.series("workspace")
     return [
         Moment(
-            "backward",
-            label,
-            held,
-            kept[turn],
-            tangents[turn] + gradients[turn],
-            backward.arena_bytes + temporaries[turn],
-            workspace[turn],
+            half="backward",
+            label=label,
+            results=held,
+            saved=kept[turn],
+            gradients=tangents[turn] + gradients[turn],
+            temporaries=backward.arena_bytes + temporaries[turn],
+            workspace=workspace[turn],
         )
         for turn, label in enumerate(backward.labels)
     ]

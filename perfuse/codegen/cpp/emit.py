@@ -40,7 +40,7 @@ class Names(emitter.Names):
     """Arguments of one C++ kernel."""
 
     def __init__(
-        self, buffers: dict[str, Buffer], over: Mapping[str, str], used_once: frozenset[Expr]
+        self, buffers: Mapping[str, Buffer], over: Mapping[str, str], used_once: frozenset[Expr]
     ) -> None:
         super().__init__(buffers)
         self.over = over  # buffers that overwrite another and share its argument

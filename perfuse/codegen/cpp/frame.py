@@ -22,7 +22,7 @@ class Frame(KernelFrame[Names, Value]):
     def __init__(
         self,
         kernel: Kernel,
-        buffers: dict[str, Buffer],
+        buffers: Mapping[str, Buffer],
         context: Context,
         read_again: frozenset[str],
         over: Mapping[str, str],

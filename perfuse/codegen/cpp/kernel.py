@@ -29,7 +29,7 @@ class KernelText:
 
 def generate(
     kernel: Kernel,
-    buffers: dict[str, Buffer],
+    buffers: Mapping[str, Buffer],
     context: Context,
     read_again: frozenset[str],
     over: Mapping[str, str],

@@ -195,9 +195,9 @@ class HostWriter(WatchedMemory):
         self._run(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op, copied)
         for size in step.measured:
             self.w.line(f"{size.symbol} = {size.out}.size({size.axis})")
-        for made in step.outs:
-            if made in self.program.buffers:
-                self._adopt(made)
+        for name in step.outs:
+            if name is not None and name in self.program.buffers:
+                self._adopt(name)
         for symbol in step.makes():
             if symbol in self.sizes:
                 self._set_size(symbol)

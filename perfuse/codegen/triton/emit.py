@@ -7,6 +7,7 @@ Triton broadcasts. What does not change along a loop over columns is written bef
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfuse.codegen import emitter
@@ -47,7 +48,7 @@ class Names(emitter.Names):
     """Arguments of one Triton kernel."""
 
     def __init__(
-        self, buffers: dict[str, Buffer], written: frozenset[str], dialect: Dialect,
+        self, buffers: Mapping[str, Buffer], written: frozenset[str], dialect: Dialect,
         streamed: frozenset[tuple[str, Dim]] = frozenset(), *, is_rounded: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(buffers)

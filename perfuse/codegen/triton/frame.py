@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfuse.codegen.emitter import Formula, Value
@@ -57,7 +57,7 @@ class Frame(KernelFrame[Names, Value]):
     def __init__(
         self,
         kernel: Kernel,
-        buffers: dict[str, Buffer],
+        buffers: Mapping[str, Buffer],
         tile: Tile,
         dialect: Dialect,
     ) -> None:

@@ -6,6 +6,8 @@ it still to be written to memory. Marked evict-first, its own lines replace one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from perfuse.codegen.triton.pairing import is_one_sweep, sweeping_stages
 from perfuse.codegen.triton.tiling import may_stream
 from perfuse.ir.index import Dim
@@ -16,7 +18,7 @@ from perfuse.schedule.tile import Tile
 Place = tuple[str, Dim]  # a buffer, and where in it
 
 
-def streamed_places(kernel: Kernel, buffers: dict[str, Buffer], tile: Tile) -> frozenset[Place]:
+def streamed_places(kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile) -> frozenset[Place]:
     """The reads of a kernel that reduces something which are large and happen just once."""
     count = static_product([a.size for a in kernel.axes])
     if count is None or not tile.streams or not _is_swept_once(kernel, tile):

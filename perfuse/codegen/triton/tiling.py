@@ -13,6 +13,7 @@ scatter   stores at data-dependent positions: blocks of a flat index
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perfuse.codegen.triton.pairing import is_one_sweep
@@ -336,7 +337,16 @@ def _split_tile(kernel: Kernel, height: int, width: int, machine: Machine) -> Ti
     block = max(64, 2048 // rows)
     blocks = -(-height // rows)
     splits = max(1, min(2 * machine.num_processors // blocks, -(-width // (2 * block)), 512))
-    return Tile("split", rows, block, 8 if rows * block >= 2048 else 4, 2, True, None, splits)
+    return Tile(
+        kind="split",
+        rows=rows,
+        columns=block,
+        num_warps=8 if rows * block >= 2048 else 4,
+        num_stages=2,
+        is_swept=True,
+        programs=None,
+        splits=splits,
+    )
 
 
 def num_blocks(size: Dim, block: int) -> Dim:
@@ -370,12 +380,12 @@ def may_stream(kernel: Kernel, num_bytes: int) -> bool:
     return reduces and count is not None and count * num_bytes >= LARGE_BYTES
 
 
-def widest_of(kernel: Kernel, buffers: dict[str, Buffer]) -> int:
+def widest_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> int:
     """Bytes of the widest element that the kernel moves for every position."""
     return max((kind.num_bytes for kind in _moved(kernel, buffers)), default=4)
 
 
-def moves_float32(kernel: Kernel, buffers: dict[str, Buffer]) -> bool:
+def moves_float32(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
     """Whether floats of full width are moved for every position.
 
     What is computed of halves, or is rounded to halves, hides the error of an approximation. Where
@@ -384,7 +394,7 @@ def moves_float32(kernel: Kernel, buffers: dict[str, Buffer]) -> bool:
     return any(kind.is_float and kind.num_bytes >= 4 for kind in _moved(kernel, buffers))
 
 
-def _moved(kernel: Kernel, buffers: dict[str, Buffer]) -> list[DType]:
+def _moved(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[DType]:
     """The kinds of elements that are moved for (nearly) every position."""
     counts = {
         n: static_product((buffers[n].num_elements,)) for n in (*kernel.reads(), *kernel.stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
@@ -114,7 +115,7 @@ def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[
 
 
 def kernel_texts(
-    kernel: Kernel, buffers: dict[str, Buffer], tile: Tile, dialect: Dialect
+    kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
 ) -> list[KernelText]:
     """The functions that run one kernel, in order, cut as a tile says."""
     texts = _texts(kernel, buffers, tile, dialect)
@@ -124,7 +125,7 @@ def kernel_texts(
 
 
 def _texts(
-    kernel: Kernel, buffers: dict[str, Buffer], tile: Tile, dialect: Dialect
+    kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
 ) -> list[KernelText]:
     frame = Frame(kernel, buffers, tile, dialect)
     if tile.kind == "split":
