@@ -126,7 +126,7 @@ def test_dropout_draws_the_same_numbers_again() -> None:
 
 
 def test_misses_are_told() -> None:
-    with pytest.warns(perfuse.BudgetWarning, match="cannot be kept.*at least"):
+    with pytest.warns(perfuse.BudgetWarning, match="cannot be met.*at least"):
         Run(model(), "64KiB")
     with pytest.raises(Exception, match="needs at least") as caught:
         Run(model(), "64KiB", over_budget="raise")
