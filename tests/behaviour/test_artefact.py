@@ -81,7 +81,7 @@ def test_wrong_counts_and_a_bare_argument_are_named(
 ) -> None:
     with pytest.raises(perfuse.ArtefactError, match="for 1 items, got 0"):
         perfuse.load(made[0])(scale=2.0)
-    with pytest.raises(perfuse.ArtefactError, match=r"in a tuple, not as a Tensor"):
+    with pytest.raises(perfuse.ArtefactError, match="must be a tuple, got a Tensor"):
         perfuse.aot_compile(torch.sin, torch.randn(3))
 
 
@@ -389,7 +389,7 @@ def test_keys_and_paths_are_checked_first(
 
 
 def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(perfuse.ArtefactError, match="trained"):
+    with pytest.raises(perfuse.ArtefactError, match="nothing to train"):
         perfuse.aot_compile(torch.sin, (torch.randn(3),), path=tmp_path / "a", training=True)
 
 
@@ -421,7 +421,7 @@ def test_signatures(tmp_path: Path) -> None:
         perfuse.load(path, trusted_keys=[other])
     with pytest.raises(perfuse.ArtefactError, match="Ed25519"):
         perfuse.load(path, trusted_keys=[b"short"])
-    with pytest.raises(perfuse.ArtefactError, match="not an Ed25519 key: a object"):
+    with pytest.raises(perfuse.ArtefactError, match="not an Ed25519 key: object"):
         perfuse.load(path, trusted_keys=[object()])  # type: ignore[list-item]
     with pytest.raises(perfuse.ArtefactError, match="list of keys"):
         perfuse.load(path, trusted_keys=public)  # type: ignore[arg-type]
