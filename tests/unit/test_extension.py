@@ -1,4 +1,4 @@
-"""The house takes additions from outside: a backend, a launch, a pass, a tuner, each one row."""
+"""Extensions from outside: a backend, a kind of launch, a pass and a tuner, one row each."""
 
 from __future__ import annotations
 
