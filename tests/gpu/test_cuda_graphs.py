@@ -48,6 +48,20 @@ def test_inference_is_recorded_once_and_replayed() -> None:
     assert not counted("refused")
 
 
+def test_a_capture_of_another_mode_is_loaded_and_replayed() -> None:
+    """Modes share the cache: what "default" compiled is recorded by the mode that loads it."""
+    x, w = torch.randn(32, 64, device="cuda"), torch.randn(64, 64, device="cuda")
+    with perfuse.testing.fresh_cache(), torch.no_grad():
+        for mode, num_recorded in (("default", 0), (MODE, 1), ("default", 0)):
+            torch._dynamo.reset()
+            recorded = counters["cudagraph.recorded"]
+            fn = perfuse.compile(block, mode=mode, dynamic=False)
+            for _ in range(4):
+                torch.testing.assert_close(fn(x, w), block(x, w), rtol=1e-4, atol=1e-5)
+            assert counters["cudagraph.recorded"] - recorded == num_recorded
+    assert counters["capture.traced"] == 1 and counters["capture.cache_hit"] == 2
+
+
 def test_state_is_changed_in_place() -> None:
     def step(x: Tensor, state: Tensor) -> Tensor:
         state.mul_(0.5).add_(x)
