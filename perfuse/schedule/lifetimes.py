@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from perfuse.context import Context
 from perfuse.ir.program import Buffer, BufferKind, LibraryCall, View
@@ -62,22 +63,20 @@ class Lifetimes:
 
     def series(self, kind: str) -> list[int]:
         """Bytes of the buffers of one kind, by turn."""
-        changes = [0] * (self.num_turns + 1)
-        for item in self.items:
-            if item.kind == kind:
-                changes[min(item.first, self.num_turns)] += item.num_bytes
-                if item.last < self.num_turns:
-                    changes[item.last + 1] -= item.num_bytes
-        total, sums = 0, []
-        for change in changes[: self.num_turns]:
-            total += change
-            sums.append(total)
-        return sums
+        return held((item for item in self.items if item.kind == kind), self.num_turns)
 
     def peak(self) -> int:
         """The peak of what the program holds, including donated inputs."""
-        kinds = [self.series(kind) for kind in ("temporary", "result", "input", "workspace")]
-        return self.arena_bytes + max(map(sum, zip(*kinds, strict=True)), default=0)
+        return self.arena_bytes + max(held(self.items, self.num_turns), default=0)
+
+
+def held(items: Iterable[Lifetime], num_turns: int) -> list[int]:
+    """The bytes of all these buffers, by turn."""
+    changes = [0] * (num_turns + 2)
+    for item in items:
+        changes[min(item.first, num_turns)] += item.num_bytes
+        changes[min(item.last, num_turns) + 1] -= item.num_bytes
+    return list(accumulate(changes))[:num_turns]
 
 
 def lifetimes(plan: Plan, where: Placement = ONE_THREAD) -> Lifetimes:

@@ -7,10 +7,10 @@ Inputs, parameters and the optimizer's state exist before and after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perfuse.schedule.lifetimes import Lifetime, Lifetimes
+from perfuse.schedule.lifetimes import Lifetime, Lifetimes, held
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Moment:
     saved: int  # by the forward for the backward alone
     gradients: int  # those coming in, and those made so far
     temporaries: int
-    workspace: int = 0  # of libraries, and of kernels besides the program's buffers
+    workspace: int = 0  # of libraries, and of kernels beside the program's buffers
 
     @property
     def total(self) -> int:
@@ -99,68 +99,31 @@ def _saved_until(
 
 def _forward_moments(
     forward: Lifetimes, made: dict[str, Lifetime], results: set[str]
-) -> list[Moment]:
+) -> Iterator[Moment]:
+    mine = held((made[name] for name in results), forward.num_turns)
+    saved = held((made[name] for name in made.keys() - results), forward.num_turns)
     temporaries, workspace = forward.series("temporary"), forward.series("workspace")
-    moments = []
     for turn, label in enumerate(forward.labels):
-        alive = [item for item in made.values() if item.first <= turn]
-        mine = sum(item.num_bytes for item in alive if item.buffer in results)
-        rest = sum(item.num_bytes for item in alive) - mine
         inner = forward.arena_bytes + temporaries[turn]
-        moments.append(
-            Moment(
-                half="forward",
-                label=label,
-                results=mine,
-                saved=rest,
-                gradients=0,
-                temporaries=inner,
-                workspace=workspace[turn],
-            )
-        )
-    return moments
+        yield Moment("forward", label, mine[turn], saved[turn], 0, inner, workspace[turn])
 
 
 def _backward_moments(
     backward: Lifetimes,
     made: dict[str, Lifetime],
     results: set[str],
-    saved: dict[str, int],
+    saved_until: dict[str, int],
     saved_inputs: set[int],
-) -> list[Moment]:
-    held = sum(made[name].num_bytes for name in results)
+) -> Iterator[Moment]:
+    mine = sum(made[name].num_bytes for name in results)
+    kept = [replace(made[name], first=0, last=last) for name, last in saved_until.items()]
     names = {backward.inputs[i] for i in saved_inputs}
-    tangents = Lifetimes(
-        backward.labels,
-        0,
-        tuple(i for i in backward.items if i.kind == "input" and i.buffer not in names),
-        (),
-        (),
-    ).series("input")
-    kept = _series([(made[name].num_bytes, last) for name, last in saved.items()], backward)
-    gradients, temporaries = backward.series("result"), backward.series("temporary")
-    workspace = backward.series("workspace")
-    return [
-        Moment(
-            half="backward",
-            label=label,
-            results=held,
-            saved=kept[turn],
-            gradients=tangents[turn] + gradients[turn],
-            temporaries=backward.arena_bytes + temporaries[turn],
-            workspace=workspace[turn],
-        )
-        for turn, label in enumerate(backward.labels)
-    ]
-
-
-def _series(sizes: Sequence[tuple[int, int]], backward: Lifetimes) -> list[int]:
-    """Bytes by turn of what is there from the start until a turn each."""
-    changes = [0] * (backward.num_turns + 2)
-    for num_bytes, last in sizes:
-        changes[min(last, backward.num_turns) + 1] += num_bytes
-    total, sums = sum(num_bytes for num_bytes, _ in sizes), []
-    for turn in range(backward.num_turns):
-        total -= changes[turn]
-        sums.append(total)
-    return sums
+    inputs = [i for i in backward.items if i.kind == "input" and i.buffer not in names]
+    results_of_backward = [i for i in backward.items if i.kind == "result"]
+    saved = held(kept, backward.num_turns)
+    gradients = held((*inputs, *results_of_backward), backward.num_turns)
+    temporaries, workspace = backward.series("temporary"), backward.series("workspace")
+    for turn, label in enumerate(backward.labels):
+        inner = backward.arena_bytes + temporaries[turn]
+        rest = (saved[turn], gradients[turn], inner, workspace[turn])
+        yield Moment("backward", label, mine, *rest)

@@ -49,7 +49,7 @@ def _renamed(kernel: Kernel, launches: tuple[Launch, ...]) -> dict[str, str]:
 
 def _leading(plan: Plan, sources: TritonSources) -> list[str]:
     """Inputs that some launch is passed, where there are many; first those promised aligned."""
-    every = {b for launches in sources.launches for launch in launches for b in launch.buffers}
+    every = {b for launch in sources.all_launches for b in launch.buffers}
     found = [name for name in leading_inputs(plan) if name in every]
     aligned = _aligned(sources)
     return sorted(found, key=lambda name: name not in aligned)
@@ -59,7 +59,7 @@ def _aligned(sources: TritonSources) -> set[str]:
     """Buffers whose address some kernel is promised to be a multiple of 16."""
     kernels = {kernel.name: kernel for kernel in sources.kernels}
     found: set[str] = set()
-    for launch in (launch for launches in sources.launches for launch in launches):
+    for launch in sources.all_launches:
         kernel = kernels[launch.kernel]
         names = [name for name, _ in kernel.signature]
         pairs = zip(launch.buffers, names, strict=False)
@@ -78,22 +78,21 @@ def _pointers(plan: Plan, sources: TritonSources) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _symbols(sources: TritonSources) -> tuple[str, ...]:
-    every = [s for launches in sources.launches for launch in launches for s in launch.symbols]
-    return tuple(dict.fromkeys(every))
-
-
 class _GpuWriter(HostWriter):
     """Writes the text and collects the rows of its tables."""
 
     allocator = "empty"
 
     def __init__(self, plan: Plan, sources: TritonSources, device: torch.device) -> None:
-        super().__init__(plan, _pointers(plan, sources), _symbols(sources))
+        symbols = dict.fromkeys(s for launch in sources.all_launches for s in launch.symbols)
+        super().__init__(plan, _pointers(plan, sources), tuple(symbols))
         self.sources = sources
         self.device = device
         self.leading = _leading(plan, sources)
         self.aligned = _aligned(sources)
+        scratch = [s for launch in sources.all_launches for s in launch.scratch]
+        grids = [dim for launch in sources.all_launches for dim in launch.grid]
+        self.launch_dims = (*grids, *(s.size for s in scratch))
         self.written = {name for step in plan.steps for name in _written(step)}
         self.records: list[Record] = []
         self.segments: list[tuple[int, int]] = []
@@ -114,7 +113,7 @@ class _GpuWriter(HostWriter):
         w.line("frame = take_frame(stream)")
         self._watch()
         w.line("P, F, T = frame.pointers, frame.segments, frame.windows")
-        if self.sizes or self._has_unknown_grid():
+        if self.sizes or not all(isinstance(dim, int) for dim in self.launch_dims):
             w.line("S, G = frame.sizes, frame.grids")
         self._fill_sizes()
         if self.leading:
@@ -131,11 +130,6 @@ class _GpuWriter(HostWriter):
             w.line("frame.home.append(frame)")
         self._results()
         return self._host_source(gpu=self._tables())
-
-    def _has_unknown_grid(self) -> bool:
-        every = [launch for launches in self.sources.launches for launch in launches]
-        dims = [d for launch in every for d in (*launch.grid, *(s.size for s in launch.scratch))]
-        return any(not isinstance(d, int) for d in dims)
 
     def _tables(self) -> GpuTables:
         numbers = [k for k, name in enumerate(self.program.inputs) if name in self.written]
@@ -182,9 +176,8 @@ class _GpuWriter(HostWriter):
         self.known_symbols |= {n for n in names if n not in self.program.buffers}
 
     def _needed_symbols(self) -> set[str]:
-        every = [launch for launches in self.sources.launches for launch in launches]
-        dims = [d for launch in every for d in (*launch.grid, *(s.size for s in launch.scratch))]
-        return super()._needed_symbols() | {s for s in symbols_in(dims) if s[0] not in "uz"}
+        found = symbols_in(list(self.launch_dims))
+        return super()._needed_symbols() | {s for s in found if s[0] not in "uz"}
 
     # -- steps -----------------------------------------------------------------------------
 

@@ -50,3 +50,7 @@ class TritonSources:
     @property
     def texts(self) -> tuple[str, ...]:
         return (self.text,)
+
+    @property
+    def all_launches(self) -> list[Launch]:
+        return [launch for launches in self.launches for launch in launches]
