@@ -1,6 +1,6 @@
 """Several tiny matmuls of one value with constant weights, as one batched matmul.
 
-A tiny product is mostly the cost of calling the library, so one call for many pays. It only
+A tiny matmul is mostly the cost of calling the library, so one call for many pays. It only
 does when the weights are constants of the graph (tensors spelled out in the program, or folded
 from such: a Fourier matrix), because then they are stacked once, here. Parameters are inputs.
 Measured on one core of the build machine, float32, microseconds (separate -> stacked here ->
@@ -10,7 +10,7 @@ stacked on every call):
     8 of 32x32x32    31 ->  8.2 ->   32        8 of 128x64x64   206 ->  189 ->  202
     3 of 4x256x256   91 ->   89 ->  188        8 of 1x768x768  1454 -> 2297 -> 8101
 
-So: weights that are inputs stay as they are, whatever their size, and so do products of more than
+So: weights that are inputs stay as they are, whatever their size, and so do matmuls of more than
 64 x 64 x 64 multiplications or weights of more than 64 x 64 elements.
 """
 
@@ -25,7 +25,7 @@ from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import matmul_op
 from perfuse.torch_compat.state import disable_dispatch_modes
 
-MIN_PRODUCTS = 3
+MIN_MATMULS = 3
 MAX_WEIGHT = 64 * 64
 MAX_MULTIPLICATIONS = 64 * 64 * 64
 
@@ -48,7 +48,7 @@ def _groups(gm: GraphModule) -> list[list[Node]]:
         key = _key(node, aliases)
         if key is not None:
             found[key].append(node)
-    return [group for group in found.values() if len(group) >= MIN_PRODUCTS]
+    return [group for group in found.values() if len(group) >= MIN_MATMULS]
 
 
 def _key(node: Node, aliases: Aliases) -> Key | None:
@@ -75,18 +75,18 @@ class _Batch:
 
     def __init__(self, gm: GraphModule) -> None:
         self._gm = gm
-        self._whole: dict[Node, Node] = {}  # the first of a group -> the batched product
+        self._whole: dict[Node, Node] = {}  # the first of a group -> the batched matmul
         self.attributes = attributes_of(gm)
 
     def part(
         self, node: Node, group: list[Node], build: NodeBuilder, copy: dict[Node, Node]
     ) -> Node:
         if group[0] not in self._whole:
-            self._whole[group[0]] = self._product(group, build, copy)
+            self._whole[group[0]] = self._matmul(group, build, copy)
         whole = self._whole[group[0]]
         return build.call(node, aten.select.int, whole, 0, group.index(node))
 
-    def _product(self, group: list[Node], build: NodeBuilder, copy: dict[Node, Node]) -> Node:
+    def _matmul(self, group: list[Node], build: NodeBuilder, copy: dict[Node, Node]) -> Node:
         first = group[0]
         x = copy[first.all_input_nodes[0]]
         sizes = [len(group), *x.meta["val"].shape]

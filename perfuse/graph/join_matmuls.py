@@ -33,13 +33,13 @@ def _matches(graph: Graph) -> list[tuple[Node, list[Node]]]:
     for node in graph.nodes:
         if mutated_inputs(node):
             break
-        parts = _products_of(node) if node.target is aten.cat.default else None
+        parts = _matmuls_of(node) if node.target is aten.cat.default else None
         if parts is not None:
             found.append((node, parts))
     return found
 
 
-def _products_of(cat: Node) -> list[Node] | None:
+def _matmuls_of(cat: Node) -> list[Node] | None:
     """The matmuls in a cat, if there is nothing else in it and joining them pays."""
     parts = cat.args[0]
     if not isinstance(parts, list | tuple) or len(parts) < 2 or cat.args[1:] not in ((1,), (-1,)):
@@ -56,13 +56,13 @@ def _products_of(cat: Node) -> list[Node] | None:
     return nodes if len({_is_transposed(n) for n in nodes}) == 1 else None
 
 
-def _can_join(product: Node) -> bool:
+def _can_join(matmul: Node) -> bool:
     """A plain CPU matmul of known sizes, with weights much smaller than its result."""
-    given = _operands(product)
-    x, weight, result = tensor_of(given.a), tensor_of(given.b), tensor_of(product)
+    given = _operands(matmul)
+    x, weight, result = tensor_of(given.a), tensor_of(given.b), tensor_of(matmul)
     if x is None or weight is None or result is None or x.dtype != result.dtype:
         return False
-    if x.device.type != "cpu" or product.kwargs:
+    if x.device.type != "cpu" or matmul.kwargs:
         return False
     if not all(isinstance(size, int) for size in (*x.shape, *weight.shape)):
         return False
@@ -73,25 +73,25 @@ def _can_join(product: Node) -> bool:
     return bool(weight.numel() > 0 and x.shape[0] >= _MIN_RATIO * x.shape[1])
 
 
-def _operands(product: Node) -> Operands[Any]:
-    row = matmul_op(product.target)
+def _operands(matmul: Node) -> Operands[Any]:
+    row = matmul_op(matmul.target)
     assert row is not None
-    return row.operands(product.args)
+    return row.operands(matmul.args)
 
 
-def _is_transposed(product: Node) -> bool:
+def _is_transposed(matmul: Node) -> bool:
     """The weights are column-major in memory."""
-    weight = tensor_of(_operands(product).b)
+    weight = tensor_of(_operands(matmul).b)
     assert weight is not None, "checked to be a tensor"
     return weight.stride()[0] == 1 and weight.shape[1] > 1
 
 
-def _joined(cat: Node, products: list[Node], build: NodeBuilder, copy: dict[Node, Node]) -> Node:
+def _joined(cat: Node, matmuls: list[Node], build: NodeBuilder, copy: dict[Node, Node]) -> Node:
     """One matmul; its weights are copied in their layout."""
-    row, parts = matmul_op(products[0].target), [_operands(n) for n in products]
+    row, parts = matmul_op(matmuls[0].target), [_operands(n) for n in matmuls]
     assert row is not None
     weights = [copy[part.b] for part in parts]
-    if _is_transposed(products[0]):
+    if _is_transposed(matmuls[0]):
         rows = [build.call(cat, aten.transpose.int, w, 0, 1) for w in weights]
         weight = build.call(cat, aten.transpose.int, build.call(cat, aten.cat.default, rows), 0, 1)
     else:
@@ -99,7 +99,7 @@ def _joined(cat: Node, products: list[Node], build: NodeBuilder, copy: dict[Node
     biases = [copy[part.bias] for part in parts if part.bias is not None]
     bias = build.call(cat, aten.cat.default, biases) if biases else None
     joined = Operands(copy[parts[0].a], weight, bias)
-    result = build.call(cat, products[0].target, *row.arguments(joined))
+    result = build.call(cat, matmuls[0].target, *row.arguments(joined))
     wanted, given = tensor_of(cat), tensor_of(result)
     assert wanted is not None and given is not None and is_same_tensor(wanted, given)
     return result

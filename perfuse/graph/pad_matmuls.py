@@ -1,6 +1,6 @@
-"""Products on a GPU whose rows do not start at multiples of sixteen bytes: padded until they do.
+"""Matmuls on a GPU whose rows do not start at multiples of sixteen bytes: padded until they do.
 
-The library has fast kernels only for tensors with aligned rows: a product with a vocabulary of
+The library has fast kernels only for tensors with aligned rows: a matmul with a vocabulary of
 50257 columns and its gradients take several times as long as with 50264. Zeros are added where
 they add nothing, and what they give is cut off. Padding fuses into whatever makes an operand, and
 cutting off into whatever reads the result; where neither can be, memory is copied, and that has to
@@ -37,12 +37,12 @@ _FEWEST_COLUMNS = 512  # the edges are computed twice
 
 @dataclass(frozen=True, slots=True)
 class _Padding:
-    """The sides that a product should have."""
+    """The sides that a matmul should have."""
 
     rows: int
     depth: int
     columns: int
-    fills_result: bool = False  # the result as it is, by products with aligned rows
+    fills_result: bool = False  # the result as it is, by matmuls with aligned rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def pad_matmuls(gm: GraphModule, context: Context) -> GraphModule:
 def padded(gm: GraphModule, machine: Machine) -> GraphModule:
     """The module with matmuls padded where that pays on a machine.
 
-    Below `padded_matmul_work` launches count, not bytes. Of the eight products that fill a
+    Below `padded_matmul_work` launches count, not bytes. Of the eight matmuls that fill a
     result each should have `filled_matmul_elements`, two tiles of 128x256 for each processor of an
     H200: copies of smaller results take less time than eight launches.
     """
@@ -107,13 +107,13 @@ def _padding_of(node: Node, machine: Machine) -> _Padding | None:
 
 
 def _matrix_row(node: Node) -> MatmulOp | None:
-    """The row of a product of two matrices; None for batches of them, and other ops."""
+    """The row of a matmul of two matrices; None for batches of them, and other ops."""
     row = matmul_op(node.target)
     return row if row is not None and row.rank == 2 else None
 
 
 def _can_fill(given: Operands[Any], padded: _Padding, unit: int) -> bool:
-    """Whether products with aligned rows can fill the result of this one, nothing copied for it.
+    """Whether matmuls with aligned rows can fill the result of this one, nothing copied for it.
 
     They read every eighth row of one operand and windows of the other's columns, both of which have
     to be aligned, or padded to be. A bias has no windows that start at aligned addresses.

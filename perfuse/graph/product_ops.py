@@ -1,4 +1,4 @@
-"""A product as an op of our own: one that is written into unaligned rows with aligned stores.
+"""A matmul as an op of our own: one that is written into unaligned rows with aligned stores.
 
 `perfuse::aligned_product(a, b)` is `a @ b`. `pad_matmuls` uses it where the result has to be
 as eager lays it; its lowering, in `lower/families/matmul.py`, says how it is written. What is
