@@ -67,10 +67,6 @@ class Values:
             gradients=_numbers(leaves[joint.num_results :], number),
         )
 
-    def held_bytes(self, numbers: Iterable[int]) -> int:
-        """The bytes to save these values; memory that several share counts once."""
-        return sum(self.num_bytes[v] for v in {self.root[v] for v in numbers})
-
     def is_tuple(self, v: int) -> bool:
         return _is_tuple(self.nodes[v])
 
