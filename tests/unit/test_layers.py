@@ -114,6 +114,41 @@ def test_imports_point_back() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def modules_imported_by(path: Path) -> set[Path]:
+    """Files of Perfuse that are imported with this one, those for type checkers left out."""
+    found: set[Path] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += list(names_from(path, node)) if isinstance(node, ast.ImportFrom) else []
+            found |= {file for name in names for file in files_of(name)}
+    return found - {path}
+
+
+def files_of(name: str) -> list[Path]:
+    """The files that importing `perfuse.room.module.thing` may run first: the module's."""
+    parts = name.split(".")
+    tries = [ROOT.joinpath(*parts[:length]) for length in (len(parts), len(parts) - 1)]
+    found = [t.with_suffix(".py") for t in tries] + [t / "__init__.py" for t in tries]
+    return [file for file in found if PACKAGE in file.parents and file.exists()][:1]
+
+
+def test_no_import_cycle() -> None:
+    graph = {path: modules_imported_by(path) for path in sorted(PACKAGE.rglob("*.py"))}
+    assert sum(map(len, graph.values())) > 500
+    done: set[Path] = set()
+
+    def visit(path: Path, trail: tuple[Path, ...]) -> None:
+        assert path not in trail, " -> ".join(str(p.relative_to(ROOT)) for p in (*trail, path))
+        if path not in done:
+            for other in sorted(graph[path]):
+                visit(other, (*trail, path))
+            done.add(path)
+
+    for path in graph:
+        visit(path, ())
+
+
 def test_nothing_imports_the_package_itself() -> None:
     """Inside the package, `from perfuse import x` names a module, never what __init__ exports."""
     order = layers()
