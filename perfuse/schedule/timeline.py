@@ -105,7 +105,15 @@ def _forward_moments(
     temporaries, workspace = forward.series("temporary"), forward.series("workspace")
     for turn, label in enumerate(forward.labels):
         inner = forward.arena_bytes + temporaries[turn]
-        yield Moment("forward", label, mine[turn], saved[turn], 0, inner, workspace[turn])
+        yield Moment(
+            half="forward",
+            label=label,
+            results=mine[turn],
+            saved=saved[turn],
+            gradients=0,
+            temporaries=inner,
+            workspace=workspace[turn],
+        )
 
 
 def _backward_moments(
