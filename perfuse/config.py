@@ -72,9 +72,7 @@ class CpuSettings:
         "still be in the last-level cache when they are read; 0: never.",
     )
     grain_elements: int = key(32768, "Kernels with fewer elements run on one thread.")
-    tune_products: bool = key(
-        True, "Race the libraries for each large matmul and keep the fastest."
-    )
+    tune_matmuls: bool = key(True, "Race the libraries for each large matmul and keep the fastest.")
     pool_limit_bytes: int = plain(
         1024 * MIB,
         "Limit of the pool of large buffers, used or free, that calls reuse; 0 disables it.",

@@ -50,7 +50,7 @@ class Problem:
 
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
     """The plan with each large matmul computed by the library call that measured fastest."""
-    is_tuned = context.target.gpu is None and context.settings.cpu.tune_products
+    is_tuned = context.target.gpu is None and context.settings.cpu.tune_matmuls
     if not is_tuned or not any(row.is_available() for row in RIVALS):
         return plan
     # Below this the call itself costs more than any choice saves.
@@ -110,7 +110,7 @@ def decide(problem: Problem, context: Context) -> Decision:
             gate = error_gate(exact_rows(problem))
             return race(str(problem), choices, entered(problem), RULES, gate=gate)
 
-    return stored_or_measured(key, context, choices.index, measure, "autotune.products_measured")
+    return stored_or_measured(key, context, choices.index, measure, "autotune.matmuls_measured")
 
 
 def entered(problem: Problem) -> Enter:

@@ -26,7 +26,7 @@ from perfuse.runtime.signing import Key, check_private_key
 
 TRY_AGAIN = "try again; `perfuse doctor` checks whether the cache is usable."
 KERNELS = {BUILT: LIBRARY}
-NATIVE_SETTINGS = {"cpu.tune_products": False}  # the native host has no other libraries
+NATIVE_SETTINGS = {"cpu.tune_matmuls": False}  # the native host has no other libraries
 
 
 def aot_compile(

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from perfuse.graph.facts import is_same_shape, is_same_size, packet_name, tensor_of
 from perfuse.graph.rewrite import dtype_of, scalar_of
-from perfuse.torch_compat.ops import has_fast_products
+from perfuse.torch_compat.ops import has_fast_matmuls
 
 RESHAPES = ("view", "_unsafe_view")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -177,7 +177,7 @@ def _has_fit_types(match: Attention) -> bool:
     dtype = dtype_of(match.query)
     if dtype is None or types != {(dtype, "cpu")} or dtype not in _FLOATS:
         return False
-    return dtype == torch.float32 or not has_fast_products(dtype)
+    return dtype == torch.float32 or not has_fast_matmuls(dtype)
 
 
 def _has_fit_sizes(match: Attention) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.graph.facts import COMPARED, GIVEN_UP, SECOND
+from perfuse.graph.facts import COMPARED, DONATED, RECOMPUTED
 from perfuse.torch_compat.guards import graph_assumptions
 from perfuse.torch_compat.ops import OpOverload
 from perfuse.torch_compat.sizes import sym_expression, symbol_facts
@@ -45,7 +45,7 @@ def aten_text(module: GraphModule) -> str:
 
 
 # Marks of a call that change what is generated for it.
-_MARKS = {SECOND: "second", COMPARED: "compared"}
+_MARKS = {RECOMPUTED: "recomputed", COMPARED: "compared"}
 
 
 def spell_node(
@@ -53,7 +53,7 @@ def spell_node(
 ) -> str:
     """One node: what it does, and to which earlier nodes."""
     if node.op == "placeholder":
-        return "given up" if node.meta.get(GIVEN_UP) else "input"
+        return "given up" if node.meta.get(DONATED) else "input"
     if node.op == "get_attr":
         return f"constant {spell_constant(attribute(module, str(node.target)))}"
     if node.op == "call_function":

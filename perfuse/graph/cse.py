@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import Aliases, mutated_inputs
 from perfuse.graph.copying import copied_graph
-from perfuse.graph.facts import SECOND, has_effects, is_known, is_pure
+from perfuse.graph.facts import RECOMPUTED, has_effects, is_known, is_pure
 from perfuse.torch_compat.graphs import module_of
 
 
@@ -94,8 +94,8 @@ class _Sweep:
         except _Opaque:
             return None
         reads = self._writes_before(node) if self._num_writes else ()
-        is_second = bool(node.meta.get(SECOND))
-        return (node.op, node.target, args, kwargs, reads, self._num_unknown, is_second)
+        is_recomputed = bool(node.meta.get(RECOMPUTED))
+        return (node.op, node.target, args, kwargs, reads, self._num_unknown, is_recomputed)
 
     def _writes_before(self, node: Node) -> tuple[int, ...]:
         """How often what `node` reads was written to: a value is equal between two writes."""

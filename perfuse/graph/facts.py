@@ -13,11 +13,11 @@ from perfuse.torch_compat.ops import OpOverload, is_pointwise_function, schema_o
 from perfuse.torch_compat.sizes import sym_expression
 
 # The mark, in `meta`, of a donated placeholder: its memory is not needed after this graph.
-GIVEN_UP = "perfuse_given_up"
+DONATED = "perfuse_donated"
 
 # The mark of a recomputed call in the backward, distinct from equal ones around it:
 # merged with them, their results would stay in memory until the later reader.
-SECOND = "perfuse_second"
+RECOMPUTED = "perfuse_recomputed"
 
 # The mark of a value that one half of a training step compares with what the other chose from it:
 # both must see the same bits.

@@ -17,9 +17,9 @@ from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import (
-    GIVEN_UP,
+    DONATED,
     NUM_RESULTS,
-    SECOND,
+    RECOMPUTED,
     has_effects,
     is_sym,
     output_leaves,
@@ -235,7 +235,7 @@ class _Extract:
 
     def give_up(self, placeholder: Node) -> None:
         """Mark an input as donated."""
-        self._given[placeholder].meta[GIVEN_UP] = True
+        self._given[placeholder].meta[DONATED] = True
 
     def need(self, node: Node) -> None:
         """Emit `node` and, before it, everything it needs that is not there yet."""
@@ -267,7 +267,7 @@ class _Extract:
         copies = {source[0]: self._of(source) for source in self._inputs(key)}
         made = copy_node(self.graph, node, copies)
         if is_second and node.op == "call_function":
-            made.meta[SECOND] = True
+            made.meta[RECOMPUTED] = True
         self._copy[key] = made
 
     def _of(self, key: "_Key") -> Node:

@@ -331,7 +331,7 @@ class Program:
     outputs: tuple[View | Dim | float | bool | None, ...]
     symbols: tuple[tuple[str, str], ...] = ()  # name, and how the host computes it
     constants: Mapping[str, Any] = field(default_factory=dict)  # tensors held by the graph module
-    given_up: tuple[str, ...] = ()  # donated inputs: saved for this program alone
+    donated: tuple[str, ...] = ()  # donated inputs: saved for this program alone
     hints: Mapping[str, int] = field(default_factory=dict, compare=False)  # likely sizes, by symbol
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from torch.fx import Node as FxNode
 from perfuse.context import Context
 from perfuse.graph.aliases import users_through
 from perfuse.graph.blame import working_on
-from perfuse.graph.facts import COMPARED, GIVEN_UP
+from perfuse.graph.facts import COMPARED, DONATED
 from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, storage_treatment
 from perfuse.ir import expr as ex
@@ -82,7 +82,7 @@ class _Lowering:
         self.values: dict[FxNode, Any] = {}
         self.moved: dict[FxNode, Tensor] = {}  # CPU scalars that GPU loops read
         self.inputs: list[str] = []
-        self.given_up: list[str] = []
+        self.donated: list[str] = []
         self.outputs: tuple[Any, ...] = ()
         self.owners: dict[str, FxNode] = {}
         self.origins = Origins()
@@ -121,7 +121,7 @@ class _Lowering:
             outputs=self.outputs,
             symbols=tuple(self.symbols.derived.items()),
             constants=MappingProxyType(self.builder.constants),
-            given_up=tuple(self.given_up),
+            donated=tuple(self.donated),
             hints=symbol_hints(map(traced_value, self.module.graph.find_nodes(op="placeholder"))),
         )
 
@@ -137,8 +137,8 @@ class _Lowering:
             self.values[node] = dim
             return
         self.inputs.append(name)
-        if node.meta.get(GIVEN_UP):
-            self.given_up.append(name)
+        if node.meta.get(DONATED):
+            self.donated.append(name)
         self.values[node] = self._tensor_leaf(name, value, BufferKind.INPUT)
 
     def _get_attr(self, node: FxNode) -> None:

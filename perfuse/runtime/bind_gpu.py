@@ -150,17 +150,17 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 def _realigned(call: Call, args: list[Any], tables: GpuTables) -> tuple[Any, ...]:
     """The call with copies of misaligned arguments; what it writes is copied back."""
     given = list(args)
-    astray = {k for k, v in enumerate(given) if _is_astray(v)}
-    moved = [aligned(v) if k in astray else v for k, v in enumerate(given)]
+    misaligned = {k for k, v in enumerate(given) if _is_misaligned(v)}
+    moved = [aligned(v) if k in misaligned else v for k, v in enumerate(given)]
     args.clear()
     results = call(list(moved))
-    for k in astray & set(tables.written):
+    for k in misaligned & set(tables.written):
         memory_of(given[k]).copy_(memory_of(moved[k]))
-    homes = {moved[k].untyped_storage().data_ptr(): given[k] for k in astray}
+    homes = {moved[k].untyped_storage().data_ptr(): given[k] for k in misaligned}
     return tuple(_at_home(result, homes) for result in results)
 
 
-def _is_astray(value: Any) -> bool:
+def _is_misaligned(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.data_ptr() % ALIGNMENT != 0
 
 

@@ -57,7 +57,7 @@ def seen_by_calls(plan: Plan) -> set[str]:
 def freed_inputs(plan: Plan) -> set[str]:
     """Donated inputs that are freed after their last use."""
     buffers, smallest = plan.program.buffers, plan.thresholds.forget_bytes
-    found = {name for name in plan.program.given_up if name in buffers}
+    found = {name for name in plan.program.donated if name in buffers}
     found = {name for name in found if is_forgotten_early(buffers[name], smallest)}
     return found - leaving_names(plan)
 

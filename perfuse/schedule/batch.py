@@ -192,7 +192,7 @@ def _levels(needs: Sequence[set[int]]) -> list[int]:
 
 def _may_wait(kernel: Kernel, program: Program, stays: set[str], limit: int) -> bool:
     """Check that nothing larger than the limit is held while a kernel waits for its batch."""
-    given = set(program.given_up)
+    given = set(program.donated)
     for name in touched(kernel):
         buffer = program.buffers[name]
         is_argument = buffer.kind in ARGUMENTS and name not in given

@@ -318,9 +318,9 @@ class Fuser:
             return merge(first, second)
         except CannotMerge:
             # A map may run over its axes in any order: try the one its producer was written in.
-            for turned in _turned(first, second):
+            for transposed in _transposed(first, second):
                 try:
-                    return merge(first, turned)
+                    return merge(first, transposed)
                 except CannotMerge:
                     continue
             raise
@@ -348,7 +348,7 @@ class Fuser:
                 self.above[group] = above | known
 
 
-def _turned(first: Group, second: Group) -> list[Group]:
+def _transposed(first: Group, second: Group) -> list[Group]:
     """`second` with its axes in the order in which `first` stored what `second` reads."""
     if not second.is_all_maps or len(second.members) != 1:
         return []

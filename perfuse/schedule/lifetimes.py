@@ -106,8 +106,8 @@ def _spans(plan: Plan, leaving: set[str]) -> tuple[dict[str, int], dict[str, int
 
     Memory that is reused counts once: for its first owner, or for the result that it ends as.
     """
-    memory, given_up = plan.memory, plan.program.given_up
-    begins = {name: 0 for name in given_up if name in plan.program.buffers}
+    memory, donated = plan.memory, plan.program.donated
+    begins = {name: 0 for name in donated if name in plan.program.buffers}
     ends = dict.fromkeys(memory.freed_at_entry, 0)
     owner: dict[str, str] = {}
     for number, turn in enumerate(memory.turns):

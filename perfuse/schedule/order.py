@@ -118,7 +118,7 @@ class _Held:
 
 def _freeable_bytes(program: Program) -> Mapping[str, int]:
     """The size of each buffer whose memory comes or goes with the program."""
-    given = set(program.given_up)
+    given = set(program.donated)
     return {
         name: buffer_bytes(buffer, program.hints)
         for name, buffer in program.buffers.items()

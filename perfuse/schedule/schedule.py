@@ -68,7 +68,7 @@ def _tries(program: Program, context: Context) -> Iterator[tuple[Fuser, list[int
     wide = _fused(program)
     yield wide, program_order(wide)
     # A backward, in which a recomputed forward may run beside the rest.
-    if context.settings.memory_budget is not None and program.given_up:
+    if context.settings.memory_budget is not None and program.donated:
         near = _fused(program, NEAR)
         yield near, program_order(near)
         yield near, frugal_order(near, program)

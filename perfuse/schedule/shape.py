@@ -141,7 +141,7 @@ def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:
             levels[i] = max(levels[i], min(later))
 
 
-def turned_axis(kernel: Kernel) -> Axis | None:
+def transposed_axis(kernel: Kernel) -> Axis | None:
     """The axis that some load runs along contiguously while the last axis does not."""
     *rest, last = kernel.axes or (None,)
     if last is None or last.atom is None:

@@ -81,7 +81,7 @@ _SAME_FLOPS = {
 }
 
 
-def has_fast_products(dtype: torch.dtype) -> bool:
+def has_fast_matmuls(dtype: torch.dtype) -> bool:
     """Whether the CPU's library multiplies this half type by the processor's own instructions."""
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     query = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)

@@ -128,7 +128,7 @@ def test_a_decision_that_is_none_is_taken_again(
     again = context(tmp_path)
     assert matmuls.decide(problem, again) == decision
     assert again.counters["cache.damaged"] == 1
-    assert again.counters["autotune.products_measured"] == 1
+    assert again.counters["autotune.matmuls_measured"] == 1
     assert matmuls.decide(problem, context(tmp_path)) == decision
 
 

@@ -60,7 +60,7 @@ FOLDERS = {
 
 
 # What is measured differs from run to run.
-UNTUNED = Settings(cpu=CpuSettings(tune_products=False))
+UNTUNED = Settings(cpu=CpuSettings(tune_matmuls=False))
 
 
 @dataclass

@@ -51,7 +51,7 @@ def plans_of(
 
 def plan_of(module: GraphModule, context: Context = CONTEXT) -> Plan:
     """The stages up to the plan, each held to its spec."""
-    untuned = replace(context.settings.cpu, tune_products=False)
+    untuned = replace(context.settings.cpu, tune_matmuls=False)
     settings = replace(context.settings, verify=True, cpu=untuned)
     return plan_graph(module, replace(context, settings=settings)).plan
 

@@ -14,7 +14,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.program import Axis
 from perfuse.schedule.plan import Kernel, Member, Role
-from perfuse.schedule.shape import turned_axis
+from perfuse.schedule.shape import transposed_axis
 
 # Columns of a plain loop that make one item: enough to amortise it, few enough to share out.
 BLOCK = 4096
@@ -69,7 +69,7 @@ def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...]) -> KernelShape:
         return KernelShape((), (), None)
     *rest, column = rows
     lane = _looping(column)
-    tile = turned_axis(kernel)
+    tile = transposed_axis(kernel)
     if tile is not None:
         others = tuple(a for a in rest if a is not tile)
         return KernelShape(others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS)

@@ -11,7 +11,7 @@ from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.schedule.plan import Role
-from perfuse.schedule.shape import turned_axis
+from perfuse.schedule.shape import transposed_axis
 
 
 def flat_text(frame: Frame) -> KernelText:
@@ -131,10 +131,10 @@ def scatter_text(frame: Frame) -> KernelText:
     return frame.text((num_blocks(total, frame.tile.columns), 1, 1))
 
 
-def turned_text(frame: Frame) -> KernelText:
+def transposed_text(frame: Frame) -> KernelText:
     """Tiles of the last axis and the one that runs fastest elsewhere: both sides are contiguous."""
     w, tile = frame.w, frame.tile
-    tall, wide = turned_axis(frame.kernel), frame.kernel.axes[-1]
+    tall, wide = transposed_axis(frame.kernel), frame.kernel.axes[-1]
     assert tall is not None and tall.atom is not None and wide.atom is not None
     others = tuple(a for a in frame.kernel.axes[:-1] if a is not tall)
     across, down = num_blocks(wide.size, tile.columns), num_blocks(tall.size, tile.rows)

@@ -3,7 +3,7 @@
 flat      nothing is reduced, or all of it: blocks of a flat index
 grouped   the same, in groups of neighbours that share what does not vary along the last axis
 stacked   blocks of the inner axes for several steps of the first, where much is the same for each
-turned    a loop with transposed reads: tiles of two axes
+transposed a loop with transposed reads: tiles of two axes
 rows      blocks of whole rows; a row is held in registers, or swept in steps when it is long
 columns   sums over rows: blocks of columns, each running down its share of the rows
 split     few, long rows: several blocks share a row, and a launch per stage combines them
@@ -23,7 +23,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, Role, static_product
-from perfuse.schedule.shape import turned_axis
+from perfuse.schedule.shape import transposed_axis
 from perfuse.schedule.tile import Tile
 
 FLAT_BLOCK = 1024
@@ -100,7 +100,7 @@ def _elements_read(tile: Tile, kernel: Kernel) -> int:
     rows, columns = ({a.atom for a in axes} for axes in (rows_of(kernel), columns_of(kernel)))
     total = 0
     for used in (read.variables() for read in reads):
-        is_flat = tile.kind in ("flat", "grouped", "stacked", "turned", "scatter")
+        is_flat = tile.kind in ("flat", "grouped", "stacked", "transposed", "scatter")
         height = tile.rows if is_flat or used & rows else 1
         total += height * (tile.columns if is_flat or used & columns else 1)
     return total
@@ -115,7 +115,7 @@ def smaller(tile: Tile) -> Tile | None:
     """A tile that uses less shared memory; None if there is none."""
     if tile.num_stages > 1:
         return replace(tile, num_stages=tile.num_stages - 1)
-    if tile.kind == "turned" and tile.rows > 16:
+    if tile.kind == "transposed" and tile.rows > 16:
         return replace(tile, rows=tile.rows // 2, columns=tile.columns // 2)
     if tile.kind in ("rows", "scan") and not tile.is_swept:
         return replace(tile, rows=1, columns=min(2048, tile.columns), num_warps=8, is_swept=True)
@@ -138,8 +138,8 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
 
 
 def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) -> Tile:
-    if turned_axis(kernel) is not None and Role.ALL not in roles:
-        return Tile("turned", 64, 64, 8)
+    if transposed_axis(kernel) is not None and Role.ALL not in roles:
+        return Tile("transposed", 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
     # Sixteen bytes a load either way; where much is loaded, fewer at a time, and more blocks.
     is_wide = widest <= 2 and (Role.ALL in roles or _num_loads(kernel) < MANY_LOADS)
@@ -269,10 +269,10 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) 
             tile = replace(tile, num_warps=min(tile.num_warps, warps))
     else:
         tile = Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True)
-    return _going_round(tile, height, machine, roles) if carries else tile
+    return _persistent(tile, height, machine, roles) if carries else tile
 
 
-def _going_round(tile: Tile, height: int | None, machine: Machine, roles: set[Role]) -> Tile:
+def _persistent(tile: Tile, height: int | None, machine: Machine, roles: set[Role]) -> Tile:
     """Blocks that take one piece after another, with accumulators for what crosses rows.
 
     For columns every block writes a sum per column of a row, so there are few blocks; a thread
@@ -362,7 +362,7 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
     others = {
         "flat": _other_flat,
         "grouped": _other_grouped,
-        "turned": _other_turned,
+        "transposed": _other_transposed,
         "rows": _other_rows,
         "columns": _other_columns,
     }.get(best.kind)
@@ -424,7 +424,7 @@ def _other_grouped(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     return [flat, *(replace(best, rows=r, num_warps=w) for r, w in sizes)]
 
 
-def _other_turned(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
+def _other_transposed(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     sizes = ((32, 32, 4), (64, 64, 4), (64, 64, 8), (32, 128, 8))
     return [replace(best, rows=r, columns=c, num_warps=w) for r, c, w in sizes]
 

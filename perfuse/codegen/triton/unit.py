@@ -12,7 +12,7 @@ from perfuse.codegen.triton.blocks import (
     grouped_text,
     scatter_text,
     stacked_text,
-    turned_text,
+    transposed_text,
 )
 from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
@@ -40,7 +40,7 @@ _ONE_LAUNCH = {
     "flat": flat_text,
     "grouped": grouped_text,
     "stacked": stacked_text,
-    "turned": turned_text,
+    "transposed": transposed_text,
     "scatter": scatter_text,
     "scan": scan_text,
     "rows": rows_text,

@@ -48,7 +48,7 @@ def test_decision_is_remembered(context: Context, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(matmuls, "race", None)  # to measure again would fail
     assert decide(PROBLEM, context) == first
     counts = context.counters.snapshot()
-    assert counts["autotune.products_measured"] == counts["autotune.cache_hit"] == 1
+    assert counts["autotune.matmuls_measured"] == counts["autotune.cache_hit"] == 1
 
 
 def test_other_matmuls_are_measured_on_their_own(
@@ -57,7 +57,7 @@ def test_other_matmuls_are_measured_on_their_own(
     monkeypatch.setattr(matmuls, "race", lambda *_, **__: chosen("aten.mm.out"))
     for other in (PROBLEM, replace(PROBLEM, rows=32), replace(PROBLEM, b_strides=(1, 256))):
         decide(other, context)
-    assert context.counters.snapshot()["autotune.products_measured"] == 3
+    assert context.counters.snapshot()["autotune.matmuls_measured"] == 3
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -79,7 +79,7 @@ def test_random_state_is_untouched(context: Context) -> None:
 
 def plan_for(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
     """A plan in which nothing was tuned yet."""
-    with perfuse.config.patch({"cpu.tune_products": False}):
+    with perfuse.config.patch({"cpu.tune_matmuls": False}):
         return plan_of(traced(fn, *inputs), Context.default())
 
 
@@ -136,7 +136,7 @@ def test_a_row_adds_a_rival(fn: Callable[..., torch.Tensor]) -> None:
 
 def test_setting_leaves_the_plan_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmuls, "decide", None)
-    settings = context.settings.with_overrides({"cpu.tune_products": False})
+    settings = context.settings.with_overrides({"cpu.tune_matmuls": False})
     plan = plan_for(torch.mm, *LARGE)
     assert tune_matmuls(plan, replace(context, settings=settings)) is plan
 

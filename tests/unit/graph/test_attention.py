@@ -156,7 +156,7 @@ def test_stays_by_hand(fn: Attend, more: tuple[Tensor, ...]) -> None:
 def test_half_types_where_the_library_is_slow(
     dtype: torch.dtype, fn: Attend, has_products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_match, "has_fast_products", lambda _: has_products)
+    monkeypatch.setattr(attention_match, "has_fast_matmuls", lambda _: has_products)
     args = operands(dtype)
     module = passed(fn, *args)
     assert num_kernels(module) == (0 if has_products else 1)

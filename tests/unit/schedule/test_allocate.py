@@ -64,7 +64,7 @@ def random_plan(seed: int, *, is_gpu: bool) -> Plan:
     nodes = tuple(s.members[0].loop if isinstance(s, Kernel) else s for s in steps)
     donated = tuple(f"i{k}" for k in range(3) if rng.random() < 0.5)
     names = {b.name: b for b in buffers}
-    program = Program(("i0", "i1", "i2"), names, nodes, outputs, given_up=donated)
+    program = Program(("i0", "i1", "i2"), names, nodes, outputs, donated=donated)
     places, arena = place(program, tuple(steps), rng.choice((0, 512)) if is_gpu else 2048)
     plan = Plan(program, tuple(steps), (), places, arena, thresholds=LIMITS)
     return with_memory(plan, is_gpu=is_gpu, scratch=scratch_of(plan, rng) if is_gpu else {})

@@ -70,7 +70,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "flat_all": (scaled_with_amax, (f32(23, 7),)),
     "grouped": (lambda x, s: x * s, (f32(7, 24), f32(7, 1))),
     "stacked": (lambda x, b: x + b, (f32(4, 3, 16), f32(3, 16))),
-    "turned": (lambda x: x.t().contiguous() + 1, (f32(37, 41),)),
+    "transposed": (lambda x: x.t().contiguous() + 1, (f32(37, 41),)),
     "rows": (lambda x: torch.softmax(x, -1), (f32(9, 21),)),
     "rows_var": (lambda x: x.var(-1), (f32(9, 21) + 5,)),
     "rows_argmax": (lambda x: x.argmax(-1), (with_ties(),)),
