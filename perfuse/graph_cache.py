@@ -14,7 +14,6 @@ from typing import Any
 from torch.fx import GraphModule
 
 from perfuse.backends import backend_of
-from perfuse.backends.backend import Call
 from perfuse.cache import keys
 from perfuse.cache.access import open_store
 from perfuse.cache.keys import identity, key_of
@@ -26,6 +25,7 @@ from perfuse.errors import MALFORMED, CacheDamaged, PerfuseError
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
 from perfuse.logs import channel
 from perfuse.pipeline import Compiled, compile_graph
+from perfuse.runtime.host_names import Call
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
 from perfuse.torch_compat.guards import graph_assumptions
 

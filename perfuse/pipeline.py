@@ -14,7 +14,6 @@ from torch.fx import GraphModule
 
 from perfuse.autotune.tune import tune
 from perfuse.backends import Backend, Sources, backend_of
-from perfuse.backends.backend import Call
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.retile import retiled
@@ -27,6 +26,7 @@ from perfuse.ir.program import Extern, Loop, Program
 from perfuse.ir.verify import verify_program
 from perfuse.logs import channel
 from perfuse.lower.graph import lower_graph
+from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import fuse, place
 from perfuse.schedule.verify import verify_plan

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.context import Context
+from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
 from perfuse.target import Target
-
-Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
 class Sources(Protocol):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfuse.backends.backend import Backend, Call
+from perfuse.backends.backend import Backend
 from perfuse.build import LIBRARY, build_shared_library
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.cpp.unit import CppSources, generate_sources
 from perfuse.codegen.host.program import HostSource, generate_host
 from perfuse.context import Context
 from perfuse.runtime.bind_cpu import bind
+from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perfuse.backends.backend import Backend, Call
+from perfuse.backends.backend import Backend
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import read_bundle
 from perfuse.build.launcher import build_launcher
@@ -19,6 +19,7 @@ from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.runtime.bind_gpu import bind_gpu
+from perfuse.runtime.host_names import Call
 from perfuse.runtime.load_gpu import launcher_of
 from perfuse.schedule.plan import Plan
 

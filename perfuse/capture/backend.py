@@ -22,7 +22,7 @@ from perfuse.capture.trace import TrainingGraphs
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.logs import channel
-from perfuse.runtime.bind_cpu import Call
+from perfuse.runtime.host_names import Call
 from perfuse.runtime.wrapper import wrap
 from perfuse.torch_compat.ops import keep_checks
 from perfuse.torch_compat.registration import never_trace

@@ -25,7 +25,7 @@ from perfuse.errors import CannotBuild
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.partition import Cut, Joint, plain_cut
 from perfuse.pipeline import Compiled, compile_graph
-from perfuse.runtime.bind_cpu import Call
+from perfuse.runtime.host_names import Call
 from perfuse.target import Target, target_of
 from perfuse.torch_compat.devices import as_if_on, fake_gpu, faked_on
 from perfuse.torch_compat.graphs import tree_leaves, tree_map

@@ -23,7 +23,7 @@ from perfuse.graph.partition import Cut, Joint
 from perfuse.graph.passes import DYNAMO_PASSES, run_passes
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
-from perfuse.runtime.bind_cpu import Call
+from perfuse.runtime.host_names import Call
 from perfuse.torch_compat.autograd import aot_compile_graph
 
 

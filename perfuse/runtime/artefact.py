@@ -26,8 +26,9 @@ from perfuse.build.bundle import read_bundle
 from perfuse.context import Context
 from perfuse.errors import ArtefactError, CacheDamaged, LibraryDamaged
 from perfuse.gpu import gpu_of_device
-from perfuse.runtime.bind_cpu import Call, bind
+from perfuse.runtime.bind_cpu import bind
 from perfuse.runtime.bind_gpu import bind_gpu
+from perfuse.runtime.host_names import Call
 from perfuse.runtime.load_gpu import launcher_of
 from perfuse.runtime.package import not_an_artefact, read_package
 from perfuse.runtime.saved import number_functions, read_program, unpack_tensors

@@ -18,6 +18,7 @@ from perfuse.forking import is_forked
 from perfuse.runtime import guard
 from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.host_names import (
+    Call,
     addresses,
     run_host,
     window,
@@ -30,8 +31,6 @@ _DEFAULT = Settings()
 
 # What kernels report for an integer division by zero: `division_by_zero` of simd_divide.h.
 _DIVISION_BY_ZERO = -(2**63)
-
-Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
 class CpuFrame:

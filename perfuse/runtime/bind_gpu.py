@@ -16,6 +16,7 @@ from perfuse.forking import is_forked
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.host_names import (
+    Call,
     addresses,
     are_misaligned,
     memory_of,
@@ -30,7 +31,6 @@ from perfuse.torch_compat.devices import (
     raw_stream_getter,
 )
 
-Call = Callable[[list[Any]], tuple[Any, ...]]
 ALIGNMENT = 16
 
 

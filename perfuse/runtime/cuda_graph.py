@@ -27,11 +27,9 @@ import torch
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.counters import Counters
 from perfuse.runtime.bind_gpu import aligned
-from perfuse.runtime.host_names import memory_of
+from perfuse.runtime.host_names import Call, memory_of
 from perfuse.torch_compat.devices import raw_stream_getter
 from perfuse.torch_compat.tensors import storage_users
-
-Call = Callable[[list[Any]], tuple[Any, ...]]
 
 CLONED_BYTES = 16 << 20  # results of the user's up to this size are returned as copies
 MISMATCHES = 3  # calls with moved inputs after which these are copied instead

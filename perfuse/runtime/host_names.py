@@ -14,6 +14,9 @@ from perfuse.codegen.host.program import ArenaWindow, HostSource, function_name
 from perfuse.ir.matmul import MATMULS
 from perfuse.torch_compat.ops import bare_op
 
+# A compiled graph: takes its arguments in a list, which it empties.
+Call = Callable[[list[Any]], tuple[Any, ...]]
+
 # Where the text of host programs seems to be: beside our own files, which Dynamo does not trace.
 HOST_FILE = str(Path(__file__).with_name("<host program>"))
 
@@ -80,13 +83,11 @@ def resolve_op(name: str) -> Any:
     return bare_op(found)
 
 
-def run_host(
-    host: HostSource, names: dict[str, Any], constants: Mapping[str, Any]
-) -> Callable[[list[Any]], tuple[Any, ...]]:
+def run_host(host: HostSource, names: dict[str, Any], constants: Mapping[str, Any]) -> Call:
     """The function that the text of a host program defines, with these names and its ops."""
     for op in host.ops:
         names[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
     names |= {name: value for name, value in constants.items() if not name.startswith("py:")}
     exec(compile(host.text, HOST_FILE, "exec"), names)
-    call: Callable[[list[Any]], tuple[Any, ...]] = names["call"]
+    call: Call = names["call"]
     return call

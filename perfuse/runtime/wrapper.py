@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from perfuse.forking import ForkLock
-from perfuse.runtime.bind_cpu import Call
-from perfuse.runtime.host_names import with_strides
+from perfuse.runtime.host_names import Call, with_strides
 from perfuse.runtime.size_formula import size_value
 from perfuse.torch_compat.autograd import call_backward_directly, function_apply, release_saved
 from perfuse.torch_compat.state import disabled_autocast

@@ -1,4 +1,4 @@
-"""`decide_memory`: the turns of a plan, and the memory of each buffer and piece of scratch.
+"""`with_memory`: the turns of a plan, and the memory of each buffer and piece of scratch.
 
 On a CPU a turn is a call, or the kernels between two calls. On a GPU, kernels run in the order of
 their stream: what dies inside a turn is reused there, and where much memory dies the turn ends.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from perfuse.ir.program import Buffer, BufferKind, Opaque, View
+from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, Opaque, View
 from perfuse.schedule.arena import (
     first_and_last,
     is_forgotten_early,
@@ -157,11 +157,7 @@ class _Decision:
     def _is_missing(self, name: str) -> bool:
         if name in self.made or name not in self.buffers:
             return False
-        return self.buffers[name].kind not in (
-            BufferKind.INPUT,
-            BufferKind.CONSTANT,
-            BufferKind.EXTERN,
-        )
+        return self.buffers[name].kind not in (*ARGUMENTS, BufferKind.EXTERN)
 
     def _bytes(self, name: str) -> int | None:
         """A value that is not a tensor of the program counts nothing."""
