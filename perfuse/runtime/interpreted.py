@@ -139,6 +139,7 @@ def _interpreting() -> Iterator[None]:
         stack.enter_context(_whole_numbers())
         stack.enter_context(_truth())
         stack.enter_context(_one_rounding())
+        stack.enter_context(_wide_products())
         yield
 
 
@@ -200,6 +201,30 @@ def _one_rounding() -> Iterator[None]:
         yield
     finally:
         builder.create_fma = original
+
+
+@contextmanager
+def _wide_products() -> Iterator[None]:
+    """The interpreter holds bfloat16 as bits, which it would multiply as integers."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
+    builder = interpreter.InterpreterBuilder
+    original = builder.create_dot
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar != language.bfloat16:
+            return operand
+        wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, language.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return original(self, widened(a), widened(b), *rest)
+
+    builder.create_dot = create_dot
+    try:
+        yield
+    finally:
+        builder.create_dot = original
 
 
 @contextmanager

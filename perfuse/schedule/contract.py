@@ -42,11 +42,27 @@ def matmul_flops(matmul: Matmul) -> int:
 def place_of(kernel: Kernel) -> tuple[Dim, ...]:
     """The position in a contraction's results, over its kernel's axes: (batch, row, column)."""
     assert kernel.contraction is not None
-    sizes = [axis.size for axis in kernel.axes]
-    found = domain.refine(sizes, sizes_of(kernel.contraction.matmuls[0]))
+    axes = [axis for axis in kernel.axes if axis.size != 1]
+    sizes = [axis.size for axis in axes]
+    found = _refined(sizes, sizes_of(kernel.contraction.matmuls[0]))
     assert found is not None and len(found[0]) == len(sizes), f"axes cross the matrices: {kernel}"
-    variables = [ix.var(axis.name, axis.size) for axis in kernel.axes]
+    variables = [ix.var(axis.name, axis.size) for axis in axes]
     return tuple(domain.joined(sizes, variables, parts) for parts in found[2])
+
+
+def _refined(
+    first: Sequence[Dim], second: Sequence[Dim]
+) -> tuple[list[Dim], list[list[int]], list[list[int]]] | None:
+    """The common axes of two lists of sizes; a size of one has none."""
+    found = domain.refine([d for d in first if d != 1], [d for d in second if d != 1])
+    if found is None:
+        return None
+    common, parts_a, parts_b = found[0], iter(found[1]), iter(found[2])
+    return (
+        common,
+        [[] if size == 1 else next(parts_a) for size in first],
+        [[] if size == 1 else next(parts_b) for size in second],
+    )
 
 
 def index_at(view: View, place: Sequence[Dim]) -> Dim:
@@ -185,7 +201,7 @@ def _over_matrices(matmuls: Sequence[Matmul], epilogue: Kernel, program: Program
     sizes, out = sizes_of(matmuls[0]), matmuls[0].out
     guide = next(r.index for m in epilogue.members for r in m.loop.reads() if r.buffer == out)
     old = domain.order_by(epilogue.axes, guide)
-    found = domain.refine([axis.size for axis in old], sizes)
+    found = _refined([axis.size for axis in old], sizes)
     if found is None:
         return None
     common, parts_of_old, parts_of_result = found

@@ -17,7 +17,8 @@ def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: 
     tiles = dict(plan.tiles)
     for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
         if any(launch.kernel in error.kernels for launch in launches):
-            less = smaller(tile_of(kernel, plan, context))
+            is_fixed = kernel.contraction is not None  # its template was chosen as it is
+            less = None if is_fixed else smaller(tile_of(kernel, plan, context))
             if less is None:
                 raise error
             tiles[kernel.name] = less

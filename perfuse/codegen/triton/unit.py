@@ -22,6 +22,8 @@ from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.split import split_texts
+from perfuse.codegen.triton.templates.template import Template
+from perfuse.codegen.triton.templates.texts import template_texts
 from perfuse.codegen.triton.tiling import Machine, choose_tile, widest_of
 from perfuse.context import Context
 from perfuse.ir.dtype import DType
@@ -74,6 +76,8 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     """The tile in the plan, or else the model's choice."""
     if kernel.name in plan.tiles:
         return plan.tiles[kernel.name]
+    if kernel.contraction is not None:
+        return Template.of(plan.templates[kernel.name]).tile
     if kernel.batch is not None:
         return batch_tile(kernel.batch, machine_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
@@ -111,6 +115,9 @@ def _function(
 def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[KernelText]:
     if kernel.batch is not None:
         return batch_texts(kernel, tile, dialect, plan.places)
+    if kernel.contraction is not None:
+        template = Template.of(plan.templates[kernel.name])
+        return template_texts(kernel, plan.program.buffers, template, dialect)
     return kernel_texts(kernel, plan.program.buffers, tile, dialect)
 
 
