@@ -171,7 +171,12 @@ class Settings:
         part=lambda value: value == "memory",
     )
     pause_gc: bool = plain(True, "Pause garbage collection while PyTorch captures a function.")
-    max_autotune: bool = key(False, "Race the tiles of large GPU kernels and keep the fastest.")
+    max_autotune: bool = key(
+        False, "Race the tiles of large GPU kernels, and templates for matmuls; keep the fastest."
+    )
+    benchmark_epilogue_fusion: bool = key(
+        True, "Race templates for matmuls together with the kernel that reads their result."
+    )
     cudagraphs: bool = plain(False, "Replay launches on CUDA devices through CUDA graphs.")
     recompute_level: int = key(
         1,

@@ -8,6 +8,7 @@ import torch
 
 from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Run
+from perfuse.autotune.templates import tune_templates
 from perfuse.autotune.tiles import Device, measured_tiles
 from perfuse.backends import backend_of
 from perfuse.cache.manifest import Entry
@@ -55,4 +56,4 @@ def tune_tiles(plan: Plan, context: Context) -> Plan:
         return measured_tiles(plan, context, device)
 
 
-TUNERS: list[Tuner] = [tune_matmuls, tune_tiles]
+TUNERS: list[Tuner] = [tune_matmuls, tune_templates, tune_tiles]

@@ -13,7 +13,6 @@ from perfuse.backends import backend_of
 from perfuse.build.bundle import CodeObject, read_bundle
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.templates.template import Template
-from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.gpu import gpu_of_name
@@ -25,12 +24,11 @@ from perfuse.schedule.verify import verify_plan
 from perfuse.target import gpu_target
 from tests.unit.planning import plans_of
 
-DEFAULT = Settings()
-INTERPRETED = replace(DEFAULT, gpu=replace(DEFAULT.gpu, interpret=True))
-
 
 def context_for(name: str, *, interpret: bool = False) -> Context:
-    settings = INTERPRETED if interpret else DEFAULT
+    """What compiles for a GPU by name, under the settings of now."""
+    settings = Context.default().settings
+    settings = replace(settings, gpu=replace(settings.gpu, interpret=interpret))
     return Context(gpu_target(settings, gpu_of_name(name)), settings, Counters())
 
 
@@ -99,7 +97,7 @@ def run(problem: Problem, template: Template, inputs: tuple[Tensor, ...] | None 
 
 
 def _with_sizes(plan: Plan, given: list[Tensor]) -> list[Any]:
-    """The tensors, and the sizes that a dynamic graph takes beside them, by the shapes it expects."""
+    """The tensors, and the sizes that a dynamic graph takes beside them."""
     tensors = iter(given)
     placed = {n: next(tensors) for n in plan.program.inputs if n in plan.program.buffers}
     values: dict[str, int] = {}

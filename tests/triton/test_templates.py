@@ -51,8 +51,12 @@ PROBLEMS = [
     Problem("no depth", lambda a, b: a @ b, (bf16(20, 0), bf16(0, 30))),
     Problem("no rows", lambda a, b: a @ b, (bf16(0, 70), B)),
     Problem("addmm", lambda c, a, w: F.linear(a, w, c), (BIAS, A, W)),
-    Problem("factors", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (bf16(50, 90), A, B)),
-    Problem("bias of no weight", lambda c, a, b: torch.addmm(c, a, b, beta=0), (BIAS * torch.nan, A, B)),
+    Problem(
+        "factors", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (bf16(50, 90), A, B)
+    ),
+    Problem(
+        "bias of no weight", lambda c, a, b: torch.addmm(c, a, b, beta=0), (BIAS * torch.nan, A, B)
+    ),
     Problem("gelu", lambda a, w, c: F.gelu(F.linear(a, w, c)), (A, W, BIAS)),
     Problem("residual", lambda a, b, r: r + (a @ b) * 2, (A, B, bf16(50, 90))),
     Problem("float result", lambda a, b: (a @ b).float() * 2, (A, B)),
@@ -60,27 +64,44 @@ PROBLEMS = [
     Problem("row scale", lambda a, b, s: (a @ b) * s[:, None], (A, B, bf16(50))),
     Problem("bmm", lambda a, b: torch.bmm(a, b), (bf16(3, 20, 40), bf16(3, 40, 30))),
     Problem("bmm relu", lambda a, b: F.relu(torch.bmm(a, b)), (bf16(3, 20, 40), bf16(3, 40, 30))),
-    Problem("heads", lambda a, w: F.linear(a, w).view(2, 25, 9, 10).transpose(1, 2).contiguous() * 2,
-            (bf16(2, 25, 70), W)),
-    Problem("sum of two", lambda a, b, c, d: a @ b + c @ d, (f32(50, 70), f32(70, 90), f32(50, 33), f32(33, 90))),
+    Problem(
+        "heads",
+        lambda a, w: F.linear(a, w).view(2, 25, 9, 10).transpose(1, 2).contiguous() * 2,
+        (bf16(2, 25, 70), W),
+    ),
+    Problem(
+        "sum of two",
+        lambda a, b, c, d: a @ b + c @ d,
+        (f32(50, 70), f32(70, 90), f32(50, 33), f32(33, 90)),
+    ),
     Problem("gate and up", lambda a, g, u: F.silu(a @ g) * (a @ u), (A, B, bf16(70, 90))),
-]  # fmt: skip
+]
 
 FITTING = [
     Problem("mm", lambda a, b: a @ b, (bf16(80, 72), bf16(72, 96))),
     Problem("transposed", lambda a, b: a.t() @ b.t(), (bf16(72, 80), bf16(96, 72))),
-    Problem("gelu", lambda a, w, c: F.gelu(F.linear(a, w, c)), (bf16(80, 72), bf16(96, 72), bf16(96))),
+    Problem(
+        "gelu", lambda a, w, c: F.gelu(F.linear(a, w, c)), (bf16(80, 72), bf16(96, 72), bf16(96))
+    ),
     Problem("two results", lambda a, b: ((y := a @ b), y.float()), (bf16(150, 72), bf16(72, 96))),
     Problem("odd result", lambda a, b: a @ b, (bf16(80, 72), bf16(72, 96)[:, :90])),
-]  # fmt: skip
+]
 CASES = [
     *((problem, PLAIN) for problem in PROBLEMS),
-    *((problem, SPLIT) for problem in PROBLEMS if problem.name in ("mm", "gelu", "sum of two", "bmm")),
+    *(
+        (problem, SPLIT)
+        for problem in PROBLEMS
+        if problem.name in ("mm", "gelu", "sum of two", "bmm")
+    ),
     *((problem, SWAPPED) for problem in PROBLEMS if problem.name in ("mm", "gelu", "gate and up")),
-    *((problem, template) for problem in PROBLEMS if problem.name.startswith("one row")
-      for template in (ONE_ROW, ONE_ROW_SPLIT, SWAPPED)),
+    *(
+        (problem, template)
+        for problem in PROBLEMS
+        if problem.name.startswith("one row")
+        for template in (ONE_ROW, ONE_ROW_SPLIT, SWAPPED)
+    ),
     *((problem, MAPS) for problem in FITTING),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("problem", "template"), CASES, ids=str)

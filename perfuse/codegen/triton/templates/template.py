@@ -9,6 +9,7 @@ from perfuse.decision import Choice
 from perfuse.schedule.tile import Tile
 
 SOURCE = "triton"
+FUSED = "is_fused"  # the option of a choice that says whether an epilogue belongs to it
 
 POINTERS = "pointers"  # blocks read by address: any strides
 PERSISTENT = "persistent"  # blocks read by tensor maps, a program loops over tiles
@@ -47,6 +48,7 @@ class Template:
     def of(choice: Choice) -> Template:
         """The template of a choice; TypeError where its options are those of another version."""
         options: dict[str, Any] = dict(choice.options)
+        options.pop(FUSED, None)
         return Template(**options)
 
     @property
