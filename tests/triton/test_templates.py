@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perfuse.codegen.triton.templates.template import PERSISTENT, POINTERS, VECTOR, Template
+from perfuse.codegen.triton.templates.template import MAPPED, PERSISTENT, POINTERS, VECTOR, Template
 from perfuse.testing import fresh_cache
 from tests.harness.compare import assert_as_good_as_eager
 from tests.triton.contractions import Problem, context_for, objects_of, run, sources_of
@@ -28,6 +28,7 @@ SPLIT = Template(POINTERS, 32, 32, 16, 4, 2, splits=3)
 SWAPPED = Template(POINTERS, 16, 64, 32, 4, 2, is_swapped=True)
 ONE_ROW = Template(VECTOR, 1, 16, 32, 4, 1)
 ONE_ROW_SPLIT = Template(VECTOR, 1, 16, 32, 4, 1, splits=4)
+ONE_MAP = Template(MAPPED, 64, 64, 32, 4, 3)
 MAPS = Template(PERSISTENT, 64, 64, 32, 4, 3, programs=3, parts=2)
 
 A, B, BIAS = bf16(50, 70), bf16(70, 90), bf16(90)
@@ -84,6 +85,10 @@ FITTING = [
         "gelu", lambda a, w, c: F.gelu(F.linear(a, w, c)), (bf16(80, 72), bf16(96, 72), bf16(96))
     ),
     Problem("two results", lambda a, b: ((y := a @ b), y.float()), (bf16(150, 72), bf16(72, 96))),
+    Problem("bmm", lambda a, b: F.relu(torch.bmm(a, b)), (bf16(3, 80, 72), bf16(3, 72, 96))),
+    Problem(
+        "gate", lambda a, g, u: F.silu(a @ g) * (a @ u), (bf16(80, 72), bf16(72, 96), bf16(72, 96))
+    ),
     Problem("odd result", lambda a, b: a @ b, (bf16(80, 72), bf16(72, 96)[:, :90])),
 ]
 CASES = [
@@ -100,7 +105,8 @@ CASES = [
         if problem.name.startswith("one row")
         for template in (ONE_ROW, ONE_ROW_SPLIT, SWAPPED)
     ),
-    *((problem, MAPS) for problem in FITTING),
+    *((problem, ONE_MAP) for problem in FITTING),
+    *((problem, MAPS) for problem in FITTING if problem.name != "bmm"),
 ]
 
 
@@ -124,6 +130,7 @@ COMPILED = [
     (Template(POINTERS, 16, 128, 128, 4, 4, is_swapped=True), LARGE[:16], DEEP),
     (Template(VECTOR, 1, 128, 64, 4, 1, splits=16), LARGE[:1], DEEP),
     (Template(PERSISTENT, 128, 256, 64, 8, 4, programs=132, parts=2), LARGE, DEEP),
+    (Template(MAPPED, 64, 128, 128, 4, 4), LARGE, DEEP),
 ]
 
 
@@ -132,7 +139,7 @@ COMPILED = [
 def test_compiles_without_spills(row: tuple[Template, Tensor, Tensor], target: str) -> None:
     template, a, b = row
     if target == "gfx942":
-        if template.kind == PERSISTENT:
+        if template.kind in (PERSISTENT, MAPPED):
             pytest.skip("no tensor maps there")
         template = replace(template, num_stages=2, depth=min(64, template.depth))
     problem = Problem("gelu", lambda a, b: F.gelu(a @ b), (a, b))

@@ -1,7 +1,8 @@
-"""Contractions by tensor maps: a program for each multiprocessor loops over tiles.
+"""Contractions by tensor maps, which load and store blocks without addresses in registers.
 
-The loops over tiles and over their depth are one, so that the loads of the next tile are on their
-way while this one is stored. A tile is stored in parts, which share the memory that a whole needs.
+Persistent: a program for each multiprocessor loops over tiles, and that loop and the one over the
+depth are one, so that loads of the next tile are on their way while this one is stored. Mapped: one
+tile a program. A tile is stored in parts, which share the memory that a whole needs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Mapping
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.templates.frame import ACCUMULATOR, ContractionFrame
+from perfuse.codegen.triton.templates.pointers import Phase, phases
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Buffer, Matmul, View
+from perfuse.ir.program import Buffer, View
 from perfuse.schedule.contract import place_of, result_load
 from perfuse.schedule.plan import Kernel
 
@@ -26,25 +28,54 @@ ALIGNMENT = 16  # bytes to which a tensor map aligns its start and its rows
 def persistent_text(frame: ContractionFrame) -> KernelText:
     """All tiles of a matmul, dealt to the programs in turn."""
     w, template = frame.w, frame.template
-    (matmul,) = frame.matmuls
-    _map_operand(frame, w, "a_map", matmul.operands.a, (template.rows, template.depth))
-    _map_operand(frame, w, "b_map", matmul.operands.b, (template.depth, template.columns))
-    _map_results(frame, w)
+    _map_all(frame, w)
     tiles = frame.dim(frame.tiles)
     around = f"tl.program_id(0), {tiles}, {template.programs}, flatten=True"
     with w.indented(f"for tile in tl.range({around}):"):
         frame.place_tile(w, "tile")
-        _multiply(frame, w, matmul)
-        for part, name in enumerate(_parts(frame, w)):
-            frame.finish(w, [name], part)
+        _tile(frame, w)
     return frame.text((template.programs, 1, 1))
+
+
+def mapped_text(frame: ContractionFrame) -> KernelText:
+    """One tile a program, of a matrix or of a batch."""
+    w = frame.w
+    w.line(f"tile = {frame.program(0)}")
+    frame.place_tile(w, "tile")
+    _map_all(frame, w)
+    _tile(frame, w)
+    return frame.text((frame.tiles, 1, 1))
+
+
+def _map_all(frame: ContractionFrame, w: Writer) -> None:
+    rows, columns, depth = (frame.template.rows, frame.template.columns, frame.template.depth)
+    for number, phase in enumerate(phases(frame.matmuls)):
+        _map_operand(frame, w, f"a_map{number}", frame.matmuls[phase[0]].operands.a, (rows, depth))
+        for k in phase:
+            _map_operand(frame, w, f"b_map{k}", frame.matmuls[k].operands.b, (depth, columns))
+    _map_results(frame, w)
+
+
+def _tile(frame: ContractionFrame, w: Writer) -> None:
+    for number, phase in enumerate(phases(frame.matmuls)):
+        _multiply(frame, w, number, phase)
+    count = range(len(frame.matmuls))
+    if frame.template.parts == 1:
+        frame.finish(w, [f"acc{k}" for k in count])
+        return
+    for k in count:
+        w.line(f"halves = tl.permute(tl.reshape(acc{k}, (R, 2, C)), (0, 2, 1))")
+        w.line(f"acc{k}_0, acc{k}_1 = tl.split(halves)")
+    for part in range(frame.template.parts):
+        frame.finish(w, [f"acc{k}_{part}" for k in count], part)
 
 
 def _map_operand(
     frame: ContractionFrame, w: Writer, name: str, view: View, block: tuple[int, int]
 ) -> None:
     """A tensor map over an operand, in the order of its memory."""
-    shape, strides = [frame.dim(d) for d in view.shape], [frame.dim(d) for d in view.strides]
+    shape = [frame.dim(d) for d in view.shape[-2:]]
+    strides = [frame.dim(d) for d in view.strides[-2:]]
     if not is_row_major(view):
         shape, strides, block = shape[::-1], strides[::-1], block[::-1]
     made = f"[{', '.join(shape)}], [{strides[0]}, 1], [{block[0]}, {block[1]}]"
@@ -55,7 +86,7 @@ def _map_results(frame: ContractionFrame, w: Writer) -> None:
     """Tensor maps over the results that lie as the matrix does; others are stored by address."""
     for name, index in stored_places(frame.kernel, frame.buffers).items():
         buffer = frame.buffers[name]
-        if frame.template.parts > 1 and is_mapped(buffer, index, frame.kernel):
+        if is_mapped(buffer, index, frame.kernel):
             pointer, own = frame.names.argument(name), f"map{len(frame.maps)}"
             size = f"[{frame.dim(frame.height)}, {frame.dim(frame.width)}]"
             strides = f"[{frame.dim(frame.width)}, 1]"
@@ -63,30 +94,25 @@ def _map_results(frame: ContractionFrame, w: Writer) -> None:
             frame.maps[name] = own
 
 
-def _multiply(frame: ContractionFrame, w: Writer, matmul: Matmul) -> None:
-    template, (a, b) = frame.template, (matmul.operands.a, matmul.operands.b)
-    shape = f"[R, {template.columns}]"
-    w.line(f"acc = tl.zeros({shape}, {ACCUMULATOR[matmul.accumulate]})")
-    steps = num_blocks(frame.depth(matmul), template.depth)
+def _multiply(frame: ContractionFrame, w: Writer, number: int, phase: Phase) -> None:
+    """The loop over the depth of matmuls that share their first operand."""
+    template, first = frame.template, frame.matmuls[phase[0]]
+    for k in phase:
+        kind = ACCUMULATOR[frame.matmuls[k].accumulate]
+        w.line(f"acc{k} = tl.zeros([R, {template.columns}], {kind})")
+    steps = num_blocks(frame.depth(first), template.depth)
     with w.indented(f"for step in range({frame.dim(steps)}):"):
-        rows, columns = "tile_row * R", f"tile_column * {template.columns}"
-        w.line(f"a = {_load('a_map', a, rows, f'step * {template.depth}')}")
-        w.line(f"b = {_load('b_map', b, f'step * {template.depth}', columns)}")
-        w.line(f"acc = {frame.dot('a', 'b', 'acc')}")
+        at, columns = f"step * {template.depth}", f"tile_column * {template.columns}"
+        w.line(f"a = {_load(f'a_map{number}', first.operands.a, 'tile_row * R', at)}")
+        for k in phase:
+            w.line(f"b = {_load(f'b_map{k}', frame.matmuls[k].operands.b, at, columns)}")
+            w.line(f"acc{k} = {frame.dot('a', 'b', f'acc{k}')}")
 
 
 def _load(name: str, view: View, row: str, column: str) -> str:
     if is_row_major(view):
         return f"{name}.load([{row}, {column}])"
     return f"{name}.load([{column}, {row}]).T"
-
-
-def _parts(frame: ContractionFrame, w: Writer) -> list[str]:
-    if frame.template.parts == 1:
-        return ["acc"]
-    w.line("halves = tl.permute(tl.reshape(acc, (R, 2, C)), (0, 2, 1))")
-    w.line("acc_0, acc_1 = tl.split(halves)")
-    return ["acc_0", "acc_1"]
 
 
 # -- what a tensor map can describe --------------------------------------------------------
@@ -98,16 +124,12 @@ def is_row_major(view: View) -> bool:
 
 def is_mappable(view: View, dtype: DType) -> bool:
     """Whether a matrix has a unit stride and aligned rows, all known now."""
-    if len(view.shape) != 2 or 1 not in view.strides or not isinstance(view.offset, int):
+    if 1 not in view.strides[-2:]:
         return False
-    outer = view.strides[0] if is_row_major(view) else view.strides[1]
-    item = dtype.num_bytes
-    return (
-        isinstance(outer, int)
-        and outer > 0
-        and outer * item % ALIGNMENT == 0
-        and view.offset * item % ALIGNMENT == 0
-    )
+    outer = view.strides[-2] if is_row_major(view) else view.strides[-1]
+    apart = (outer, view.offset, *view.strides[:-2])
+    are_aligned = (isinstance(d, int) and d * dtype.num_bytes % ALIGNMENT == 0 for d in apart)
+    return outer != 0 and all(are_aligned)
 
 
 def stored_places(kernel: Kernel, buffers: Mapping[str, Buffer]) -> dict[str, Dim]:

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from perfuse.codegen.triton.templates.persistent import is_mappable
 from perfuse.codegen.triton.templates.pointers import phases
-from perfuse.codegen.triton.templates.template import PERSISTENT, POINTERS, VECTOR, Template
+from perfuse.codegen.triton.templates.template import MAPPED, PERSISTENT, POINTERS, VECTOR, Template
 from perfuse.gpu import Gpu
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
@@ -39,12 +39,13 @@ _FLOAT_BLOCKS = (
     (128, 128, 16, 8, 3), (128, 64, 32, 4, 2), (64, 128, 32, 4, 2), (64, 64, 32, 4, 3),
     (64, 32, 32, 2, 3), (32, 64, 32, 4, 3), (32, 32, 32, 2, 3), (16, 64, 64, 4, 3),
 )  # fmt: skip
-_MAPPED_BLOCKS = (
-    (128, 256, 64, 8, 4),
-    (128, 256, 64, 8, 3),
-    (256, 128, 64, 8, 3),
-    (128, 128, 64, 8, 4),
-)
+_PERSISTENT_BLOCKS = (
+    (128, 256, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4),
+)  # fmt: skip
+_TILE_BLOCKS = (
+    (128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (64, 128, 128, 4, 4),
+    (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (64, 64, 128, 4, 4),
+)  # fmt: skip
 _SPLITS = (2, 4, 8, 16)
 _MOST_PROGRAMS = 65535  # along the second axis of a grid
 
@@ -88,7 +89,7 @@ def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> P
         len(matmuls),
         dtype,
         all(isinstance(dim, int) for dim in dims),
-        not batch and len(matmuls) == 1 and all(is_mappable(view, dtype) for view in views),
+        all(is_mappable(view, dtype) for view in views),
         matmuls[0].operands.b.strides[-2] == 1,
         sum(buffers[name].dtype.num_bytes for name in kernel.stored),
     )
@@ -141,9 +142,13 @@ def _vectors(problem: Problem) -> Iterator[Template]:
 
 
 def _mapped(problem: Problem, gpu: Gpu) -> Iterator[Template]:
-    for rows, columns, depth, warps, stages in _MAPPED_BLOCKS:
+    for rows, columns, depth, warps, stages in _TILE_BLOCKS:
+        yield Template(MAPPED, rows, columns, depth, warps, stages, parts=1 + (columns > 128))
+    for rows, columns, depth, warps, stages in _PERSISTENT_BLOCKS if problem.batch == 1 else ():
         tiles = ceil(problem.rows / rows) * ceil(problem.columns / columns)
         programs = min(gpu.multiprocessors, tiles) if problem.is_static else gpu.multiprocessors
+        if problem.is_static and tiles <= gpu.multiprocessors:
+            continue  # one tile a program
         yield Template(PERSISTENT, rows, columns, depth, warps, stages, programs=programs, parts=2)
 
 
@@ -171,7 +176,7 @@ def shared_bytes(template: Template, problem: Problem) -> int:
         return 0
     columns = template.columns * _loads_at_once(problem)
     step = (template.rows + columns) * template.depth * problem.item_bytes
-    if template.kind == PERSISTENT:
+    if template.kind in (PERSISTENT, MAPPED):
         stored = template.rows * template.columns // template.parts * problem.stored_bytes
         return step * template.num_stages + stored
     return step * max(
@@ -264,7 +269,7 @@ class Model:
         accumulators = _loads_at_once(problem)
         flops = 2 * template.rows * template.columns * template.depth * accumulators
         block = (template.rows + template.columns * accumulators) * template.depth
-        slow = 1.0 if template.kind == PERSISTENT else _POINTERS_SLOWDOWN
+        slow = _POINTERS_SLOWDOWN if template.kind == POINTERS else 1.0
         return max(
             slow * sharing * flops / self._rate(template, problem),
             slow * sharing * block * problem.item_bytes / _LOAD_BYTES_S,

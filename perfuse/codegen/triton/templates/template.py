@@ -13,6 +13,7 @@ FUSED = "is_fused"  # the option of a choice that says whether an epilogue belon
 
 POINTERS = "pointers"  # blocks read by address: any strides
 PERSISTENT = "persistent"  # blocks read by tensor maps, a program loops over tiles
+MAPPED = "mapped"  # blocks read by tensor maps, one tile a program
 VECTOR = "vector"  # one row: sums of products, without matrix units
 
 

@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.templates.frame import ContractionFrame
-from perfuse.codegen.triton.templates.persistent import persistent_text
+from perfuse.codegen.triton.templates.persistent import mapped_text, persistent_text
 from perfuse.codegen.triton.templates.pointers import pointers_text
-from perfuse.codegen.triton.templates.template import PERSISTENT, POINTERS, VECTOR, Template
+from perfuse.codegen.triton.templates.template import (
+    MAPPED,
+    PERSISTENT,
+    POINTERS,
+    VECTOR,
+    Template,
+)
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel
 
@@ -18,6 +24,7 @@ TEXTS: dict[str, Callable[[ContractionFrame], KernelText]] = {
     POINTERS: pointers_text,
     VECTOR: pointers_text,
     PERSISTENT: persistent_text,
+    MAPPED: mapped_text,
 }
 
 
