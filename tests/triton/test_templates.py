@@ -29,6 +29,7 @@ SWAPPED = Template(POINTERS, 16, 64, 32, 4, 2, is_swapped=True)
 ONE_ROW = Template(VECTOR, 1, 16, 32, 4, 1)
 ONE_ROW_SPLIT = Template(VECTOR, 1, 16, 32, 4, 1, splits=4)
 ONE_MAP = Template(MAPPED, 64, 64, 32, 4, 3)
+SPLIT_MAP = Template(MAPPED, 64, 64, 32, 4, 3, splits=2)
 MAPS = Template(PERSISTENT, 64, 64, 32, 4, 3, programs=3, parts=2)
 
 A, B, BIAS = bf16(50, 70), bf16(70, 90), bf16(90)
@@ -106,6 +107,7 @@ CASES = [
         for template in (ONE_ROW, ONE_ROW_SPLIT, SWAPPED)
     ),
     *((problem, ONE_MAP) for problem in FITTING),
+    *((problem, SPLIT_MAP) for problem in FITTING if problem.name in ("gelu", "bmm")),
     *((problem, MAPS) for problem in FITTING if problem.name != "bmm"),
 ]
 

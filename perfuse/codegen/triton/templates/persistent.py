@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.templates.frame import ACCUMULATOR, ContractionFrame
-from perfuse.codegen.triton.templates.pointers import Phase, phases
+from perfuse.codegen.triton.templates.pointers import Phase, join, phases
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
@@ -38,13 +38,15 @@ def persistent_text(frame: ContractionFrame) -> KernelText:
 
 
 def mapped_text(frame: ContractionFrame) -> KernelText:
-    """One tile a program, of a matrix or of a batch."""
-    w = frame.w
+    """One tile a program, of a matrix or of a batch, or a share of its depth."""
+    w, splits = frame.w, frame.template.splits
     w.line(f"tile = {frame.program(0)}")
+    if splits > 1:
+        w.line("split = tl.program_id(1)")
     frame.place_tile(w, "tile")
     _map_all(frame, w)
     _tile(frame, w)
-    return frame.text((frame.tiles, 1, 1))
+    return frame.text((frame.tiles, splits, 1))
 
 
 def _map_all(frame: ContractionFrame, w: Writer) -> None:
@@ -60,6 +62,9 @@ def _tile(frame: ContractionFrame, w: Writer) -> None:
     for number, phase in enumerate(phases(frame.matmuls)):
         _multiply(frame, w, number, phase)
     count = range(len(frame.matmuls))
+    if frame.template.splits > 1:
+        join(frame, w, [f"acc{k}" for k in count])
+        return
     if frame.template.parts == 1:
         frame.finish(w, [f"acc{k}" for k in count])
         return
@@ -100,13 +105,22 @@ def _multiply(frame: ContractionFrame, w: Writer, number: int, phase: Phase) -> 
     for k in phase:
         kind = ACCUMULATOR[frame.matmuls[k].accumulate]
         w.line(f"acc{k} = tl.zeros([R, {template.columns}], {kind})")
-    steps = num_blocks(frame.depth(first), template.depth)
-    with w.indented(f"for step in range({frame.dim(steps)}):"):
+    with w.indented(f"for step in range({_steps(frame, frame.depth(first))}):"):
         at, columns = f"step * {template.depth}", f"tile_column * {template.columns}"
         w.line(f"a = {_load(f'a_map{number}', first.operands.a, 'tile_row * R', at)}")
         for k in phase:
             w.line(f"b = {_load(f'b_map{k}', frame.matmuls[k].operands.b, at, columns)}")
             w.line(f"acc{k} = {frame.dot('a', 'b', f'acc{k}')}")
+
+
+def _steps(frame: ContractionFrame, depth: Dim) -> str:
+    """The steps of a program along the depth: all, or its share."""
+    template = frame.template
+    steps = num_blocks(depth, template.depth)
+    if template.splits == 1:
+        return frame.dim(steps)
+    share = frame.dim(num_blocks(steps, template.splits))
+    return f"split * ({share}), tl.minimum((split + 1) * ({share}), {frame.dim(steps)})"
 
 
 def _load(name: str, view: View, row: str, column: str) -> str:

@@ -29,7 +29,7 @@ def pointers_text(frame: ContractionFrame) -> KernelText:
     if template.splits == 1:
         frame.finish(w, accumulators)
     else:
-        _join(frame, w, accumulators)
+        join(frame, w, accumulators)
     return frame.text((frame.tiles, template.splits, 1))
 
 
@@ -118,7 +118,8 @@ class _Loop:
             w.line(f"b = {self._load(f'b_at{k}', self._along('K'))}")
             if self.is_vector:
                 kind = ACCUMULATOR[frame.matmuls[k].accumulate]
-                w.line(f"acc{k} += a.to({kind})[:, None] * b.to({kind})")
+                wide = f"tl.broadcast_to(a.to({kind})[:, None], [{depth}, C])"
+                w.line(f"acc{k} = tl.fma({wide}, b.to({kind}), acc{k})")
             elif self.is_swapped:
                 w.line(f"acc{k} = {frame.dot('b', 'a', f'acc{k}')}")
             else:
@@ -146,7 +147,7 @@ class _Loop:
         return "[:, None]" if (axis == "K") != self.is_swapped else "[None, :]"
 
 
-def _join(frame: ContractionFrame, w: Writer, accumulators: Sequence[str]) -> None:
+def join(frame: ContractionFrame, w: Writer, accumulators: Sequence[str]) -> None:
     """The program that finishes a tile last adds what all left, always in the same order."""
     sums, done = frame.partials()
     block = "tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]"

@@ -6,7 +6,7 @@ model of an H200, whose constants were fitted to 970 measured candidates and sca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -100,9 +100,17 @@ def proposed(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> list[Te
     if 0 in (problem.batch, problem.rows, problem.columns):
         return []  # nothing to compute
     model = Model.of(gpu)
-    legal = [t for t in _all(problem, gpu, precisions) if not why_too_large(t, problem, gpu)]
-    ranked = sorted(legal, key=lambda template: model.seconds(template, problem))
-    return list(dict.fromkeys(ranked))[:MOST]
+    every = (_fitted(t, problem, gpu) for t in _all(problem, gpu, precisions))
+    legal = [t for t in every if not why_too_large(t, problem, gpu)]
+    ranked = list(dict.fromkeys(sorted(legal, key=lambda t: model.seconds(t, problem))))
+    return _of_each_precision(ranked) if problem.dtype is DType.F32 else ranked[:MOST]
+
+
+def _of_each_precision(ranked: Sequence[Template]) -> list[Template]:
+    """As many of each precision: which of them is exact enough is known once they have run."""
+    kinds = dict.fromkeys(template.precision for template in ranked)
+    each = max(1, MOST // max(1, len(kinds)))
+    return [t for kind in kinds for t in [t for t in ranked if t.precision == kind][:each]]
 
 
 # -- what there is -------------------------------------------------------------------------
@@ -115,7 +123,7 @@ def _all(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Te
     if problem.is_mappable and gpu.capability >= 90 and problem.dtype in HALVES:
         yield from _mapped(problem, gpu)
     for rows, columns, depth, warps, stages in _FLOAT_BLOCKS if is_float else _HALF_BLOCKS:
-        if rows > max(16, _rounded(problem.rows)) or columns > max(32, _rounded(problem.columns)):
+        if rows > max(16, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
             continue
         scaled = depth * 2 if problem.dtype is DType.I8 else depth
         plain = Template(POINTERS, rows, columns, scaled, warps, stages)
@@ -143,7 +151,11 @@ def _vectors(problem: Problem) -> Iterator[Template]:
 
 def _mapped(problem: Problem, gpu: Gpu) -> Iterator[Template]:
     for rows, columns, depth, warps, stages in _TILE_BLOCKS:
-        yield Template(MAPPED, rows, columns, depth, warps, stages, parts=1 + (columns > 128))
+        if rows > max(64, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+            continue
+        parts = 2 if columns > 128 else 1
+        for made in _split(Template(MAPPED, rows, columns, depth, warps, stages), problem, gpu):
+            yield replace(made, parts=parts if made.splits == 1 else 1)
     for rows, columns, depth, warps, stages in _PERSISTENT_BLOCKS if problem.batch == 1 else ():
         tiles = ceil(problem.rows / rows) * ceil(problem.columns / columns)
         programs = min(gpu.multiprocessors, tiles) if problem.is_static else gpu.multiprocessors
@@ -184,6 +196,18 @@ def shared_bytes(template: Template, problem: Problem) -> int:
     )
 
 
+def _fitted(template: Template, problem: Problem, gpu: Gpu) -> Template:
+    """Less on its way at once, where a block has less memory than an H200's."""
+    while shared_bytes(template, problem) > gpu.shared_bytes and template.kind == POINTERS:
+        if template.num_stages > 2:
+            template = replace(template, num_stages=template.num_stages - 1)
+        elif template.depth > 32:
+            template = replace(template, depth=template.depth // 2)
+        else:
+            break
+    return template
+
+
 def _loads_at_once(problem: Problem) -> int:
     return ceil(problem.num_accumulators / len(problem.depths))
 
@@ -217,6 +241,7 @@ _LAUNCH_S = 2.4e-6
 _SHARE = 0.75  # of the stated peaks that is reached
 _STORE_BYTES_S = 5.5e10  # of a multiprocessor
 _LOAD_BYTES_S = 1.2e11
+_HIDDEN = 0.1  # of the shorter of computing and moving
 # Of the rate of halves in matrix units. bf16x6 is six products of halves, and so on.
 _RATES = {"tf32": 0.5, "tf32x3": 0.5 / 3, "bf16x6": 1 / 6}
 _POINTERS_SLOWDOWN = 1.12  # addresses take instructions, which tensor maps do not
@@ -244,7 +269,9 @@ class Model:
             programs = num_tiles(template, problem) * template.splits
             idle = max(1.0, 2 * self.gpu.multiprocessors / programs)
             return _LAUNCH_S + moved * idle + (_JOIN_S if template.splits > 1 else 0)
-        return _LAUNCH_S + max(self._tiles(template, problem), moved)
+        computed = self._tiles(template, problem)
+        # Where one of the two decides, the other still tells candidates apart.
+        return _LAUNCH_S + max(computed, moved) + _HIDDEN * min(computed, moved)
 
     def _moved(self, problem: Problem) -> int:
         operands = sum(problem.depths) * (problem.rows + problem.columns) * problem.item_bytes
