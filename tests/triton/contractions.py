@@ -21,7 +21,7 @@ from perfuse.schedule.contract import contracted, contracted_with, with_contract
 from perfuse.schedule.plan import Kernel, Plan, with_template
 from perfuse.schedule.schedule import place
 from perfuse.schedule.verify import verify_plan
-from perfuse.target import gpu_target
+from perfuse.target import device_target, gpu_target
 from tests.unit.planning import plans_of
 
 
@@ -79,9 +79,20 @@ def objects_of(sources: TritonSources, context: Context) -> tuple[CodeObject, ..
     return read_bundle(entry.read_bytes).objects
 
 
-def run(problem: Problem, template: Template, inputs: tuple[Tensor, ...] | None = None) -> Any:
-    """The results of a problem in Triton's interpreter."""
-    context = context_for("sm_90", interpret=True)
+def context_here(device: str) -> Context:
+    """The GPU of this machine, or Triton's interpreter in its place."""
+    if device == "cpu":
+        return context_for("sm_90", interpret=True)
+    context, own = Context.default(), torch.device(device, 0)
+    return replace(context, target=device_target(context.settings, own), device=own)
+
+
+def run(
+    problem: Problem, template: Template, inputs: tuple[Tensor, ...] | None = None,
+    device: str = "cpu",
+) -> Any:  # fmt: skip
+    """The results of a problem on a GPU, or in Triton's interpreter."""
+    context = context_here(device)
     plan = contracted_plan(problem.planned(context), template, context)
     backend = backend_of(context.target)
     sources = backend.generate(plan, context)
