@@ -1,4 +1,4 @@
-"""Matmul templates on the device: each kind against eager, and what max-autotune makes of matmuls."""
+"""Matmul templates on the device: each kind against eager, and matmuls under max-autotune."""
 
 from __future__ import annotations
 

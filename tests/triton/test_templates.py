@@ -136,6 +136,44 @@ COMPILED = [
 ]
 
 
+DYNAMIC = [
+    (
+        Problem("dynamic", lambda a, b: F.relu(a @ b), (bf16(50, 70), bf16(70, 90)), dynamic=True),
+        PLAIN,
+    ),
+    (
+        Problem(
+            "dynamic",
+            lambda a, b: torch.bmm(a, b),
+            (bf16(3, 50, 70), bf16(3, 70, 90)),
+            dynamic=True,
+        ),
+        PLAIN,
+    ),
+    (
+        Problem(
+            "dynamic",
+            lambda a, w, c: F.gelu(F.linear(a, w, c)),
+            (bf16(50, 70), bf16(90, 70), bf16(90)),
+            dynamic=True,
+        ),
+        SWAPPED,
+    ),
+]
+
+
+@pytest.mark.parametrize(("problem", "template"), DYNAMIC, ids=str)
+def test_one_kernel_for_all_sizes(problem: Problem, template: Template) -> None:
+    """The first size of the first operand is another one when it is called."""
+    a, *others = problem.inputs
+    if a.ndim == 3:
+        inputs = tuple(torch.cat([x, x]) for x in problem.inputs)
+    else:
+        inputs = (torch.cat([a, a[:13]]), *others)
+    (got,) = run(problem, template, inputs)
+    assert_as_good_as_eager(got, problem.fn(*inputs), problem.fn(*(x.double() for x in inputs)))
+
+
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("row", COMPILED, ids=lambda row: str(row[0]))
 def test_compiles_without_spills(row: tuple[Template, Tensor, Tensor], target: str) -> None:

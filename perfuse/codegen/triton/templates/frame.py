@@ -75,11 +75,19 @@ class ContractionFrame(Frame):
         w.line(f"tile_row = group * {GROUP} + {number} % ({group}) % group_rows")
         w.line(f"tile_column = {number} % ({group}) // group_rows")
 
+    def wide(self, position: str) -> str:
+        """A position in as many bits as the largest index needs."""
+        return f"tl.cast({position}, tl.int64)" if self.is_wide else position
+
+    def coordinate(self, position: str) -> str:
+        """A position for a tensor map, which takes 32 bits; sizes of the call have 64."""
+        return f"tl.cast({position}, tl.int32)" if self.is_wide else position
+
     # -- operands --------------------------------------------------------------------------
 
     def lanes(self, w: Writer, name: str, first: str, count: int, size: Dim, stride: Dim) -> None:
         """Positions of a block along rows or columns of an operand, the last ones inside of it."""
-        text = f"{first} + tl.arange(0, {count})"
+        text = f"{self.wide(first)} + tl.arange(0, {count})"
         if not (isinstance(size, int) and size % count == 0):
             w.line(f"{name} = {text}")
             text = f"tl.where({name} < {self.dim(size)}, {name}, 0)"
@@ -93,7 +101,7 @@ class ContractionFrame(Frame):
         pointer, offset = self.names.argument(view.buffer), self.dim(view.offset)
         parts = [pointer] + ([f"({offset})"] if view.offset != 0 else [])
         if self.batch and view.shape[0] != 1:
-            parts.append(f"batch * ({self.dim(view.strides[0])})")
+            parts.append(f"{self.wide('batch')} * ({self.dim(view.strides[0])})")
         return " + ".join(parts)
 
     def scaled(self, position: str, stride: Dim) -> str:
@@ -126,11 +134,12 @@ class ContractionFrame(Frame):
         start = f"tile_column * {self.template.columns} + {part} * C" if part else (
             f"tile_column * {self.template.columns}"
         )  # fmt: skip
-        w.line("row = tile_row * R + tl.arange(0, R)[:, None]")
-        w.line(f"column = {start} + tl.arange(0, C)[None, :]")
+        w.line(f"row = {self.wide('tile_row * R')} + tl.arange(0, R)[:, None]")
+        w.line(f"column = {self.wide(start)} + tl.arange(0, C)[None, :]")
         self.mask_end(w, masks, "in_rows", "row", self.height, self.template.rows)
         self.mask_end(w, masks, "in_columns", "column", self.width, self.template.columns)
-        position = f"batch * ({self.dim(self.height)}) + row" if self.batch else "row"
+        batch = self.wide("batch")
+        position = f"{batch} * ({self.dim(self.height)}) + row" if self.batch else "row"
         self.place_axes(w, self.rows, position)
         self.place_axes(w, self.columns, "column")
         self.first_column = start
@@ -169,7 +178,8 @@ class ContractionFrame(Frame):
             return
         text = emitter.narrow_text(name, value, formula)
         block = f"tl.broadcast_to({text}, [R, C])"
-        emitter.line(f"{self.maps[name]}.store([tile_row * R, {self.first_column}], {block})")
+        at = f"{self.coordinate('tile_row * R')}, {self.coordinate(self.first_column)}"
+        emitter.line(f"{self.maps[name]}.store([{at}], {block})")
 
     # -- shared depth ----------------------------------------------------------------------
 

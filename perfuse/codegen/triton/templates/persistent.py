@@ -40,7 +40,7 @@ def persistent_text(frame: ContractionFrame) -> KernelText:
 def mapped_text(frame: ContractionFrame) -> KernelText:
     """One tile a program, of a matrix or of a batch, or a share of its depth."""
     w, splits = frame.w, frame.template.splits
-    w.line(f"tile = {frame.program(0)}")
+    w.line("tile = tl.program_id(0)")
     if splits > 1:
         w.line("split = tl.program_id(1)")
     frame.place_tile(w, "tile")
@@ -106,8 +106,11 @@ def _multiply(frame: ContractionFrame, w: Writer, number: int, phase: Phase) -> 
         kind = ACCUMULATOR[frame.matmuls[k].accumulate]
         w.line(f"acc{k} = tl.zeros([R, {template.columns}], {kind})")
     with w.indented(f"for step in range({_steps(frame, frame.depth(first))}):"):
-        at, columns = f"step * {template.depth}", f"tile_column * {template.columns}"
-        w.line(f"a = {_load(f'a_map{number}', first.operands.a, 'tile_row * R', at)}")
+        at = frame.coordinate(f"step * {template.depth}")
+        rows, columns = (
+            frame.coordinate(text) for text in ("tile_row * R", f"tile_column * {template.columns}")
+        )
+        w.line(f"a = {_load(f'a_map{number}', first.operands.a, rows, at)}")
         for k in phase:
             w.line(f"b = {_load(f'b_map{k}', frame.matmuls[k].operands.b, at, columns)}")
             w.line(f"acc{k} = {frame.dot('a', 'b', f'acc{k}')}")

@@ -19,7 +19,7 @@ Phase = tuple[int, ...]  # numbers of matmuls that share their first operand, an
 def pointers_text(frame: ContractionFrame) -> KernelText:
     """One tile a program, or a share of its depth."""
     w, template = frame.w, frame.template
-    w.line(f"tile = {frame.program(0)}")
+    w.line("tile = tl.program_id(0)")
     if template.splits > 1:
         w.line("split = tl.program_id(1)")
     frame.place_tile(w, "tile")
@@ -89,7 +89,7 @@ class _Loop:
         depth = self.template.depth
         (down, along), rows = self.a.strides[-2:], self.a.shape[-2]
         start = "" if self.template.splits == 1 else f" + first{own}"
-        w.line(f"k{own} = tl.arange(0, {depth}){start}")
+        w.line(f"k{own} = {frame.wide(f'tl.arange(0, {depth}){start}')}")
         if not self.is_vector:
             frame.lanes(w, f"a_row{own}", "tile_row * R", self.template.rows, rows, down)
             outer = f"a_row{own}{self._across('R')}"

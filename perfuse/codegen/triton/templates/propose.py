@@ -120,7 +120,8 @@ def _all(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Te
     is_float = problem.dtype is DType.F32
     if problem.rows == 1 and problem.batch == 1 and problem.dtype.is_float:
         yield from _vectors(problem)
-    if problem.is_mappable and gpu.capability >= 90 and problem.dtype in HALVES:
+    is_new = gpu.capability >= 90 and problem.dtype in HALVES  # tensor maps, in sizes known now
+    if is_new and problem.is_mappable and problem.is_static:
         yield from _mapped(problem, gpu)
     for rows, columns, depth, warps, stages in _FLOAT_BLOCKS if is_float else _HALF_BLOCKS:
         if rows > max(16, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
