@@ -163,7 +163,7 @@ def _made(step: Step) -> Sequence[str]:
 
 
 def _needed(site: Site, plan: Plan) -> set[str]:
-    """What a site stores for others; all that its kernel stores, and results read elsewhere."""
+    """The results of a site that others read, or that the program returns."""
     if site.epilogue is None:
         return {site.matmuls[0].out}
     assert site.fused is not None

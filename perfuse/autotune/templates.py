@@ -101,7 +101,7 @@ def runnable(plan: Plan, inputs: Sequence[Any], context: Context) -> Run:
 def entered(
     site: Site, alone: Plan, inputs: Sequence[Any], context: Context
 ) -> Callable[[Choice], Run]:
-    """What runs a site in the way of each choice."""
+    """Callables that run a site in the way of each choice."""
     return lambda choice: runnable(
         place(with_choice(alone, site, choice), context), inputs, context
     )

@@ -1,4 +1,4 @@
-"""What all templates share: tiles in order, addresses of operands, and the epilogue of a block."""
+"""`ContractionFrame`: tiles in order, addresses of operands, and the epilogue of a block."""
 
 from __future__ import annotations
 
