@@ -10,10 +10,19 @@ from perfuse.codegen.triton.templates.propose import problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
 from perfuse.gpu import Gpu
+from perfuse.ir import index as ix
+from perfuse.ir.atoms import Symbol
 from perfuse.ir.program import BufferKind, Matmul, Program, View
 from perfuse.schedule.arena import output_buffers
-from perfuse.schedule.contract import contracted, contracted_with, sizes_of, with_contraction
-from perfuse.schedule.plan import Kernel, Plan, Step, static_product, with_template
+from perfuse.schedule.contract import (
+    contracted,
+    contracted_with,
+    depth_of,
+    sizes_of,
+    with_contraction,
+)
+from perfuse.schedule.plan import Kernel, Plan, Step, with_template
+from perfuse.schedule.size_hints import value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +48,45 @@ def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
     """The sites of a plan, each matmul in one: in order, as large as they can be."""
     seen: set[str] = set()
     for matmul in [step for step in plan.steps if isinstance(step, Matmul)]:
-        if matmul.out in seen or not _is_known(matmul, plan):
+        if matmul.out in seen or not _is_large(matmul, plan):
             continue
         site = _with_epilogue(matmul, plan, seen) if with_epilogues else None
         if site is None:
             made = contracted(matmul, plan.program)
             site = Site((matmul,), None, (made,), None) if isinstance(made, Kernel) else None
-        if site is not None:
+        if site is not None and _are_sizes_given(site, plan):
             seen |= {m.out for m in site.matmuls}
             yield site
 
 
-def _is_known(matmul: Matmul, plan: Plan) -> bool:
-    """Whether its sizes and strides are known now, so that it can be measured."""
-    dims = [d for view in matmul.views() for d in (*view.shape, *view.strides, view.offset)]
-    if not all(isinstance(dim, int) for dim in dims):
-        return False
-    work = static_product((*sizes_of(matmul), matmul.operands.a.shape[-1])) or 0
+def _is_large(matmul: Matmul, plan: Plan) -> bool:
+    """Whether it is worth measuring; dynamic sizes count as their likely values."""
+    work = value_of(ix.product((*sizes_of(matmul), depth_of(matmul))), plan.program.hints)
     return work > plan.thresholds.gpu_loop_matmul_work
+
+
+def _are_sizes_given(site: Site, plan: Plan) -> bool:
+    """Whether the host can read every dynamic size off the shape of what a site is given."""
+    buffers = [plan.program.buffers[name] for step in site.steps for name in _touched(step)]
+    kernels = [step for step in site.steps if isinstance(step, Kernel)]
+    dims = [dim for buffer in buffers for dim in (*buffer.shape, *buffer.strides)]
+    dims += [axis.size for kernel in kernels for axis in kernel.axes]
+    dims += [d for m in site.matmuls for v in m.views() for d in (*v.shape, *v.strides, v.offset)]
+    used = {atom for dim in dims for atom in ix.atoms_of(dim) if isinstance(atom, Symbol)}
+    given = _given(site, plan.program)
+    shown = {ix.as_atom(size) for name in given for size in plan.program.buffers[name].shape}
+    return used <= shown
+
+
+def _touched(step: Step) -> list[str]:
+    return [*step.reads(), *_made(step)]
+
+
+def _given(site: Site, program: Program) -> list[str]:
+    """The buffers that a site reads and does not make."""
+    made = {name for step in site.steps for name in _made(step)}
+    read = dict.fromkeys(name for step in site.steps for name in step.reads())
+    return [name for name in read if name not in made and name in program.buffers]
 
 
 def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
@@ -64,7 +94,7 @@ def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
     if reader is None or any(_is_input(name, plan.program) for name in reader.stored):
         return None  # measuring it again and again would change what it reads
     read = [s for s in plan.steps if isinstance(s, Matmul) and s.out in reader.reads()]
-    every = [m for m in read if m.out not in seen and _is_known(m, plan)]
+    every = [m for m in read if m.out not in seen and _is_large(m, plan)]
     for chosen in [every, [matmul]] if len(every) > 1 else [[matmul]]:
         fused = contracted_with(chosen, reader, plan)
         if isinstance(fused, Kernel):
@@ -154,7 +184,7 @@ def plan_of_site(site: Site, plan: Plan) -> Plan:
     )
     loops = () if site.epilogue is None else tuple(m.loop for m in site.epilogue.members)
     given = tuple(name for name in names if name not in made)
-    alone = Program(given, buffers, (*site.matmuls, *loops), outputs)
+    alone = Program(given, buffers, (*site.matmuls, *loops), outputs, hints=program.hints)
     return Plan(alone, steps, (), {}, 0, thresholds=plan.thresholds)
 
 
@@ -179,6 +209,10 @@ def identity_of(alone: Plan) -> str:
     """The text of a site's plan with names numbered in order of use: equal problems are equal."""
     text = "\n".join([str(alone), *map(str, alone.program.buffers.values())])
     text += "".join(repr(b.strides) for b in alone.program.buffers.values())
+    likely = [
+        [value_of(d, alone.program.hints) for d in b.shape] for b in alone.program.buffers.values()
+    ]
+    text += repr(likely)
     numbers: dict[str, str] = {}
     known = {*alone.program.buffers, *(k.name for k in alone.kernels)}
 

@@ -34,10 +34,12 @@ from perfuse.cache.keys import key_of
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision
 from perfuse.ir.dtype import to_torch
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Matmul, Program, View
 from perfuse.runtime.measure import event_timer
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import place
+from perfuse.schedule.size_hints import value_of
 from perfuse.torch_compat.state import allows_tf32, disable_dispatch_modes, disabled_autocast
 
 # Readings are the GPU's own, with caches flushed before each turn.
@@ -126,14 +128,17 @@ def inputs_of(program: Program, device: torch.device) -> list[Tensor]:
     made = []
     for name in program.inputs:
         buffer = program.buffers[name]
-        span: Any = buffer.num_elements
+        span = value_of(buffer.num_elements, program.hints)
         flat = torch.randn(max(span, 1), device=device, generator=generator)
         if not buffer.dtype.is_float:
             flat = (flat * 4).clamp(-100, 100)
-        shape: Any = buffer.shape
-        strides: Any = buffer.strides
+        shape, strides = (_likely(dims, program) for dims in (buffer.shape, buffer.strides))
         made.append(flat.to(to_torch(buffer.dtype)).as_strided(shape, strides))
     return made
+
+
+def _likely(dims: Sequence[Dim], program: Program) -> list[int]:
+    return [value_of(dim, program.hints) for dim in dims]
 
 
 # -- exactness -----------------------------------------------------------------------------
@@ -149,6 +154,7 @@ def reference_of(
         known = {**given, **products}
         if site.epilogue is not None:
             one = plan_of_one(site.epilogue, alone.program)
+            one = replace(one, program=replace(one.program, hints=alone.program.hints))
             run = runnable(place(one, context), [known[n] for n in one.program.inputs], context)
             views: Any = one.program.outputs
             known |= {v.buffer: made for v, made in zip(views, run(), strict=True)}
@@ -162,14 +168,13 @@ def _exact(matmul: Matmul, given: dict[str, Tensor], program: Program) -> Tensor
     """A matmul's result: halves multiplied in float32, others in float64, rounded at the end."""
     buffer = program.buffers[matmul.out]
     a, b, bias = (
-        None if view is None else _seen(given[view.buffer], view)
+        None if view is None else _seen(given[view.buffer], view, program)
         for view in (matmul.operands.a, matmul.operands.b, matmul.operands.bias)
     )
     assert a is not None and b is not None
     wide = torch.float32 if a.dtype in (torch.float16, torch.bfloat16) else torch.float64
     right = b.to(wide)
-    shape: Any = buffer.shape
-    strides: Any = buffer.strides
+    shape, strides = (_likely(dims, program) for dims in (buffer.shape, buffer.strides))
     out = torch.empty_strided(shape, strides, dtype=to_torch(buffer.dtype), device=a.device)
     added = None if bias is None or matmul.beta == 0 else bias.to(wide).broadcast_to(shape)
     for first in range(0, a.shape[-2], _ROWS_AT_ONCE):
@@ -190,11 +195,9 @@ def _exact_products() -> Any:
         torch.set_float32_matmul_precision(before)
 
 
-def _seen(tensor: Tensor, view: View) -> Tensor:
-    shape: Any = view.shape
-    strides: Any = view.strides
-    offset: Any = view.offset
-    return tensor.as_strided(shape, strides, offset)
+def _seen(tensor: Tensor, view: View, program: Program) -> Tensor:
+    shape, strides = (_likely(dims, program) for dims in (view.shape, view.strides))
+    return tensor.as_strided(shape, strides, value_of(view.offset, program.hints))
 
 
 def reference_gate(reference: tuple[Tensor, ...] | None) -> Gate:

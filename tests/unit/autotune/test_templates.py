@@ -70,6 +70,15 @@ def test_a_faster_template_takes_the_place_of_matmul_and_kernel() -> None:
     assert again.decisions == made.decisions and again.templates == made.templates
 
 
+def test_dynamic_sizes_are_measured_at_their_likely_values() -> None:
+    context = context_for("sm_90", interpret=True)
+    (plan,) = plans_of(linear_gelu, A, W, BIAS, dynamic=True, context=context)
+    made = measured_templates(plan, context, Times(-0.05))
+    (decision,) = made.decisions
+    assert decision.chosen.source == SOURCE and not any(r.refusal for r in decision.rivals)
+    verify_plan(place(made, context))
+
+
 def test_the_library_stays_where_templates_are_slower() -> None:
     context = context_for("sm_90", interpret=True)
     plan = plan_of(linear_gelu, A, W, BIAS)
