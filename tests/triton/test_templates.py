@@ -188,3 +188,18 @@ def test_compiles_without_spills(row: tuple[Template, Tensor, Tensor], target: s
     assert context.target.gpu is not None
     assert made.shared_bytes <= context.target.gpu.shared_bytes
     assert made.stack_bytes == 0, "registers are spilled"
+
+
+@pytest.mark.parametrize("template", [PLAIN, SPLIT], ids=str)
+def test_bytes_are_summed_exactly(template: Template) -> None:
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((40, 64), (64, 48)))
+    (got,) = run(Problem("int8", torch._int_mm, (a, b)), template)
+    assert torch.equal(got, (a.int() @ b.int()))
+
+
+def test_bytes_compile() -> None:
+    a, b = (torch.zeros(shape, dtype=torch.int8) for shape in ((256, 512), (512, 256)))
+    template = Template(POINTERS, 64, 64, 128, 4, 3)
+    sources = sources_of(Problem("int8", torch._int_mm, (a, b)), template, "sm_90")
+    (made,) = objects_of(sources, context_for("sm_90"))
+    assert made.stack_bytes == 0
