@@ -96,6 +96,7 @@ ROW = Template(VECTOR, 1, 2, 1024, 4, 1)
 ROW_SPLIT = Template(VECTOR, 1, 128, 64, 4, 1, splits=8)
 TILE = Template(MAPPED, 64, 128, 64, 4, 4)
 TILE_SPLIT = Template(MAPPED, 64, 64, 64, 4, 3, splits=2)
+SWAPPED_TILE = Template(MAPPED, 16, 64, 128, 4, 4, is_swapped=True)
 LOOP = Template(PERSISTENT, 128, 128, 64, 8, 3, programs=5, parts=2)
 WIDE_LOOP = Template(PERSISTENT, 128, 256, 64, 8, 3, programs=3, parts=2)
 MAPPABLE = ("mm", "transposed", "gelu", "two results", "f16", "gate")
@@ -105,6 +106,7 @@ RUNS = [
     *((name, SWAPPED) for name in ("few rows", "one row", "odd")),
     *((name, template) for name in ("one row", "one row, wide") for template in (ROW, ROW_SPLIT)),
     *((name, template) for name in (*MAPPABLE, "bmm") for template in (TILE, TILE_SPLIT)),
+    *((name, SWAPPED_TILE) for name in ("few rows", "mm")),
     *((name, LOOP) for name in MAPPABLE),
     *((name, WIDE_LOOP) for name in MAPPABLE if name != "gate"),
     *(("sum of two", replace(PLAIN, precision=how)) for how in ("ieee", "bf16x6", "tf32x3")),

@@ -29,6 +29,7 @@ SWAPPED = Template(POINTERS, 16, 64, 32, 4, 2, is_swapped=True)
 ONE_ROW = Template(VECTOR, 1, 16, 32, 4, 1)
 ONE_ROW_SPLIT = Template(VECTOR, 1, 16, 32, 4, 1, splits=4)
 ONE_MAP = Template(MAPPED, 64, 64, 32, 4, 3)
+SWAPPED_MAP = Template(MAPPED, 16, 64, 32, 4, 3, is_swapped=True)
 SPLIT_MAP = Template(MAPPED, 64, 64, 32, 4, 3, splits=2)
 MAPS = Template(PERSISTENT, 64, 64, 32, 4, 3, programs=3, parts=2)
 
@@ -107,6 +108,7 @@ CASES = [
         for template in (ONE_ROW, ONE_ROW_SPLIT, SWAPPED)
     ),
     *((problem, ONE_MAP) for problem in FITTING),
+    *((problem, SWAPPED_MAP) for problem in FITTING if problem.name in ("mm", "transposed")),
     *((problem, SPLIT_MAP) for problem in FITTING if problem.name in ("gelu", "bmm")),
     *((problem, MAPS) for problem in FITTING if problem.name != "bmm"),
 ]
@@ -133,6 +135,7 @@ COMPILED = [
     (Template(VECTOR, 1, 128, 64, 4, 1, splits=16), LARGE[:1], DEEP),
     (Template(PERSISTENT, 128, 256, 64, 8, 4, programs=132, parts=2), LARGE, DEEP),
     (Template(MAPPED, 64, 128, 128, 4, 4), LARGE, DEEP),
+    (Template(MAPPED, 16, 64, 128, 4, 5, is_swapped=True), LARGE[:16], DEEP),
 ]
 
 

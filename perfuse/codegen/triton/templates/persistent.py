@@ -104,16 +104,22 @@ def _multiply(frame: ContractionFrame, w: Writer, number: int, phase: Phase) -> 
     template, first = frame.template, frame.matmuls[phase[0]]
     for k in phase:
         kind = ACCUMULATOR[frame.matmuls[k].accumulate]
-        w.line(f"acc{k} = tl.zeros([R, {template.columns}], {kind})")
+        shape = f"[{template.columns}, R]" if template.is_swapped else f"[R, {template.columns}]"
+        w.line(f"acc{k} = tl.zeros({shape}, {kind})")
     with w.indented(f"for step in range({_steps(frame, frame.depth(first))}):"):
         at = frame.coordinate(f"step * {template.depth}")
         rows, columns = (
             frame.coordinate(text) for text in ("tile_row * R", f"tile_column * {template.columns}")
         )
-        w.line(f"a = {_load(f'a_map{number}', first.operands.a, rows, at)}")
+        a, swapped = first.operands.a, template.is_swapped
+        w.line(f"a = {_load(f'a_map{number}', a, rows, at, is_transposed=swapped)}")
         for k in phase:
-            w.line(f"b = {_load(f'b_map{k}', frame.matmuls[k].operands.b, at, columns)}")
-            w.line(f"acc{k} = {frame.dot('a', 'b', f'acc{k}')}")
+            b = frame.matmuls[k].operands.b
+            w.line(f"b = {_load(f'b_map{k}', b, at, columns, is_transposed=swapped)}")
+            left, right = ("b", "a") if swapped else ("a", "b")
+            w.line(f"acc{k} = {frame.dot(left, right, f'acc{k}')}")
+    for k in phase if template.is_swapped else ():
+        w.line(f"acc{k} = tl.trans(acc{k})")
 
 
 def _steps(frame: ContractionFrame, depth: Dim) -> str:
@@ -126,10 +132,10 @@ def _steps(frame: ContractionFrame, depth: Dim) -> str:
     return f"split * ({share}), tl.minimum((split + 1) * ({share}), {frame.dim(steps)})"
 
 
-def _load(name: str, view: View, row: str, column: str) -> str:
-    if is_row_major(view):
-        return f"{name}.load([{row}, {column}])"
-    return f"{name}.load([{column}, {row}]).T"
+def _load(name: str, view: View, row: str, column: str, *, is_transposed: bool) -> str:
+    at = f"{row}, {column}" if is_row_major(view) else f"{column}, {row}"
+    turn = ".T" if is_row_major(view) == is_transposed else ""
+    return f"{name}.load([{at}]){turn}"
 
 
 # -- what a tensor map can describe --------------------------------------------------------

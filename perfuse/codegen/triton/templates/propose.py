@@ -133,6 +133,8 @@ def _all(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Te
     if problem.rows <= FEW_ROWS and problem.dtype in HALVES:
         for columns, stages in ((64, 4), (128, 4), (64, 5)):
             yield Template(POINTERS, 16, columns, 128, 4, stages, is_swapped=True)
+            if is_new and problem.is_mappable and problem.is_static:
+                yield Template(MAPPED, 16, columns, 128, 4, stages, is_swapped=True)
 
 
 def _rounded(size: int) -> int:
