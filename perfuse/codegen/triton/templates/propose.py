@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil, prod, sqrt
 
 from perfuse.codegen.triton.templates.persistent import is_mappable
 from perfuse.codegen.triton.templates.pointers import phases
@@ -22,6 +22,7 @@ from perfuse.schedule.size_hints import Hints, value_of
 
 MOST = 8  # among the first eight is one within 1 % of the best of all
 FEW_ROWS = 16
+_OF_EACH_PRECISION = 3
 WARP_REGISTERS = 255  # of a thread
 _OWN_REGISTERS = 56  # of a thread, for addresses and the epilogue
 
@@ -109,7 +110,7 @@ def proposed(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> list[Te
 def _of_each_precision(ranked: Sequence[Template]) -> list[Template]:
     """As many of each precision: which of them is exact enough is known once they have run."""
     kinds = dict.fromkeys(template.precision for template in ranked)
-    each = max(1, MOST // max(1, len(kinds)))
+    each = MOST if len(kinds) == 1 else _OF_EACH_PRECISION
     return [t for kind in kinds for t in [t for t in ranked if t.precision == kind][:each]]
 
 
@@ -244,9 +245,11 @@ _LAUNCH_S = 2.4e-6
 _SHARE = 0.75  # of the stated peaks that is reached
 _STORE_BYTES_S = 5.5e10  # of a multiprocessor
 _LOAD_BYTES_S = 1.2e11
+_VECTOR_SHARE = 0.9  # one row, read once: nothing waits for matrix units
 _HIDDEN = 0.1  # of the shorter of computing and moving
 # Of the rate of halves in matrix units. bf16x6 is six products of halves, and so on.
 _RATES = {"tf32": 0.5, "tf32x3": 0.5 / 3, "bf16x6": 1 / 6}
+_FULL_BLOCK = 64 * 64  # elements of a block of float32 that keeps the units busy
 _POINTERS_SLOWDOWN = 1.12  # addresses take instructions, which tensor maps do not
 
 
@@ -271,7 +274,7 @@ class Model:
             # Wide loads are what counts; few programs leave memory idle.
             programs = num_tiles(template, problem) * template.splits
             idle = max(1.0, 2 * self.gpu.multiprocessors / programs)
-            return _LAUNCH_S + moved * idle + (_JOIN_S if template.splits > 1 else 0)
+            return _VECTOR_SHARE * (_LAUNCH_S + moved * idle)
         computed = self._tiles(template, problem)
         # Where one of the two decides, the other still tells candidates apart.
         return _LAUNCH_S + max(computed, moved) + _HIDDEN * min(computed, moved)
@@ -312,9 +315,10 @@ class Model:
         if problem.dtype is not DType.F32:
             is_low = template.rows < 64 and not template.is_swapped  # the older instructions
             return self.flops / 2 if is_low else self.flops
-        return self.flops * _RATES[template.precision] if template.precision in _RATES else (
-            self.scalar_flops
-        )  # fmt: skip
+        # Small blocks read their operands from shared memory, and convert them, more often.
+        reuse = min(1.0, sqrt(template.rows * template.columns / _FULL_BLOCK))
+        share = _RATES.get(template.precision)
+        return reuse * (self.scalar_flops if share is None else self.flops * share)
 
     def _occupancy(self, template: Template, problem: Problem) -> int:
         gpu, threads = self.gpu, template.num_warps * self.gpu.warp
