@@ -130,11 +130,10 @@ def serve(name: str, device: str) -> None:
 def compare(
     name: str, kind: str, trees: Sequence[Path], cores: Sequence[int], args: argparse.Namespace
 ) -> Compared:
-    contestants: list[Contestant] = []
+    started: dict[int, Contestant] = {}
     try:
-        # Half of the cases start the first calls with either revision.
-        order = [0, 1] if len(name) % 2 else [1, 0]
-        started = {k: Contestant(trees[k], name, args.device, cores) for k in order}
+        for k in [0, 1] if len(name) % 2 else [1, 0]:  # either is the first in half of the cases
+            started[k] = Contestant(trees[k], name, args.device, cores)
         contestants = [started[0], started[1]]
         for contestant in contestants * 3:  # warm, and the number of calls in a turn settled
             contestant.turn()
@@ -145,7 +144,7 @@ def compare(
             found = {id(c): c.turn() for c in (first, second)}
             times.append((found[id(contestants[0])], found[id(contestants[1])]))
     finally:
-        for contestant in contestants:
+        for contestant in started.values():
             contestant.close()
     before, after = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(new / old for old, new in times)
