@@ -1,6 +1,6 @@
 """Gradients that go to the elements equal to a maximum: the backward must find the same elements.
 
-An element computed again in another kernel may be rounded differently, and no element is then equal
+An element recomputed in another kernel may be rounded differently, and no element is then equal
 to the maximum that was kept: the gradient, shared among none, is not a number.
 """
 

@@ -77,7 +77,7 @@ class Loops:
         self.emitter = PythonEmitter(self.names, self.scope, self.resolve)
 
     def run(self, value: Value, **buffers: list[Any]) -> list[Any]:
-        """What the loops append, one value for each row and column."""
+        """The values that the loops append, one for each row and column."""
         lines = [f"for i in range({ROWS.size}):", self.outer.text().rstrip("\n")]
         lines += [f"  for j in range({COLUMNS.size}):", self.inner.text().rstrip("\n")]
         lines += [f"    out.append({value.text})"]

@@ -1,4 +1,4 @@
-"""What the forward keeps: the least cut, its prices, its bounds, and the policies over it."""
+"""Values that the forward saves: the minimum cut, its costs, its bounds, the policies over it."""
 
 import itertools
 import time

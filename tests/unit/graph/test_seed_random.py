@@ -65,7 +65,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def watched(call: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """What a call gives, and what it keeps for its backward."""
+    """The results of a call, and what it saves for its backward."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
