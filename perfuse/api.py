@@ -1,7 +1,5 @@
 """The public functions: compile and its relatives, explain, aot_compile, load, release_memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -79,11 +77,7 @@ def compile(
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, mode=mode, options=options)
     chosen = overrides_of(mode, options)
     return torch.compile(
-        fn,
-        backend=perfuse_backend,
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-        options=chosen or None,
+        fn, backend=perfuse_backend, dynamic=dynamic, fullgraph=fullgraph, options=chosen or None
     )
 
 

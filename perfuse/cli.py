@@ -1,7 +1,5 @@
 """The `perfuse` command."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
@@ -45,8 +43,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def command(
     is_version_asked: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`."),
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`.")
     ] = False,
 ) -> None:
     """Perfuse: a tensor compiler for PyTorch."""

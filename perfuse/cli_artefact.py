@@ -1,7 +1,5 @@
 """`perfuse artefact`: compile, inspect, verify and sign the output of `aot_compile`."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Functions and example arguments as the command line names them."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -6,8 +6,6 @@ budgets part ways at some cut, the larger one ends at or above that cut's peak a
 below it, even where estimates put cuts in a wrong order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence

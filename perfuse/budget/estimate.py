@@ -4,8 +4,6 @@ A few milliseconds for each cut, where lowering and scheduling it takes a second
 cuts in order. Which of them is taken is decided by their real plans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -84,11 +82,7 @@ class _Backward:
 
 
 def _peak(
-    values: Values,
-    order: list[int],
-    inputs: Inputs,
-    staying: frozenset[int],
-    given: frozenset[int],
+    values: Values, order: list[int], inputs: Inputs, staying: frozenset[int], given: frozenset[int]
 ) -> int:
     """The most bytes held while `order` runs, `given` being there from its start."""
     count = len(values.nodes)

@@ -6,8 +6,6 @@ the first few segments again as it comes to them, from the last of these to the 
 ones because their values would be held the longest, and because by then the rest is freed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

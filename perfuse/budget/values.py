@@ -1,7 +1,5 @@
 """A joint graph as numbers: the properties of each node, computed once for many walks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,7 +34,7 @@ class Values:
     gradients: frozenset[int]
 
     @staticmethod
-    def of(joint: Joint) -> Values:
+    def of(joint: Joint) -> "Values":
         graph, roles = joint.module.graph, joint.roles
         nodes = tuple(n for n in graph.nodes if n.op != "output")
         number = {node: i for i, node in enumerate(nodes)}

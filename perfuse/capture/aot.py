@@ -1,7 +1,5 @@
 """`aot_compile`: a function with its parameters, compiled to an artefact on disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -113,10 +111,7 @@ def _request(
     asked = Request.of(fn, mode, options)
     extra = {"on_error": "raise", **(NATIVE_SETTINGS if is_native else {})}
     return dataclasses.replace(
-        asked,
-        overrides={**asked.overrides, **extra},
-        is_dynamic=is_dynamic,
-        is_fullgraph=True,
+        asked, overrides={**asked.overrides, **extra}, is_dynamic=is_dynamic, is_fullgraph=True
     )
 
 

@@ -1,7 +1,5 @@
 """The one graph of a call that `aot_compile` captures, compiles and runs once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`perfuse_backend`: the function that `torch.compile(..., backend="perfuse")` calls."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

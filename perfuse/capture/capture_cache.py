@@ -5,8 +5,6 @@ is built already. An entry names the two compiled graphs and holds the `RuntimeF
 by, and the guards that tracing set on Python numbers: they are set again when it is loaded.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

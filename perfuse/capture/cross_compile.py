@@ -1,7 +1,5 @@
 """`codegen_for`: cross-compile a function for a GPU you do not have."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

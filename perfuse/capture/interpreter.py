@@ -1,7 +1,5 @@
 """Versions of Python in which captures are not safe."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

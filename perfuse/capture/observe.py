@@ -4,8 +4,6 @@ Observing changes one thing: the graph cache is bypassed, since an entry of it h
 result without the artefacts that led to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

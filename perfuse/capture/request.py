@@ -1,7 +1,5 @@
 """A request to compile a function, with the mode and options it was compiled with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +25,7 @@ class Request:
     @staticmethod
     def of(
         fn: Function, mode: str | None = None, options: Mapping[str, Any] | None = None
-    ) -> Request:
+    ) -> "Request":
         """The request for `fn`; `mode` and `options` override those it was compiled with."""
         known = compiled_as(fn)
         is_ours = known.backend is perfuse_backend

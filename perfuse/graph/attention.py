@@ -14,8 +14,6 @@ rows are the kernel's.) A mask that chooses, by `where` or `masked_fill`, also h
 scores, which an added one does not: it does not match.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterator

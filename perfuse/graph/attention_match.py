@@ -5,8 +5,6 @@ uses of those to be inner as well, since what is used elsewhere has to be comput
 training forward, whose softmax is saved for the backward, does not match.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +59,7 @@ def match_attention(product: Node) -> Attention | None:
 
 
 def _match_scores(
-    product: Node, scores: Node | None, first: Node, mask: Node | None, walk: _Walk
+    product: Node, scores: Node | None, first: Node, mask: Node | None, walk: "_Walk"
 ) -> Attention | None:
     """The match in which `first` is the scaled matmul of queries and keys."""
     if mask is not None and scores is not None:

@@ -1,7 +1,5 @@
 """Errors that carry the node being processed, so that a message can name the op and its line."""
 
-from __future__ import annotations
-
 from types import TracebackType
 
 from torch.fx import Node

@@ -4,8 +4,6 @@ What text cannot identify (a user's function, a generator, a foreign tensor type
 `NotCanonical` with the reason, and is then compiled without a cache.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -31,11 +31,7 @@ def _sum_over(x: Tensor, axes: list[int]) -> Tensor:
 
 
 def layer_norm(
-    x: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     acc = opmath(x).contiguous()  # eager's result is contiguous whatever its input
     axes = _inner_axes(x, normalized_shape)

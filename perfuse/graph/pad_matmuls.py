@@ -11,8 +11,6 @@ twice. Rows that are eight apart have equal alignment, so eight matmuls with ali
 it, all but some columns at its edges (`aligned_product`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`explain`: recompile a function and report the result."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

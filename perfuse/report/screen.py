@@ -1,7 +1,5 @@
 """The summary: one screen of 80 columns and 40 lines, for the author of a model."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

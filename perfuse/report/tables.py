@@ -1,7 +1,5 @@
 """An explanation as text (rich) and as an HTML page (jinja2)."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ then asks of that symbol becomes a guard: a result of tracing holds for those va
 it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +52,7 @@ class SymbolTable:
     symbols: tuple[sympy.Symbol, ...]
 
     @staticmethod
-    def of(module: GraphModule) -> SymbolTable:
+    def of(module: GraphModule) -> "SymbolTable":
         """The symbols of a graph that Dynamo just captured."""
         metas = (node.meta for node in module.graph.nodes)
         values = [meta.get("example_value", meta.get("val")) for meta in metas]
@@ -205,7 +203,7 @@ class SizeNames:
     guards: tuple[Any, ...]  # formulas over the names that must be true
 
     @staticmethod
-    def of(arguments: Iterable[Any], others: Iterable[Any]) -> SizeNames:
+    def of(arguments: Iterable[Any], others: Iterable[Any]) -> "SizeNames":
         """Names for the traced arguments. The graph's `others` have the sizes they have now."""
         given = [value for value in arguments if isinstance(value, Tensor)]
         sizes = [size for value in given for size in value.shape]

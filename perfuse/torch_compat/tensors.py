@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload as OpOverload
-from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 from perfuse.torch_compat.state import disable_dispatch_modes
 
