@@ -28,8 +28,8 @@ def estimate(values: Values, saved: frozenset[int], wanted: frozenset[int]) -> E
     walk = _Backward(values, saved, wanted - saved)
     forward = [v for v in range(len(values.nodes)) if values.forward[v]]
     ahead = _peak(values, forward, values.inputs.__getitem__, values.results | saved, frozenset())
-    back = _peak(values, walk.order(), walk.inputs, values.gradients, values.results | saved)
-    again = (v % walk.second for v in walk.order())
+    back = _peak(values, walk.order, walk.inputs, values.gradients, values.results | saved)
+    again = (v % walk.second for v in walk.order)
     return Estimate(max(ahead, back), sum(values.num_flops[v] for v in again if values.forward[v]))
 
 
@@ -46,7 +46,7 @@ class _Backward:
         self._given = [
             v in saved or node.op != "call_function" for v, node in enumerate(values.nodes)
         ]
-        self._order: list[int] = []
+        self.order = self._walk()  # each recomputed value just before its first reader
 
     def inputs(self, code: int) -> list[int]:
         is_second = code >= self.second
@@ -56,12 +56,6 @@ class _Backward:
     def _meant(self, v: int, is_second: bool) -> int:
         is_second = is_second or v in self._remade
         return v + self.second if is_second and not self._given[v] else v
-
-    def order(self) -> list[int]:
-        """The work in order, each recomputed value just before its first reader."""
-        if not self._order:
-            self._order = self._walk()
-        return self._order
 
     def _walk(self) -> list[int]:
         done = self._given + [False] * self.second

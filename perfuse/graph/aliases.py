@@ -5,15 +5,15 @@ rewrite that replaces one value by another must check: would a result now share 
 an input or another result, or be overwritten? Alias classes answer that.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
-from perfuse.graph.facts import is_known, output_leaves, tensor_of
+from perfuse.graph.facts import is_known, output_nodes, tensor_of
 from perfuse.graph.storage_ops import SEEING, storage_treatment
 from perfuse.torch_compat.ops import OpOverload, schema_of
 
@@ -49,17 +49,6 @@ def users_through(node: Node, is_view: Callable[[Node], bool]) -> Iterator[Node]
                 pending.append(user)
 
 
-def _nodes_in(value: Any) -> Iterable[Node]:
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _nodes_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _nodes_in(item)
-
-
 def aliased_inputs(node: Node) -> list[Node]:
     """The arguments whose memory the result of `node` may share."""
     if node.op in ("placeholder", "get_attr", "output"):
@@ -72,12 +61,8 @@ def aliased_inputs(node: Node) -> list[Node]:
 
 def mutated_inputs(node: Node) -> list[Node]:
     """The arguments that `node` writes to, or might."""
-    if node.op in ("placeholder", "get_attr", "output") or (
-        is_known(node) and not isinstance(node.target, OpOverload)
-    ):
-        return []
     if not isinstance(node.target, OpOverload):
-        return list(node.all_input_nodes)
+        return [] if is_known(node) else list(node.all_input_nodes)
     return _at(node, _schema_of(node.target).written)
 
 
@@ -108,12 +93,9 @@ def _schema_of(op: OpOverload) -> _Marks:
 
 def _at(node: Node, places: tuple[tuple[int, str], ...]) -> list[Node]:
     """The nodes among the arguments at these places."""
-    if not places:
-        return []
     found: list[Node] = []
     for i, name in places:
-        value = node.args[i] if i < len(node.args) else node.kwargs.get(name)
-        found.extend(_nodes_in(value))
+        map_arg(node.args[i] if i < len(node.args) else node.kwargs.get(name), found.append)
     return found
 
 
@@ -129,9 +111,8 @@ class Aliases:
         aliases = Aliases()
         for node in graph.nodes:
             aliases.add(node)
-        for leaf in output_leaves(graph):
-            if isinstance(leaf, Node):
-                aliases.of_node(leaf).has_output = True
+        for node in output_nodes(graph):
+            aliases.of_node(node).has_output = True
         return aliases
 
     def add(self, node: Node) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.graph.facts import COMPARED, DONATED, RECOMPUTED
+from perfuse.graph.facts import COMPARED, DONATED, RECOMPUTED, attribute_of
 from perfuse.torch_compat.guards import graph_assumptions
 from perfuse.torch_compat.ops import OpOverload
 from perfuse.torch_compat.sizes import sym_expression, symbol_facts
@@ -53,7 +53,7 @@ def spell_node(
     if node.op == "placeholder":
         return "given up" if node.meta.get(DONATED) else "input"
     if node.op == "get_attr":
-        return f"constant {spell_constant(attribute(module, str(node.target)))}"
+        return f"constant {spell_constant(attribute_of(module, str(node.target)))}"
     if node.op == "call_function":
         name = target_of(node.target)
     elif node.op in ("call_method", "output"):
@@ -139,11 +139,3 @@ def is_storable(value: Any) -> bool:
         and not value.is_neg()
         and value.numel() * value.element_size() <= MAX_CONSTANT_BYTES
     )
-
-
-def attribute(module: Any, dotted: str) -> Any:
-    """The attribute that a graph's get_attr node refers to."""
-    found = module
-    for part in dotted.split("."):
-        found = getattr(found, part)
-    return found

@@ -56,9 +56,6 @@ def screen(explanation: Any) -> list[Line]:
     return [*head, *_kernel_lines(graphs, max(room // 2, MIN_KERNELS)), *tail]
 
 
-# -- headline ------------------------------------------------------------------------------------
-
-
 def _headline(graphs: Sequence[GraphReport]) -> list[Line]:
     if not graphs:
         return [title("Nothing was compiled: the function has no tensor operations")]
@@ -118,9 +115,6 @@ def _reasons(what: str, reasons: Sequence[str]) -> list[Line]:
     return lines
 
 
-# -- kernels -------------------------------------------------------------------------------------
-
-
 def _kernel_lines(graphs: Sequence[GraphReport], room: int) -> list[Line]:
     groups = alike([kernel for graph in graphs for kernel in graph.kernels])
     if not groups:
@@ -160,9 +154,6 @@ def where(modules: Sequence[str], origins: Sequence[str]) -> str:
             more = f" +{len(names) - 1}" if len(names) > 1 else ""
             parts.append(f"{spell(names[0])}{more}")
     return "  ".join(parts) or "no source line known"
-
-
-# -- calls ---------------------------------------------------------------------------------------
 
 
 def _library_lines(graphs: Sequence[GraphReport]) -> list[Line]:
@@ -209,9 +200,6 @@ def _op(call: CallRow) -> str:
     return call.op.removesuffix(".default").removesuffix(".out")
 
 
-# -- training and compiling ----------------------------------------------------------------------
-
-
 def _training_lines(reports: Sequence[Any]) -> list[Line]:
     lines: list[Line] = []
     for report in reports[:MAX_REASONS]:
@@ -254,9 +242,6 @@ def _compile_lines(explanation: Any) -> list[Line]:
         body(f"  {', '.join(slowest)}"),
         body('  more: .stage("plan"), also "graph", "program", "sources", "host"'),
     ]
-
-
-# -- text ----------------------------------------------------------------------------------------
 
 
 def clip(text: str, width: int) -> str:
