@@ -59,10 +59,9 @@ def place_of(key: CaptureKey | None, context: Context) -> Place | None:
         return None
     try:
         guards = key.symbols.guards_since(key.mark)
+        chosen = key.by_value if guards else key.general
     except CannotSpell:
-        context.counters.inc("capture.not_cached.guards")
-        return None
-    chosen = key.by_value if guards else key.general
+        chosen = None
     if chosen is None:
         context.counters.inc("capture.not_cached.guards")
         return None

@@ -68,7 +68,7 @@ def _match_scores(
     node = walk.through_reshapes(node)
     node, inside = walk.through_scale(node)
     value = _input(product, 1)
-    if packet_name_of(node) != "bmm" or node is None or scores is None or value is None:
+    if packet_name(node) != "bmm" or node is None or scores is None or value is None:
         return None
     walk.inner.add(node)
     query, by_query = walk.through_own_scale(_input(node, 0))
@@ -76,16 +76,7 @@ def _match_scores(
     if query is None or key is None:
         return None
     scale = outside * inside * by_query * by_key
-    return Attention(
-        query=query,
-        key=key,
-        value=value,
-        scale=scale,
-        mask=mask,
-        scores=scores,
-        product=product,
-        inner=frozenset(walk.inner),
-    )
+    return Attention(query, key, value, scale, mask, scores, product, frozenset(walk.inner))
 
 
 @dataclass(slots=True)
@@ -112,7 +103,7 @@ class _Walk:
 
     def through_scale(self, node: Node | None) -> tuple[Node | None, float]:
         """The operand of a multiplication or division by a number, and the factor; else 1."""
-        name = packet_name_of(node)
+        name = packet_name(node)
         if node is None or name not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
             return node, 1.0
         for i in (0, 1) if name == "mul" else (0,):
@@ -137,7 +128,7 @@ class _Walk:
         total, shifted = _input(inverse, 0), _input(exp, 0)
         logits, largest = _input(shifted, 0), _input(shifted, 1)
         chain = (node, exp, inverse, total, shifted, largest)
-        if tuple(map(packet_name_of, chain)) != _SOFTMAX:
+        if tuple(map(packet_name, chain)) != _SOFTMAX:
             return None
         is_row = _is_over_last_axis(total) and _is_over_last_axis(largest)
         if not is_row or _input(total, 0) is not exp or _input(largest, 0) is not logits:
@@ -148,7 +139,7 @@ class _Walk:
 
 def _summands(scores: Node | None) -> list[tuple[Node, Node | None]]:
     """How scores may be a product plus a mask: either way round, or without a mask."""
-    if packet_name_of(scores) != "add" or scores is None:
+    if packet_name(scores) != "add" or scores is None:
         return [] if scores is None else [(scores, None)]
     if len(scores.args) != 2 or scores.kwargs:
         return []
@@ -193,10 +184,6 @@ def _has_fit_sizes(match: Attention) -> bool:
 def _is_worth_storing(mask: Node, scores: Node) -> bool:
     """A mask as large as the scores, made for them alone, is better made where it is added."""
     return len(mask.users) > 1 or mask.op != "call_function" or not _is_alike(mask, scores)
-
-
-def packet_name_of(node: Node | None) -> str:
-    return "" if node is None else packet_name(node)
 
 
 def _input(node: Node | None, i: int) -> Node | None:

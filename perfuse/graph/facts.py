@@ -74,9 +74,11 @@ def op_facts(target: Any) -> OpFacts:
     return OpFacts(packet, True, is_random, has_effects)
 
 
-def packet_name(node: Node) -> str:
+def packet_name(node: Node | None) -> str:
     """`add` for aten.add.Tensor, and "" for anything that is not an ATen or prims call."""
-    return op_facts(node.target).packet if node.op == "call_function" else ""
+    if node is None or node.op != "call_function":
+        return ""
+    return op_facts(node.target).packet
 
 
 def is_random(node: Node) -> bool:

@@ -68,16 +68,12 @@ class SymbolTable:
         ranges = self.env.var_to_range
         rows = [
             f"{str(s).rstrip('0123456789')} {s.is_integer} {s in self.env.backed_var_to_val} "
-            f"{ranges.get(s)} {self._replacement(s)}"
+            f"{ranges.get(s)} {self.env.replacements.get(s, '')}"
             for s in self.symbols
         ]
         known = set(self.symbols)
         guards = [g.expr for g in self.env.guards if g.expr.free_symbols & known]
         return [*rows, *sorted(str(expr.xreplace(names)) for expr in guards)]
-
-    def _replacement(self, symbol: sympy.Symbol) -> str:
-        found = self.env.replacements.get(symbol)
-        return "" if found is None else str(found)
 
     def values(self) -> list[str] | None:
         """The value of each symbol; None where one has none, being known from data alone."""

@@ -33,12 +33,8 @@ class Roles:
         late = [n for n in effects if n in after or is_tagged_backward(n)]
         forward = _with_getitems(graph, ancestors([*results, *early]))
         needed = ancestors([*gradients, *late])
-        backward = {
-            n
-            for n in needed
-            if n in after or (n not in forward and n.op == "call_function" and not _is_movable(n))
-        }
-        return Roles(forward, backward, results, gradients, overwritten)
+        own = {n for n in needed - forward if n.op == "call_function" and not _is_movable(n)}
+        return Roles(forward, (needed & after) | own, results, gradients, overwritten)
 
 
 def is_tagged_backward(node: Node) -> bool:
