@@ -34,13 +34,10 @@ def estimate(values: Values, saved: frozenset[int], wanted: frozenset[int]) -> E
 
 
 class _Backward:
-    """The backward's work: as in graph/partition.py, a value may be meant in a second forward.
-
-    There it has its number plus `second`.
-    """
+    """The backward's work, some of it in a second forward (see graph/partition.py)."""
 
     def __init__(self, values: Values, saved: frozenset[int], remade: frozenset[int]) -> None:
-        self.second = len(values.nodes)
+        self.second = len(values.nodes)  # added to the number of a value in the second forward
         self._values = values
         self._remade = remade
         self._given = [

@@ -36,10 +36,7 @@ class Candidate:
 
 
 def frontier(joint: Joint, values: Values, settings: Settings) -> list[Candidate]:
-    """The candidate cuts: each more expensive than the one before, and likely smaller.
-
-    The first is the cut without a budget.
-    """
+    """The cut without a budget, then others, each more expensive than the last, likely smaller."""
     plain, *others = _candidates(joint, values, settings)
     best = [plain]
     for candidate in sorted(others, key=lambda c: (c.estimate.flops, c.estimate.peak, c.name)):
@@ -86,10 +83,7 @@ def _cuts(
 
 
 def _narrow_and_random(values: Values, plain: frozenset[int]) -> frozenset[int]:
-    """Saved values derived from something larger that cannot be recomputed.
-
-    A dropout mask, for example: without it the random numbers would have to be saved.
-    """
+    """Saved values derived from larger random ones (dropout masks), which are not recomputed."""
     drawn: list[int] = []  # for each value the bytes of what it was drawn from, 0 if it was not
     for v in range(len(values.nodes)):
         is_source = values.forward[v] and not values.can_recompute[v]

@@ -35,10 +35,7 @@ class _Class:
 
 
 def users_through(node: Node, is_view: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yield the users of a value and of its views, without those views: chains may be long.
-
-    A user of the value and of a view of it comes once for each.
-    """
+    """Yield the users of a value and of its views, without these; a user of both comes twice."""
     pending, seen = [node], {node}
     while pending:
         for user in pending.pop().users:
@@ -68,10 +65,7 @@ def mutated_inputs(node: Node) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Arguments of an op, by position and name: those its results may alias, those it writes to.
-
-    Whether any result aliases an argument.
-    """
+    """The arguments, by position and name, that an op's results may alias, or that it writes to."""
 
     aliased: tuple[tuple[int, str], ...]
     written: tuple[tuple[int, str], ...]

@@ -17,7 +17,7 @@ from perfuse.graph.rewrite import dtype_of, scalar_of
 from perfuse.torch_compat.ops import has_fast_matmuls
 
 RESHAPES = ("view", "_unsafe_view")
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _SOFTMAX = ("mul", "exp", "reciprocal", "sum", "sub", "amax")  # as decompose_softmax.py spells it
 
 
@@ -97,7 +97,9 @@ class _Walk:
 
     def through_casts(self, node: Node | None) -> Node | None:
         """Casts between float types, as they stand around a softmax in float32."""
-        while node is not None and packet_name(node) == "_to_copy" and _is_float_cast(node):
+        while node is not None and packet_name(node) == "_to_copy":
+            if not {dtype_of(node), dtype_of(_input(node, 0))} <= _FLOATS:
+                break
             node = self._back(node)
         return node
 
@@ -217,10 +219,6 @@ def _keeps_rows(node: Node) -> bool:
     if new is None or old is None or new.dim() < 3 or old.dim() < 3:
         return False
     return all(map(is_same_size, new.shape[-2:], old.shape[-2:]))
-
-
-def _is_float_cast(node: Node) -> bool:
-    return dtype_of(node) in _FLOATS and dtype_of(_input(node, 0)) in _FLOATS
 
 
 def _is_over_last_axis(reduction: Node | None) -> bool:

@@ -19,7 +19,7 @@ from perfuse.torch_compat.state import numeric_state
 from perfuse.torch_compat.tensors import raw_bytes
 
 MAX_CONSTANT_BYTES = 64 << 20
-SPELLED_BY_REPR = (type(None), bool, int, str, complex, slice, type(...))
+SPELLED_BY_REPR = (type(None), bool, int, str, complex, type(...))
 SPELLED_BY_STR = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -80,7 +80,9 @@ def spell(value: Any, numbers: Numbers) -> str:
     if kind is Node:
         return f"%{numbers[value]}"
     if kind in SPELLED_BY_REPR:
-        return repr(value) if kind is not slice else _spell_slice(value, numbers)
+        return repr(value)
+    if kind is slice:
+        return f"slice{spell((value.start, value.stop, value.step), numbers)}"
     if kind is float:
         return float.hex(value)
     if kind in SPELLED_BY_STR:
@@ -94,10 +96,6 @@ def spell(value: Any, numbers: Numbers) -> str:
         pairs = (f"{spell(k, numbers)}:{spell(v, numbers)}" for k, v in value.items())
         return "{" + ",".join(pairs) + "}"
     raise NotCanonical(f"argument_{kind.__name__}")
-
-
-def _spell_slice(value: slice, numbers: Numbers) -> str:
-    return f"slice{spell((value.start, value.stop, value.step), numbers)}"
 
 
 def spell_value(value: Any) -> str:

@@ -80,7 +80,8 @@ def _padding_of(node: Node, machine: Machine) -> _Padding | None:
     a, b = tensor_of(given.a), tensor_of(given.b)
     if a is None or b is None or a.device.type != machine.device or a.dtype not in _HALVES:
         return None
-    if given.bias is not None and not _is_row(given.bias, b):
+    bias = tensor_of(given.bias)
+    if given.bias is not None and (bias is None or bias.shape != b.shape[1:]):
         return None
     sides = (*a.shape, b.shape[1])
     if not all(isinstance(n, int) for n in (*sides, *a.stride(), *b.stride())):
@@ -168,11 +169,6 @@ def _only_looks(node: Node) -> bool:
 _VIEWS = (aten._unsafe_view.default, aten.reshape.default)
 _HALVES = (torch.float16, torch.bfloat16)
 _CONTIGUOUS = torch.contiguous_format
-
-
-def _is_row(bias: Any, b: torch.Tensor) -> bool:
-    tensor = tensor_of(bias)
-    return tensor is not None and tensor.shape == b.shape[1:]
 
 
 def _runs_down(x: torch.Tensor) -> bool:

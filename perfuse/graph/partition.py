@@ -79,9 +79,6 @@ class Saved:
     others: list[Node]
     sizes: list[Node]
 
-    def num_unchecked(self) -> int:
-        return sum(bool(node.meta.get(UNCHECKED)) for node in self.tensors)
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -273,7 +270,7 @@ def _forward(joint: Joint, saved: Saved) -> Graph:
     kept = [*saved.tensors, *saved.others, *saved.sizes]
     descriptions = _descriptions(graph)
     if descriptions is not None:
-        first_unchecked = len(saved.tensors) - saved.num_unchecked()
+        first_unchecked = sum(not node.meta.get(UNCHECKED) for node in saved.tensors)
         descriptions = descriptions[:num_results] + [
             saved_output_description(i, first_unchecked <= i < len(saved.tensors))
             for i in range(len(kept))

@@ -47,8 +47,7 @@ def ambient_state() -> tuple[Any, ...]:
 
 
 def numeric_state() -> str:
-    """The global switches that compiling an ATen graph reads: dtypes it fills in, and how constants
-    are folded."""
+    """The global switches that compiling an ATen graph reads, for dtypes and folded constants."""
     return f"default dtype {torch.get_default_dtype()} flushes {_flushes_denormals()}"
 
 

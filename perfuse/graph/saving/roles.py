@@ -33,17 +33,14 @@ class Roles:
         late = [n for n in effects if n in after or is_tagged_backward(n)]
         forward = _with_getitems(graph, ancestors([*results, *early]))
         needed = ancestors([*gradients, *late])
-        own = {n for n in needed - forward if n.op == "call_function" and not _is_movable(n)}
+        # What is cheap could run on either side.
+        fixed = (n for n in needed - forward if not is_sym(n) and not is_cheap(n))
+        own = {n for n in fixed if n.op == "call_function"}
         return Roles(forward, (needed & after) | own, results, gradients, overwritten)
 
 
 def is_tagged_backward(node: Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
-
-
-def _is_movable(node: Node) -> bool:
-    """It could run on either side, for little."""
-    return is_sym(node) or is_cheap(node)
 
 
 def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:

@@ -62,7 +62,7 @@ def _sources(graph: Graph) -> tuple[list[Node], dict[Node, int]]:
     sources: list[Node] = []
     of_node: dict[Node, int] = {}
     for node in graph.nodes:
-        if _is_choosing(node):
+        if is_part(node) or is_view(node) or packet_name(node) in _CHOOSING:
             chosen = 0
             for source in node.all_input_nodes:
                 chosen |= of_node[source] if _is_float(source) else 0
@@ -71,10 +71,6 @@ def _sources(graph: Graph) -> tuple[list[Node], dict[Node, int]]:
             of_node[node] = 1 << len(sources)
             sources.append(node)
     return sources, of_node
-
-
-def _is_choosing(node: Node) -> bool:
-    return is_part(node) or is_view(node) or packet_name(node) in _CHOOSING
 
 
 def _is_float(node: Node) -> bool:
