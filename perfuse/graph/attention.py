@@ -64,9 +64,7 @@ class _Call:
     """Writes one call of the kernel; all operands as (sequences, heads, rows, columns)."""
 
     def __init__(self, match: Attention, build: NodeBuilder, copy: dict[Node, Node]) -> None:
-        self._match = match
-        self._build = build
-        self._copy = copy
+        self._match, self._build, self._copy = match, build, copy
         self._has_heads = _has_heads(match)
 
     def emit(self) -> Node:

@@ -61,7 +61,7 @@ def _headline(graphs: Sequence[GraphReport]) -> list[Line]:
         return [title("Nothing was compiled: the function has no tensor operations")]
     lines = [title(f"{sum(g.num_ops for g in graphs):,} ops -> {_counted(graphs)}")]
     lines.append(body(f"  for {graphs[0].target}"))
-    settings = tuple(dict.fromkeys(s for graph in graphs for s in graph.settings))
+    settings = dict.fromkeys(s for graph in graphs for s in graph.settings)
     if settings:
         lines.append(body(f"  with {', '.join(settings)}"))
     sizes = {name: size for graph in graphs for name, size in graph.sizes.items()}
@@ -77,8 +77,7 @@ def _counted(graphs: Sequence[GraphReport]) -> str:
         "library call": sum(len(g.library_calls) for g in graphs),
         "fallback": sum(len(g.fallbacks) for g in graphs),
     }
-    told = [_number(n, noun) for noun, n in counts.items() if n or noun == "kernel"]
-    return ", ".join(told)
+    return ", ".join(_number(n, noun) for noun, n in counts.items() if n or noun == "kernel")
 
 
 def _graph_lines(graphs: Sequence[GraphReport]) -> list[Line]:
@@ -130,10 +129,11 @@ def _kernel_lines(graphs: Sequence[GraphReport], room: int) -> list[Line]:
         moved = spell_bytes(sum(row.num_bytes for row in group))
         computed = spell_flops(sum(row.num_flops for row in group))
         what = clip(f"  {count}{', '.join(first.ops) or first.name}", 39)
-        lines.append(
-            body(f"{what:<40}{spell_seconds(seconds):>10}{share:>7}{moved:>11}{computed:>11}")
-        )
-        lines.append(body(f"      {where(first.modules, first.origins)}"))
+        figures = f"{spell_seconds(seconds):>10}{share:>7}{moved:>11}{computed:>11}"
+        lines += [
+            body(f"{what:<40}{figures}"),
+            body(f"      {where(first.modules, first.origins)}"),
+        ]
     return lines
 
 
@@ -177,8 +177,7 @@ def _fallback_lines(graphs: Sequence[GraphReport]) -> list[Line]:
     lines = [title("Fallbacks (ordinary PyTorch ops inside the program)")]
     for (op, reason), count in counted[:MAX_FALLBACKS]:
         call = next(call for call in calls if (call.op, call.reason) == (op, reason))
-        line = short_line(call.origin)
-        place = f"  {call.module or line}"
+        place = f"  {call.module or short_line(call.origin)}"
         text = f"  {count:>4}x {_op(call)}: {reason}"
         lines.append(body(f"{clip(text, WIDTH - min(len(place), 30))}{clip(place, 30)}"))
     if len(counted) > MAX_FALLBACKS:

@@ -178,12 +178,8 @@ def graph_assumptions(values: Iterable[Any]) -> list[str]:
     env = leaves[0].node.shape_env
     symbols = {symbol for leaf in leaves for symbol in leaf.node.expr.free_symbols}
     guards = {str(guard.expr) for guard in env.guards if guard.expr.free_symbols & symbols}
-    deferred = {
-        str(late.expr)
-        for lates in env.deferred_runtime_asserts.values()
-        for late in lates
-        if late.expr.free_symbols & symbols
-    }
+    lates = itertools.chain.from_iterable(env.deferred_runtime_asserts.values())
+    deferred = {str(late.expr) for late in lates if late.expr.free_symbols & symbols}
     return [f"guard {text}" for text in sorted(guards)] + [f"check {t}" for t in sorted(deferred)]
 
 
