@@ -1,7 +1,5 @@
 """Helpers for tests of compiled code: an empty cache, generated sources, strided tensors."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
