@@ -60,20 +60,13 @@ class Buffer:
     is_aligned: bool = True  # its address is a multiple of 16
 
     def index(self, position: tuple[Dim, ...]) -> Dim:
-        total: Dim = 0
-        for step, stride in zip(position, self.strides, strict=True):
-            total = ix.add(total, ix.mul(step, stride))
-        return total
+        return ix.dot(position, self.strides)
 
     @property
     def num_elements(self) -> Dim:
         """Elements of storage spanned, so that gaps between strides are counted."""
-        span: Dim = 1
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            if size == 0:
-                return 0
-            span = ix.add(span, ix.mul(ix.add(size, -1), stride))
-        return span
+        last = ix.dot((ix.add(size, -1) for size in self.shape), self.strides)
+        return 0 if 0 in self.shape else ix.add(last, 1)
 
     def __str__(self) -> str:
         dims = ", ".join(map(repr, self.shape))
