@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Index:
-    """A sum of monomials with integer coefficients, plus a constant. Build with the operators."""
+    """A sum of monomials with integer coefficients, plus a constant. Build with the functions."""
 
     __slots__ = ("__weakref__", "_atoms", "const", "terms")
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
@@ -43,21 +43,6 @@ class Index:
         return mul(self, other)
 
     __rmul__ = __mul__
-
-    def __neg__(self) -> int | Index:
-        return mul(self, -1)
-
-    def __floordiv__(self, other: int | Index) -> int | Index:
-        return floordiv(self, other)
-
-    def __rfloordiv__(self, other: int | Index) -> int | Index:
-        return floordiv(other, self)
-
-    def __mod__(self, other: int | Index) -> int | Index:
-        return mod(self, other)
-
-    def __rmod__(self, other: int | Index) -> int | Index:
-        return mod(other, self)
 
     def __repr__(self) -> str:
         return render(self, lambda atom: atom.sort_key)
