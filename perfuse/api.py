@@ -79,11 +79,7 @@ def compile(
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, mode=mode, options=options)
     chosen = overrides_of(mode, options)
     return torch.compile(
-        fn,
-        backend=perfuse_backend,
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-        options=chosen or None,
+        fn, backend=perfuse_backend, dynamic=dynamic, fullgraph=fullgraph, options=chosen or None
     )
 
 

@@ -45,8 +45,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def command(
     is_version_asked: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`."),
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`.")
     ] = False,
 ) -> None:
     """Perfuse: a tensor compiler for PyTorch."""

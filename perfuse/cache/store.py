@@ -20,23 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfuse.cache.folders import check_own, make_in, new_name, opened_own, private_folders
-from perfuse.cache.manifest import (
-    MANIFEST,
-    Entry,
-    check_key,
-    has_mark,
-    manifest_of,
-    read_entry,
-)
-from perfuse.cache.root import (
-    ENTRIES,
-    FAILED,
-    LOOKED,
-    TAKEN,
-    TEMPORARY,
-    Root,
-    remove_older_than,
-)
+from perfuse.cache.manifest import MANIFEST, Entry, check_key, has_mark, manifest_of, read_entry
+from perfuse.cache.root import ENTRIES, FAILED, LOOKED, TAKEN, TEMPORARY, Root, remove_older_than
 from perfuse.counters import Counters
 from perfuse.errors import CacheDamaged, CacheUnsafe
 from perfuse.forking import ForkLock

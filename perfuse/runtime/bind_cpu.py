@@ -17,13 +17,7 @@ from perfuse.config import Settings
 from perfuse.forking import is_forked
 from perfuse.runtime import guard
 from perfuse.runtime.guard import Guard, GuardLayout
-from perfuse.runtime.host_names import (
-    Call,
-    addresses,
-    run_host,
-    window,
-    with_strides,
-)
+from perfuse.runtime.host_names import Call, addresses, run_host, window, with_strides
 from perfuse.runtime.idle import IdleFrames
 from perfuse.runtime.pool import allocator
 

@@ -344,7 +344,7 @@ class _CpuWriter(HostWriter):
             w.line("frames.append(frame)")
         self._results()
         return self._host_source(
-            segments=tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
+            segments=tuple(step.name for step in self.sources.steps if isinstance(step, Segment))
         )
 
     def _steps(self) -> None:

@@ -55,11 +55,7 @@ class Frame(KernelFrame[Names, Value]):
     """One Triton function being written."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        buffers: Mapping[str, Buffer],
-        tile: Tile,
-        dialect: Dialect,
+        self, kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
     ) -> None:
         streamed = streamed_places(kernel, buffers, tile)
         is_rounded = not dialect.approximates and moves_float32(kernel, buffers)
