@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from perfuse.codegen import emitter
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE, SPELLING, STORAGE_TYPE, literal
-from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Division, Indirect, Quotient
@@ -72,7 +71,7 @@ class Names(emitter.Names):
         return f"pf::{name}(int64_t({numerator}), int64_t({divisor}))"
 
 
-Scope = ScopeOf[Value]
+Scope = emitter.Scope[Value]
 Resolver = emitter.Resolver[Value]
 
 # Functions for lanes that are contiguous, a step apart, or anywhere.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from perfuse.codegen import emitter
 from perfuse.codegen.emitter import Value
-from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.codegen.triton.spelling import (
     COMPUTE_TYPE,
     NARROW_TYPE,
@@ -81,7 +80,7 @@ class Names(emitter.Names):
         return quotient(atom, numerator, divisor)
 
 
-Scope = ScopeOf[Value]
+Scope = emitter.Scope[Value]
 Resolver = emitter.Resolver[Value]
 
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfuse.codegen.emitter import Formula, Value
-from perfuse.codegen.kernel_frame import KernelFrame
+from perfuse.codegen.emitter import Formula, KernelFrame, Resolver, Value
 from perfuse.codegen.triton import reduce
-from perfuse.codegen.triton.emit import (
-    COLUMNS,
-    ROWS,
-    Block,
-    Dialect,
-    Emitter,
-    Names,
-    Resolver,
-    Scope,
-)
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Names, Scope
 from perfuse.codegen.triton.spelling import POINTER_TYPE, start
 from perfuse.codegen.triton.streaming import streamed_places
 from perfuse.codegen.triton.tiling import columns_of, moves_float32, rows_of
@@ -117,7 +107,7 @@ class Frame(KernelFrame[Names, Value]):
                 return Formula(rounded, self._reading(maker, results))
         return None
 
-    def _reading(self, reader: Member, results: dict[str, Value]) -> Resolver:
+    def _reading(self, reader: Member, results: dict[str, Value]) -> Resolver[Value]:
         return lambda e: self.find(e, reader, results)
 
     def _read_first(self, emitter: Emitter, member: Member) -> None:
@@ -208,10 +198,9 @@ class Frame(KernelFrame[Names, Value]):
     def finished(self, emitter: Emitter, member: Member, text: str, lanes: int) -> Value:
         """The result of a reduction in its buffer's compute type."""
         name = self.names.local()
-        left = f"{name}, {name}_at" if reduce.is_position(member) else name
-        emitter.line(f"{left} = {text}")
-        own = f"{name}_at" if reduce.is_position(member) else name
-        value = Value(own, reduce.result_dtype(member), lanes)
+        names = (name, f"{name}_at") if reduce.is_position(member) else (name,)
+        emitter.line(f"{', '.join(names)} = {text}")
+        value = Value(names[-1], reduce.result_dtype(member), lanes)
         return emitter.converted(value, self.buffers[member.loop.out].dtype.compute)
 
     # -- scratch ---------------------------------------------------------------------------
