@@ -18,9 +18,8 @@ from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.runtime.bind_gpu import bind_gpu
+from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
 from perfuse.runtime.host_names import Call
-from perfuse.runtime.load_gpu import launcher_of
 from perfuse.schedule.plan import Plan
 
 

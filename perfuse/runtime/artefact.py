@@ -27,9 +27,8 @@ from perfuse.context import Context
 from perfuse.errors import ArtefactError, CacheDamaged, LibraryDamaged
 from perfuse.gpu import gpu_of_device
 from perfuse.runtime.bind_cpu import bind
-from perfuse.runtime.bind_gpu import bind_gpu
+from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
 from perfuse.runtime.host_names import Call
-from perfuse.runtime.load_gpu import launcher_of
 from perfuse.runtime.package import not_an_artefact, read_package
 from perfuse.runtime.saved import number_functions, read_program, unpack_tensors
 from perfuse.runtime.signing import Key
@@ -81,14 +80,12 @@ class Loaded:
     def _refusal(self, refusals: Sequence[ArtefactError]) -> ArtefactError:
         if len(refusals) == 1:
             return refusals[0]
-        told = "\n".join(f"  {row}: {refusal.message}" for row, refusal in self._each(refusals))
+        each = zip(self._in_order(), refusals, strict=True)
+        told = "\n".join(f"  {variant}: {refusal.message}" for variant, refusal in each)
         return ArtefactError(
             f"none of the {len(refusals)} variants accepts these arguments\n{told}",
             hint="call it with arguments that match a variant, or compile a variant for these.",
         )
-
-    def _each(self, refusals: Sequence[ArtefactError]) -> Iterator[tuple[Variant, ArtefactError]]:
-        return zip(self._in_order(), refusals, strict=True)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The trainable parameters of the compiled module, by name."""

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfuse.cache.manifest import rows_of
 from perfuse.errors import ArtefactError
 from perfuse.runtime.signing import Key, is_signed_by, sign
-from perfuse.system import CREATE, opened, read_file, sync_folder, system, write_all
+from perfuse.system import opened, read_file, sync_folder, system, write_file
 
 KIND = "perfuse artefact"
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
@@ -55,7 +56,7 @@ def write_package(
         aside = _new_folder(path)
         try:
             for name, data in every.items():
-                _write(aside / name, data)
+                write_file(aside / name, data, mode=0o644, is_durable=True)
             sync_folder(aside)
             _swap(aside, path)
         finally:
@@ -69,11 +70,8 @@ def write_package(
 
 
 def manifest_bytes(files: Mapping[str, bytes], about: Mapping[str, Any]) -> bytes:
-    rows = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in files.items()
-    }
-    return (json.dumps({"kind": KIND, **about, "files": rows}, indent=1) + "\n").encode()
+    document = {"kind": KIND, **about, "files": rows_of(files)}
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def check_replaceable(path: Path) -> None:
@@ -130,12 +128,6 @@ def _new_folder(path: Path) -> Path:
     made = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     system().mkdir(made, 0o755)
     return made
-
-
-def _write(file: Path, data: bytes) -> None:
-    with opened(file, CREATE, 0o644) as fd:
-        write_all(fd, data)
-        system().fsync(fd)
 
 
 def _swap(aside: Path, path: Path) -> None:
@@ -233,8 +225,7 @@ def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Seq
 
 def _plain_name(name: Any) -> str:
     """A file directly in the folder: a path would lead out of it."""
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise ValueError(f"{name!r} is not a file of an artefact")
-    if "\0" in name or name in (MANIFEST, SIGNATURE):
+    reserved = ("", ".", "..", MANIFEST, SIGNATURE)
+    if not isinstance(name, str) or name in reserved or set(name) & set("/\\\0"):
         raise ValueError(f"{name!r} is not a file of an artefact")
     return name
