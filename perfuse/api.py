@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -33,33 +33,32 @@ class Decorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
 
 
+class _Options(TypedDict, total=False):
+    """The keywords that `compile` and `memory_efficient_fusion` share."""
+
+    dynamic: bool | None
+    mode: str | None
+    options: Mapping[str, Any] | None
+
+
+class CompileOptions(_Options, total=False):
+    """The keywords of `compile`."""
+
+    fullgraph: bool
+
+
+class FusionOptions(_Options, total=False):
+    """The keywords of `memory_efficient_fusion`."""
+
+    memory_budget: str | int | float | None
+
+
 @overload
-def compile(
-    fn: M,
-    *,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> M: ...
+def compile(fn: M, **how: Unpack[CompileOptions]) -> M: ...
 @overload
-def compile(
-    fn: Callable[P, R],
-    *,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[P, R]: ...
+def compile(fn: Callable[P, R], **how: Unpack[CompileOptions]) -> Callable[P, R]: ...
 @overload
-def compile(
-    fn: None = None,
-    *,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Decorator: ...
+def compile(fn: None = None, **how: Unpack[CompileOptions]) -> Decorator: ...
 def compile(
     fn: Any = None,
     *,
@@ -84,23 +83,9 @@ def compile(
 
 
 @overload
-def memory_efficient_fusion(
-    fn: M,
-    *,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    memory_budget: str | int | float | None = None,
-) -> M: ...
+def memory_efficient_fusion(fn: M, **how: Unpack[FusionOptions]) -> M: ...
 @overload
-def memory_efficient_fusion(
-    fn: Callable[P, R],
-    *,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    memory_budget: str | int | float | None = None,
-) -> Callable[P, R]: ...
+def memory_efficient_fusion(fn: Callable[P, R], **how: Unpack[FusionOptions]) -> Callable[P, R]: ...
 def memory_efficient_fusion(
     fn: Any,
     *,

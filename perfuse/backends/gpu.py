@@ -10,8 +10,7 @@ import torch
 from perfuse.backends.backend import Backend
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import read_bundle
-from perfuse.build.launcher import build_launcher
-from perfuse.build.triton import build_bundle
+from perfuse.build.triton import build_bundle, build_launcher
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource

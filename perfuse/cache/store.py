@@ -113,11 +113,8 @@ class Store:
     ) -> Entry:
         """Store these files under this key; where another was faster, take what it stored."""
         check_key(key)
-        entry = Entry(
-            key,
-            dict(files),
-            None if self._root is None or self._is_left else self._root.path / ENTRIES / key,
-        )
+        path = None if self.root is None else self.root.path / ENTRIES / key
+        entry = Entry(key, dict(files), path)
         manifest = manifest_of(entry, about or {})
         if self._root is not None and not self._is_left:
             try:

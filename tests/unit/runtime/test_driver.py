@@ -27,7 +27,7 @@ import torch
 from perfuse import config
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import Bundle, CodeObject
-from perfuse.build.launcher import build_launcher
+from perfuse.build.triton import build_launcher
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow
 from perfuse.context import Context
