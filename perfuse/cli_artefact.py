@@ -30,13 +30,8 @@ def compile_function(
     aot = importlib.import_module("perfuse.api").aot_compile
     module, name = found_function(function)
     given = example_args(module, function, arguments)
-    made = aot(
-        *(getattr(module, name), given, out),
-        dynamic=dynamic,
-        training=training,
-        native=native,
-        sign_with=sign_with,
-    )
+    flags = {"dynamic": dynamic, "training": training, "native": native}
+    made = aot(getattr(module, name), given, out, sign_with=sign_with, **flags)
     console.print(f"written: {made}", soft_wrap=True)
 
 

@@ -8,7 +8,6 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,12 +38,8 @@ def example_args(module: Any, function: str, arguments: str) -> tuple[Any, ...]:
     made = getattr(module, arguments, None)
     if not callable(made):
         fail(f"{function.rpartition(':')[0]} has no function {arguments!r} for example arguments")
-    return _called(made)
-
-
-def _called(make: Callable[[], Any]) -> tuple[Any, ...]:
-    made = make()
-    return made if isinstance(made, tuple) else (made,)
+    found = made()
+    return found if isinstance(found, tuple) else (found,)
 
 
 def found_function(function: str) -> tuple[Any, str]:
@@ -88,20 +83,15 @@ def mistake(error: Exception) -> str:
         lines.append(f"... ({len(said) - MOST_LINES} more lines)")
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError):  # whose place is not in the traceback
-        frames.append(
-            traceback.FrameSummary(
-                str(error.filename), error.lineno, "the module", line=(error.text or "").strip()
-            )
-        )
+        place = (str(error.filename), error.lineno, "the module")
+        frames.append(traceback.FrameSummary(*place, line=(error.text or "").strip()))
     own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
     for frame in own[-MOST_LINES:]:
         lines.append(f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}")
     # Dynamo raises from its own frames and names the user's in its message.
     is_own = own or "from user code" in str(error)
-    lines.append(
-        f"  what to do: {OWN_ADVICE if is_own else 'please report it: this looks like a bug.'}"
-    )
-    return "\n".join(lines)
+    advice = OWN_ADVICE if is_own else "please report it: this looks like a bug."
+    return "\n".join([*lines, f"  what to do: {advice}"])
 
 
 def _captured_mistake(text: str) -> list[str] | None:

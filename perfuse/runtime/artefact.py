@@ -202,9 +202,8 @@ def _bound(number: int, files: Mapping[str, bytes]) -> Call:
 def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
     for what, mine in _versions().items():
         if about.get(what) != mine:
-            raise ArtefactError(
-                f"compiled with {what} {about.get(what)}, this is {what} {mine}", at=str(folder)
-            )
+            told = f"compiled with {what} {about.get(what)}, this is {what} {mine}"
+            raise ArtefactError(told, at=str(folder))
     if about.get("isa") not in machine_isas():
         raise ArtefactError(
             f"compiled for {about.get('isa')}, which this CPU does not have "
@@ -216,8 +215,5 @@ def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
     here_gpus = {gpu_of_device(k).arch for k in range(torch.cuda.device_count())}
     if wanted and wanted not in here_gpus:
         found = ", ".join(sorted(here_gpus)) or "no GPU"
-        raise ArtefactError(
-            f"compiled for the GPU {wanted}; this machine has {found}",
-            at=str(folder),
-            hint="recompile it here.",
-        )
+        told = f"compiled for the GPU {wanted}; this machine has {found}"
+        raise ArtefactError(told, at=str(folder), hint="recompile it here.")

@@ -30,6 +30,7 @@ MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 # Errors of systems and file systems that cannot exchange two names.
 CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 OTHER_PATH = "choose a path that does not exist yet, or remove the folder yourself."
+OTHER_DISK = "free some disk space, or choose a writable folder."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,8 @@ def write_package(
         finally:
             _remove(aside, every)
     except OSError as error:
-        raise ArtefactError(
-            f"cannot write the artefact: {error}",
-            at=str(path),
-            hint="free some disk space, or choose a writable folder.",
-        ) from error
+        told = f"cannot write the artefact: {error}"
+        raise ArtefactError(told, at=str(path), hint=OTHER_DISK) from error
 
 
 def manifest_bytes(files: Mapping[str, bytes], about: Mapping[str, Any]) -> bytes:
@@ -87,22 +85,16 @@ def check_replaceable(path: Path) -> None:
     foreign = [name for name in names if name not in _own_names(path)]
     if foreign:
         told = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        raise ArtefactError(
-            f"the folder contains files that Perfuse did not write: {told}",
-            at=str(path),
-            hint=OTHER_PATH,
-        )
+        what = f"the folder contains files that Perfuse did not write: {told}"
+        raise ArtefactError(what, at=str(path), hint=OTHER_PATH)
 
 
 def _check_parent(path: Path) -> None:
     """Raise ArtefactError if a folder cannot be created at `path`."""
     parent = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ArtefactError(
-            f"{parent} is not a folder you can write to",
-            at=str(path),
-            hint="choose another path for the artefact.",
-        )
+        told = f"{parent} is not a folder you can write to"
+        raise ArtefactError(told, at=str(path), hint="choose another path for the artefact.")
 
 
 def _own_names(path: Path) -> set[str]:
@@ -191,10 +183,9 @@ def _read(path: Path, folder: int, trusted_keys: Sequence[Key] | None) -> Packag
     files = {name: read_file(name, folder) for name in rows}
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != rows[name]:
+            told = f"{name} is damaged: its checksum does not match"
             raise ArtefactError(
-                f"{name} is damaged: its checksum does not match",
-                at=str(path),
-                hint="copy the artefact again, or recompile it.",
+                told, at=str(path), hint="copy the artefact again, or recompile it."
             )
     return Package(about, files)
 
@@ -210,17 +201,13 @@ def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Seq
         document = json.loads(read_file(SIGNATURE, folder))
         signature = bytes.fromhex(document["signature"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtefactError(
-            "the artefact has no signature, but trusted_keys requires one",
-            at=str(path),
-            hint="compile it with aot_compile(..., sign_with=key).",
-        ) from error
+        told = "the artefact has no signature, but trusted_keys requires one"
+        hint = "compile it with aot_compile(..., sign_with=key)."
+        raise ArtefactError(told, at=str(path), hint=hint) from error
     if not is_signed_by(manifest, signature, trusted_keys):
-        raise ArtefactError(
-            "none of the trusted keys signed this artefact",
-            at=str(path),
-            hint="do not load it unless you know who made it; then add their key.",
-        )
+        told = "none of the trusted keys signed this artefact"
+        hint = "do not load it unless you know who made it; then add their key."
+        raise ArtefactError(told, at=str(path), hint=hint)
 
 
 def _plain_name(name: Any) -> str:
