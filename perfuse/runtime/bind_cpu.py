@@ -74,7 +74,6 @@ def bind(
 ) -> Call:
     """The callable of a host program: takes the graph's arguments in a list, which it empties."""
     frames = IdleFrames()
-    num_threads = settings.cpu.threads
     empty_strided = allocator(settings.thresholds.pool_bytes)
 
     def take_frame() -> CpuFrame:
@@ -90,7 +89,7 @@ def bind(
         "guard": lambda frame: Guard(layout, frame.arena[frame.start :][: host.arena_bytes]),
         "frames": frames,
         "take_frame": take_frame,
-        "get_num_threads": partial(_num_threads, num_threads),
+        "get_num_threads": partial(_num_threads, settings.cpu.threads),
         "empty_strided": empty_strided,
         "new_seeds": partial(new_seeds, CPU),
         "bad_index": _bad_index,
