@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfuse.build.compiler import LIBRARY as BUILT
-from perfuse.build.launcher import build_launcher
+from perfuse.build.triton import build_launcher
 from perfuse.cache.access import open_store
 from perfuse.capture.aot_capture import CapturedCall, capture_call, own_tensors
 from perfuse.capture.aot_document import Held, document_of

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfuse.codegen.emitter import Emitter, Formula, Names, Resolver, Value
-from perfuse.codegen.kernel_frame import KernelFrame
-from perfuse.codegen.scope import Scope
+from perfuse.codegen.emitter import Emitter, Formula, KernelFrame, Names, Resolver, Scope, Value
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
