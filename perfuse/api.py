@@ -13,7 +13,7 @@ from perfuse.capture.cross_compile import codegen_for as codegen_for
 from perfuse.capture.modes import overrides_of, settings_for
 from perfuse.report.explain import explain as explain
 from perfuse.runtime.artefact import load as load
-from perfuse.runtime.idle import release_memory as release_memory
+from perfuse.runtime.pool import release_memory as release_memory
 
 aot_load = load
 
