@@ -106,6 +106,9 @@ def load_graph(key: str, context: Context) -> Executable | None:
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
     """Store a compiled graph; its key, or None if it holds something that is not data."""
     constants = compiled.program.constants
+    if context.settings.search_autotune_cache and any(d.is_open for d in compiled.decisions):
+        _skipped(context, "undecided")  # what is remembered later has to be found
+        return None
     if any(name.startswith("py:") for name in constants):
         _skipped(context, "python_call")
         return None
