@@ -21,6 +21,7 @@ from perfuse.cache.access import cache_folder, open_store
 from perfuse.cache.folders import check_usable
 from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function, mistake
+from perfuse.cli_lock import app as lock_app
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.gpu import gpu_of_device
@@ -31,6 +32,7 @@ app = typer.Typer(no_args_is_help=True)
 cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(artefact_app, name="artefact")
+app.add_typer(lock_app, name="lock")
 console = Console()
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"

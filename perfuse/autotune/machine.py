@@ -51,6 +51,13 @@ def generated_versions() -> Versions:
     return (("triton", triton_version()),)
 
 
+def current_versions(target: Target) -> dict[str, str]:
+    """All versions that a decision for this target may depend on."""
+    if target.gpu is None:
+        return {**dict(library_versions("cpu")), "compiler": target.compiler_version}
+    return dict(library_versions(target.gpu.kind)) | dict(generated_versions())
+
+
 def _blas_version(kind: str) -> str:
     major = str(getattr(torch.version, kind, "")).partition(".")[0]
     for package in (f"nvidia-cublas-cu{major}", "nvidia-cublas", "hipblaslt"):

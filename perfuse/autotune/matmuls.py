@@ -112,7 +112,8 @@ def question_of(problem: Problem, context: Context) -> Question:
     """The question which library call computes a matmul fastest on this kind of machine."""
     return Question(
         keys.MATMUL.name,
-        f"{problem!r} with {torch.get_num_threads()} threads of PyTorch",
+        f"{problem}, float32, strides {problem.a_strides} and {problem.b_strides}, "
+        f"threads of PyTorch: {torch.get_num_threads()}",
         tuple(choices_of(problem)),
         device_kind(context.target),
         library_versions("cpu"),

@@ -103,9 +103,10 @@ def question_of(alone: Plan, context: Context) -> Question:
     grids = [launch.grid for launches in sources.launches for launch in launches]
     layouts = [(b.dtype, b.shape, b.strides) for b in alone.program.buffers.values()]
     text = f"{sources.text}\n{sources.kernels!r}\n{grids!r}\n{layouts!r}"
+    loops = f"{len(kernel.members)} loops over {'x'.join(str(a.size) for a in kernel.axes)}"
     return Question(
         keys.TILE.name,
-        f"kernel of {kernel.num_bytes} bytes, {hashlib.sha256(text.encode()).hexdigest()}",
+        f"kernel of {loops}, {hashlib.sha256(text.encode()).hexdigest()}",
         tuple(map(choice_of, tiles)),
         device_kind(context.target),
         generated_versions(),

@@ -127,8 +127,8 @@ class PinnedDecisions:
         if isinstance(found, str):
             self._report("unfit", question, found)
             return None
-        subject, rivals = entries[0].subject, unmeasured(question.candidates)
-        return Decision(subject, found, rivals, f"pinned by {self._path}", question)
+        rivals = unmeasured(question.candidates)
+        return Decision(question.problem, found, rivals, f"pinned by {self._path}", question)
 
     def remember(self, question: Question, decision: Decision) -> None:
         """Nothing: pinned choices are changed by `perfuse lock write` alone."""
@@ -155,7 +155,7 @@ def _fitting(entries: Sequence[Pinned], question: Question) -> Choice | str:
         return f"is for other versions ({_difference(here[0], question)})"
     (entry,) = fitting
     chosen = entry.chosen_of(question.candidates)
-    return chosen or f"pins {entry.chosen} for {entry.subject}, which is not a candidate here"
+    return chosen or f"pins {entry.chosen} for {entry.problem}, which is not a candidate here"
 
 
 def _difference(entry: Pinned, question: Question) -> str:

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class Pinned:
 
     kind: str
     problem: str
-    subject: str  # the problem as reports name it
     device: str
     versions: tuple[tuple[str, str], ...]
     candidates: tuple[str, ...]  # as text: they show what the choice was made among
@@ -65,7 +64,6 @@ class Pinned:
             "device": self.device,
             "kind": self.kind,
             "problem": self.problem,
-            "subject": self.subject,
             "versions": dict(self.versions),
         }
 
@@ -96,11 +94,10 @@ def pinned_of(decision: Decision) -> Pinned | None:
     return Pinned(
         kind=question.kind,
         problem=question.problem,
-        subject=decision.subject,
         device=question.device,
         versions=tuple(sorted(question.versions)),
         candidates=tuple(map(_shown, question.candidates)),
-        chosen=decision.chosen,
+        chosen=replace(decision.chosen, options=tuple(sorted(decision.chosen.options))),
     )
 
 
@@ -196,13 +193,12 @@ def _entry(name: str, row: Mapping[str, Any], path: str) -> Pinned:
     entry = Pinned(
         kind=row["kind"],
         problem=row["problem"],
-        subject=row["subject"],
         device=row["device"],
         versions=tuple(sorted(row["versions"].items())),
         candidates=tuple(row["candidates"]),
         chosen=Choice.from_json({**chosen, "options": list(chosen["options"].items())}),
     )
-    if not all(isinstance(text, str) for text in (entry.subject, *entry.candidates)):
+    if not all(isinstance(text, str) for text in (entry.problem, *entry.candidates)):
         raise TypeError(f"{name!r} has something else in place of text")
     if entry.name != name:
         told = f"{name!r} does not match its fields"

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from perfuse import config
 from perfuse.cache.resp import RedisAddress, command
+from perfuse.errors import MALFORMED
 
 TIMEOUT_S = 0.5
 MOST_BYTES = 1 << 18  # of one document: a decision is a few kilobytes
@@ -42,7 +43,10 @@ class RedisRemoteCacheBackend:
         found = command(self.address, "GET", name, timeout_s=TIMEOUT_S, most_bytes=MOST_BYTES)
         if found is None:
             return None
-        document = json.loads(found) if isinstance(found, bytes) else None
+        try:
+            document = json.loads(found) if isinstance(found, bytes) else None
+        except MALFORMED as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
         if not isinstance(document, dict):
             raise ValueError("not a document")
         return document
