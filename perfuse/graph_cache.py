@@ -116,8 +116,10 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
         _skipped(context, "constant")
         return None
     built = tuple(entry.key for entry in compiled.built)
+    # Counts describe the program, and are counted again when it is loaded; tuning is not done then.
+    counts = {name: n for name, n in compiled.counts.items() if not name.startswith("autotune.")}
     saved = SavedProgram(
-        compiled.host, built, constants, compiled.counts, str(compiled.plan), compiled.decisions
+        compiled.host, built, constants, counts, str(compiled.plan), compiled.decisions
     )
     entry: Entry = open_store(context).put(key, files_of(saved))
     return entry.key
