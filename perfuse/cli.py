@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -76,11 +77,16 @@ def show_config(
         value = settings.get(row.name)
         mark = " " if value == row.default else "*"
         table.add_row(
-            Text(f"{mark} {row.name} = {value!r}", "bold" if mark == "*" else ""),
+            Text(f"{mark} {row.name} = {_shown(value)}", "bold" if mark == "*" else ""),
             Text(f"{row.sentence} ({row.type})"),
         )
     console.print(table, width=min(console.width, 110))
     console.print("Environment variables: PERFUSE_ and the name, as in PERFUSE_CPU_THREADS=4.")
+
+
+def _shown(value: Any) -> str:
+    """A value as it may be shown to others: without the password of an address."""
+    return re.sub(r"://[^@/]*@", "://...@", repr(value))
 
 
 @app.command()

@@ -136,7 +136,7 @@ class RemoteDecisions:
         self._request(lambda backend: backend.put(name, document))
 
     def _request(self, ask: Callable[[RemoteCacheBackend], T]) -> T | None:
-        """What the server answers; None where there is no usable answer, for whatever reason."""
+        """The server's answer; None where there is no usable one, for whatever reason."""
         if not self._breaker.is_asked():
             return None
         answer: T | None = None
