@@ -1,7 +1,5 @@
 """`perfuse lock`: write, check and show files of pinned choices."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Annotated, Any
 
@@ -10,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perfuse import config
-from perfuse.cli_function import ARGUMENTS, example_args, fail, found_function
+from perfuse.cli_function import ARGUMENTS, fail, found_call
 
 app = typer.Typer(help="Measured choices, pinned in a file.", no_args_is_help=True)
 console = Console()
@@ -86,11 +84,10 @@ def _lock() -> Any:
 
 def _explained(function: str, arguments: str, max_autotune: bool) -> Any:
     report = importlib.import_module("perfuse.report.explain")
-    module, name = found_function(function)
-    given = example_args(module, function, arguments)
+    fn, given = found_call(function, arguments)
     # The choices of the file that is being written must not stand in for measured ones.
     with config.patch({"lock_file": "", **({"max_autotune": True} if max_autotune else {})}):
-        explained = report.explain(getattr(module, name), *given)
+        explained = report.explain(fn, *given)
     if not any(graph.decisions for graph in explained.graphs):
         fail(f"{function} has nothing to choose: no matmul or kernel of it was measured")
     return explained

@@ -6,6 +6,7 @@ show them, and a lock file pins them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -115,6 +116,11 @@ class Decision:
     def __str__(self) -> str:
         rivals = "; ".join(f"{r.choice} {r.measured()}" for r in self.rivals)
         return f"{self.subject}: {self.chosen} of {rivals}"
+
+
+def identified(summary: str, text: str) -> str:
+    """A problem in one line: what a reader wants to know, and the hash of what identifies it."""
+    return f"{summary}, {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def answer_from(document: dict[str, Any], question: Question) -> Decision:

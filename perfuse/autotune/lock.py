@@ -1,7 +1,5 @@
 """Writing and checking lock files: decisions in, pinned choices out, and what fits where."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

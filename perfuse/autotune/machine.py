@@ -1,7 +1,5 @@
 """Where a decision holds: the kind of device, and the versions of libraries and compilers."""
 
-from __future__ import annotations
-
 import functools
 import re
 from importlib.metadata import PackageNotFoundError, version

@@ -4,8 +4,6 @@ What is remembered (`cache/decisions.py`) is used; else the candidates are measu
 is remembered, unless this mode measures nothing: then the default stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -7,7 +7,6 @@ candidates compute the same loops, so only their speed is compared.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from perfuse.cache import keys
 from perfuse.codegen.triton.tiling import candidates, widest_of
 from perfuse.codegen.triton.unit import generate_triton, machine_of
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, Question
+from perfuse.decision import Choice, Decision, Question, identified
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Indirect
 from perfuse.ir.program import BufferKind, Program, View
@@ -106,7 +105,7 @@ def question_of(alone: Plan, context: Context) -> Question:
     loops = f"{len(kernel.members)} loops over {'x'.join(str(a.size) for a in kernel.axes)}"
     return Question(
         keys.TILE.name,
-        f"kernel of {loops}, {hashlib.sha256(text.encode()).hexdigest()}",
+        identified(f"kernel of {loops}", text),
         tuple(map(choice_of, tiles)),
         device_kind(context.target),
         generated_versions(),

@@ -96,9 +96,8 @@ class LocalDecisions:
 
 def stored_decisions(store: Store) -> Iterator[Decision]:
     """Every decision in a store that can be read, in the order of their keys."""
-    kinds = {kind.name for kind in DECISIONS}
     for key in sorted(usage.key for usage in store.usages()):
-        entry = store.get(key) if key.partition("-")[0] in kinds else None
+        entry = store.get(key) if key.partition("-")[0] in DECISIONS else None
         try:
             found = None if entry is None else Decision.from_json(entry.read_json(FILE))
         except (CacheDamaged, *MALFORMED):

@@ -30,7 +30,7 @@ class Kind:
     version: int
     holds: str
     code: tuple[str, ...] = ()  # files of Perfuse whose text decides what an entry holds
-    outlives_releases: bool = False  # whether entries of another version of Perfuse are as good
+    is_decision: bool = False  # then an entry of another version of Perfuse is as good
 
 
 ALL_CODE = ("**/*.py", "**/*.h", "**/*.cpp")
@@ -49,14 +49,14 @@ MATMUL = Kind(
     "matmul",
     2,
     "which library call computes a matmul fastest, as measured",
-    outlives_releases=True,
+    is_decision=True,
 )
-TILE = Kind("tile", 3, "which tile of a GPU kernel is fastest, as measured", outlives_releases=True)
+TILE = Kind("tile", 3, "which tile of a GPU kernel is fastest, as measured", is_decision=True)
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
-DECISIONS = (MATMUL, TILE)
-KINDS = (LIBRARY, KERNEL, BUNDLE, *DECISIONS, GRAPH, CAPTURE)
+KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, GRAPH, CAPTURE)
+DECISIONS = {kind.name: kind for kind in KINDS if kind.is_decision}
 
 
 def key_of(kind: Kind, *parts: object) -> str:
@@ -65,7 +65,7 @@ def key_of(kind: Kind, *parts: object) -> str:
     Bytes and text count as they are, other parts by their `repr`, which must be the same in every
     process.
     """
-    release = "" if kind.outlives_releases else VERSION
+    release = "" if kind.is_decision else VERSION
     own = (kind.name, kind.version, FORMAT, release, code_digest(kind.code))
     digest = hashlib.sha256()
     for part in (*own, *parts):
@@ -90,8 +90,7 @@ def code_digest(patterns: tuple[str, ...]) -> str:
 
 def decision_key(question: Question) -> str:
     """The key of a decision: the problem, its candidates, the kind of device and versions."""
-    kind = next(kind for kind in DECISIONS if kind.name == question.kind)
-    return key_of(kind, question)
+    return key_of(DECISIONS[question.kind], question)
 
 
 def identity(context: Context) -> tuple[object, ...]:

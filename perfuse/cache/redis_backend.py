@@ -1,7 +1,5 @@
 """`RedisRemoteCacheBackend`: documents on a Redis server, by name."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Protocol
 

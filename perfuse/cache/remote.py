@@ -5,8 +5,6 @@ the time it is granted, is left alone for a while after one warning. A document 
 answers the very question that was asked, with one of the candidates of this process.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time
