@@ -7,7 +7,7 @@ is remembered, unless this mode measures nothing: then the default stays.
 from collections.abc import Callable
 from dataclasses import replace
 
-from perfuse.cache.decisions import decision_stores, has_pinned
+from perfuse.cache.decisions import decision_stores, has_lock_file
 from perfuse.context import Context
 from perfuse.decision import Decision, Question, undecided
 from perfuse.logs import channel
@@ -17,7 +17,7 @@ Measure = Callable[[], Decision]
 
 def is_consulted(context: Context) -> bool:
     """Whether remembered decisions are used where nothing is measured."""
-    return context.settings.search_autotune_cache or has_pinned(context)
+    return context.settings.search_autotune_cache or has_lock_file(context)
 
 
 def stored_or_measured(

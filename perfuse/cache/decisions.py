@@ -50,10 +50,9 @@ def decision_stores(context: Context, *, is_pinned_only: bool = False) -> list[D
     return stores
 
 
-def has_pinned(context: Context) -> bool:
-    """Whether a lock file pins choices, in whatever mode."""
-    path = context.settings.lock_file
-    return bool(path) and read_lock(path) is not None
+def has_lock_file(context: Context) -> bool:
+    """Whether choices are pinned, in whatever mode; a file that is missing is reported later."""
+    return bool(context.settings.lock_file)
 
 
 def _lock(context: Context) -> PinnedDecisions | None:

@@ -141,11 +141,13 @@ class RemoteDecisions:
         try:
             backend = self._backend()
             answer = self._breaker.run(lambda: ask(backend))
-        except ValueError as error:  # about this document, not about the server
-            self._refuse("a document", error)
         except Exception as error:  # a backend may be anybody's, and none may stop a compile
-            self._counters.inc("autotune.remote_failed")
-            self._breaker.stop(f"{type(error).__name__}: {error}")
+            # A certificate that is refused is both, and is not about the document.
+            if isinstance(error, ValueError) and not isinstance(error, OSError):
+                self._refuse("a document", error)
+            else:
+                self._counters.inc("autotune.remote_failed")
+                self._breaker.stop(f"{type(error).__name__}: {error}")
         if self._breaker.is_too_slow():
             self._counters.inc("autotune.remote_failed")
             self._breaker.stop("its answers are too slow")

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from ssl import SSLCertVerificationError
 from typing import Any
 
 import pytest
@@ -248,7 +249,10 @@ class Failing:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("x"), KeyError("x"), OSError(5, "x"), ValueError()])
+ERRORS = (RuntimeError("x"), KeyError("x"), OSError(5, "x"), ValueError("x"))
+
+
+@pytest.mark.parametrize("error", [*ERRORS, SSLCertVerificationError(1, "x")], ids=repr)
 def test_errors_of_a_backend_do_not_reach_the_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from perfuse.cache.resp import RedisAddress, command, encoded
 
@@ -111,6 +118,64 @@ def test_plain_text_where_encryption_is_expected() -> None:
     with answering(saying(b"+OK\r\n")) as address, pytest.raises(OSError):
         encrypted = RedisAddress(address.host, address.port, is_encrypted=True)
         command(encrypted, "PING", timeout_s=1)
+
+
+def certificate(folder: Path, host: str) -> Path:
+    """A new private key with a certificate that it signed itself, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - datetime.timedelta(days=1))
+    made = made.not_valid_after(now + datetime.timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+    signed = made.sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path = folder / f"{host}.pem"
+    path.write_bytes(private + signed.public_bytes(pem))
+    return path
+
+
+@contextmanager
+def encrypted_server(pem: Path) -> Iterator[RedisAddress]:
+    """A block with a server that expects encryption and answers one command."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        try:
+            with encryption.wrap_socket(connection, server_side=True) as encrypted:
+                encrypted.recv(1 << 16)
+                encrypted.sendall(b"+PONG\r\n")
+        except OSError:
+            connection.close()  # the client does not trust us
+
+    encryption = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    encryption.load_cert_chain(pem)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield RedisAddress("localhost", listener.getsockname()[1], is_encrypted=True)
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_trusted"), [("localhost", True), ("localhost", False), ("elsewhere", True)]
+)
+def test_certificates_are_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, is_trusted: bool
+) -> None:
+    pem = certificate(tmp_path, host)
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    with encrypted_server(pem) as address:
+        if host == "localhost" and is_trusted:
+            assert command(address, "PING", timeout_s=10) == "PONG"
+            return
+        with pytest.raises(ssl.SSLCertVerificationError):
+            command(address, "PING", timeout_s=10)
 
 
 def test_commands_are_arrays_of_strings_with_their_lengths() -> None:
