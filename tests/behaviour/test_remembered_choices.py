@@ -21,8 +21,9 @@ from perfuse.autotune import matmuls
 from perfuse.decision import Decision, library, unmeasured
 from perfuse.ir.matmul import LINEAR, RIVALS
 from perfuse.testing import fresh_cache, run_and_get_code
-from tests.behaviour.scripts import ROOT
+from tests.behaviour.scripts import ROOT, finish, start
 from tests.harness.compare import assert_as_good_as_eager
+from tests.harness.redis_server import redis_server, server_program
 
 pytestmark = pytest.mark.skipif(not RIVALS[0].is_available(), reason="one library only")
 A, B = torch.linspace(-1, 1, 192 * 160).reshape(192, 160), torch.ones(160, 176) / 3
@@ -224,3 +225,24 @@ def test_the_command(tmp_path: Path) -> None:
     text = (tmp_path / "perfuse.lock").read_text()
     remembered = perfuse_command(tmp_path, "write", "--replace")
     assert remembered.returncode == 0 and (tmp_path / "perfuse.lock").read_text() == text
+
+
+COMPILE = (
+    MODEL
+    + """
+import json, perfuse
+torch.compile(mm, backend="perfuse")(*example_args())
+print(json.dumps(perfuse.counters.snapshot()))
+"""
+)
+
+
+@pytest.mark.skipif(server_program() is None, reason="no Redis server")
+def test_processes_share_choices_through_the_environment(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server:
+        shared = {"PERFUSE_AUTOTUNE_REMOTE_CACHE": "1", "PERFUSE_REDIS_URL": server.url}
+        with patch.dict(os.environ, shared):
+            machines = [finish(start(COMPILE, tmp_path / name)) for name in ("a", "b")]
+        assert server.send("DBSIZE") == 1
+    names = ("autotune.matmuls_measured", "autotune.remote_hit")
+    assert [[m.get(name, 0) for name in names] for m in machines] == [[1, 0], [0, 1]]
