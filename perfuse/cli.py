@@ -1,8 +1,7 @@
 """The `perfuse` command."""
 
-from __future__ import annotations
-
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.cache.access import cache_folder, open_store
 from perfuse.cache.folders import check_usable
 from perfuse.cli_artefact import app as artefact_app
-from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function, mistake
+from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake
+from perfuse.cli_lock import app as lock_app
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.gpu import gpu_of_device
@@ -31,6 +31,7 @@ app = typer.Typer(no_args_is_help=True)
 cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(artefact_app, name="artefact")
+app.add_typer(lock_app, name="lock")
 console = Console()
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
@@ -45,8 +46,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def command(
     is_version_asked: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`."),
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`.")
     ] = False,
 ) -> None:
     """Perfuse: a tensor compiler for PyTorch."""
@@ -74,11 +74,16 @@ def show_config(
         value = settings.get(row.name)
         mark = " " if value == row.default else "*"
         table.add_row(
-            Text(f"{mark} {row.name} = {value!r}", "bold" if mark == "*" else ""),
+            Text(f"{mark} {row.name} = {_shown(value)}", "bold" if mark == "*" else ""),
             Text(f"{row.sentence} ({row.type})"),
         )
     console.print(table, width=min(console.width, 110))
     console.print("Environment variables: PERFUSE_ and the name, as in PERFUSE_CPU_THREADS=4.")
+
+
+def _shown(value: Any) -> str:
+    """A value as it may be shown to others: without the password of an address."""
+    return re.sub(r"://[^@/]*@", "://...@", repr(value))
 
 
 @app.command()
@@ -100,11 +105,10 @@ def explain(
     if stage is not None and stage not in STAGES:
         raise UnknownOption(stage, STAGES, what="stage")
     report = importlib.import_module("perfuse.report.explain")
-    module, name = found_function(function)
-    given = example_args(module, function, arguments)
+    fn, given = found_call(function, arguments)
     overrides = {} if memory_budget is None else {"memory_budget": memory_budget}
     with config.patch(overrides):
-        explanation = report.explain(getattr(module, name), *given)
+        explanation = report.explain(fn, *given)
     if stage is not None:
         print(explanation.stage(stage), end="")
     else:
@@ -127,9 +131,8 @@ def codegen(
 ) -> None:
     """Cross-compile a function for a GPU that need not be in this machine."""
     cross_compile = importlib.import_module("perfuse.capture.cross_compile")
-    module, name = found_function(function)
-    given = example_args(module, function, arguments)
-    made = cross_compile.codegen_for(getattr(module, name), given, target=target)
+    fn, given = found_call(function, arguments)
+    made = cross_compile.codegen_for(fn, given, target=target)
     console.print(str(made.target), markup=False)
     for graph in made.graphs:
         if plan:

@@ -19,7 +19,7 @@ from contextvars import ContextVar, Token
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType, NoneType, TracebackType
+from types import ModuleType, NoneType
 from typing import (
     Any,
     Literal,
@@ -177,6 +177,18 @@ class Settings:
     benchmark_epilogue_fusion: bool = key(
         True, "Race templates for matmuls together with the kernel that reads their result."
     )
+    autotune_local_cache: bool = plain(True, "Remember measured choices in the cache on disk.")
+    autotune_remote_cache: bool = plain(
+        False, "Share measured choices with other machines through the server at redis_url."
+    )
+    redis_url: str = plain(
+        "", "Server of the remote cache: redis://[user:password@]host[:port][/database], rediss://."
+    )
+    search_autotune_cache: bool = key(
+        False, "Use remembered choices where max_autotune is off, and measure nothing there."
+    )
+    # Its content is part of keys, not its path (cache/keys.py, identity).
+    lock_file: str = plain("", "File of pinned choices, see `perfuse lock`; empty: none.")
     cudagraphs: bool = plain(False, "Replay launches on CUDA devices through CUDA graphs.")
     recompute_level: int = key(
         1,
@@ -457,12 +469,7 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
         self._tokens.append(_patches.set({**(_patches.get() or {}), **self._overrides}))
         return snapshot()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         _patches.reset(self._tokens.pop())
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

@@ -9,14 +9,8 @@ from typing import ClassVar
 
 # Exceptions that reading a damaged document may raise: JSON, text, missing rows, false sizes.
 MALFORMED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError),
+    *(TypeError, ValueError),
 )
 
 
@@ -192,6 +186,20 @@ class ArtefactError(PerfuseError):
     """A saved artefact cannot be loaded here: wrong file, wrong version or wrong machine."""
 
     default_hint = "recompile it on this machine with this version of Perfuse."
+
+
+class LockFileError(PerfuseError):
+    """A lock file of pinned choices that is damaged, unreadable or of another schema."""
+
+    default_hint = "write it again (perfuse lock write), or unset lock_file (PERFUSE_LOCK_FILE)."
+
+
+class LockFileWarning(UserWarning):
+    """A lock file that does not fit here: other choices than the pinned ones are used."""
+
+
+class RemoteCacheWarning(UserWarning):
+    """A remote cache that cannot be used, or holds something unusable; compiling goes on."""
 
 
 class SpecError(PerfuseError):

@@ -37,17 +37,9 @@ ISA_FLAGS = {
 # No -ffast-math: NaN, infinities and signed zeros mean what they mean in eager PyTorch. Contraction
 # is off because the vector math rounds by adding and subtracting large numbers; kernels ask for
 # fused multiply-add by name.
-BASE_FLAGS = (
-    "-std=c++20",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-plt",
-    "-pipe",
-    "-w",
+BASE_FLAGS = tuple(
+    "-std=c++20 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=off "
+    "-fno-exceptions -fno-rtti -fno-plt -pipe -w".split()
 )
 
 # GCC's ivopts may rewrite `a - 4*i` and `a + 4*i` to share one induction variable; the address it
@@ -171,15 +163,10 @@ def compiler_version(command: str) -> str:
     """The first line the compiler says of itself."""
     if not command:
         return ""
-    words = shlex.split(command)
+    asked = [*shlex.split(command), "--version"]
     try:
         said = subprocess.run(
-            [*words, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=60,
-            check=True,
+            asked, capture_output=True, text=True, errors="replace", timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerMissing(f"cannot run {command}: {error}") from error
@@ -215,6 +202,14 @@ def _machine() -> tuple[str, tuple[str, ...], dict[int, int]]:
     isas = supported_isas(arch, cpu_features(_read(Path("/proc/cpuinfo"))))
     indices = sorted(SYSFS_CACHES.glob("index*")) if SYSFS_CACHES.is_dir() else ()
     return arch, isas, cache_sizes(indices)
+
+
+@cache
+def cpu_model() -> str:
+    """The name of this machine's CPU, as it reports it."""
+    text = _read(Path("/proc/cpuinfo"))
+    rows = re.findall(r"^(?:model name|CPU implementer|CPU part)\s*:\s*(.*)$", text, re.MULTILINE)
+    return " ".join(dict.fromkeys(row.strip() for row in rows if row.strip())) or "unknown model"
 
 
 def machine_isas() -> tuple[str, ...]:

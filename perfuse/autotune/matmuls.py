@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from perfuse.autotune.machine import device_kind, library_versions
 from perfuse.autotune.race import MOST_ERROR, Enter, Rules, Run, error_gate, race
-from perfuse.autotune.stored import stored_or_measured
+from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.cache import keys
-from perfuse.cache.keys import key_of
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, library
+from perfuse.decision import Choice, Decision, Question, library
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import RIVALS, Operands, call_arguments, rival_call
 from perfuse.ir.program import BufferKind, Matmul, Program
@@ -50,7 +50,7 @@ class Problem:
 
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
     """The plan with each large matmul computed by the library call that measured fastest."""
-    is_tuned = context.target.gpu is None and context.settings.cpu.tune_matmuls
+    is_tuned = context.target.gpu is None and (is_measured(context) or is_consulted(context))
     if not is_tuned or not any(row.is_available() for row in RIVALS):
         return plan
     # Below this the call itself costs more than any choice saves.
@@ -63,7 +63,8 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
         if problem is None:
             continue
         assert isinstance(node, Matmul)
-        decisions[problem] = decide(problem, context)
+        if problem not in decisions:
+            decisions[problem] = decide(problem, context)
         if decisions[problem].chosen != node.choice:
             buffers[node.out] = replace(buffers[node.out], kind=BufferKind.EXTERN)
             reason = "measured fastest of the libraries here"
@@ -73,6 +74,14 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     steps = tuple(tuned.get(id(step), step) for step in plan.steps)
     made = (*plan.decisions, *decisions.values())
     return replace(plan, program=program, steps=steps, decisions=made)
+
+
+def is_measured(context: Context) -> bool:
+    """Whether a matmul without a remembered decision is raced."""
+    settings = context.settings
+    return settings.cpu.tune_matmuls and (
+        settings.max_autotune or not settings.search_autotune_cache
+    )
 
 
 def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:
@@ -99,18 +108,35 @@ def choices_of(problem: Problem) -> Sequence[Choice]:
     return tuple(map(library, (default, *(row.op for row in RIVALS if row.is_available()))))
 
 
+def question_of(problem: Problem, context: Context) -> Question:
+    """The question which library call computes a matmul fastest on this kind of machine."""
+    return Question(
+        keys.MATMUL.name,
+        f"{problem}, float32, strides {problem.a_strides} and {problem.b_strides}, "
+        f"threads of PyTorch: {torch.get_num_threads()}",
+        tuple(choices_of(problem)),
+        device_kind(context.target),
+        library_versions("cpu"),
+        f"{RULES}, error {MOST_ERROR}",
+    )
+
+
 def decide(problem: Problem, context: Context) -> Decision:
-    """The stored decision for a matmul on this machine, or a new one."""
-    machine = (context.target, torch.get_num_threads(), torch.__version__)
+    """The remembered decision for a matmul on this kind of machine, or a new one."""
     choices = choices_of(problem)
-    key = key_of(keys.MATMUL, machine, RULES, MOST_ERROR, choices, problem)
 
     def measure() -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
             gate = error_gate(exact_rows(problem))
             return race(str(problem), choices, entered(problem), RULES, gate=gate)
 
-    return stored_or_measured(key, context, choices.index, measure, "autotune.matmuls_measured")
+    return stored_or_measured(
+        question_of(problem, context),
+        str(problem),
+        context,
+        measure if is_measured(context) else None,
+        "autotune.matmuls_measured",
+    )
 
 
 def entered(problem: Problem) -> Enter:

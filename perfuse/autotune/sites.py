@@ -140,11 +140,6 @@ def _choice(template: Template, is_fused: bool) -> Choice:
     return Choice(SOURCE, name, (*made.options, (FUSED, is_fused)))
 
 
-def check_choice(choice: Choice) -> object:
-    """Raise where the choice of a stored decision is not one of this version."""
-    return Template.of(choice) if choice.source == SOURCE else choice
-
-
 def chosen_kernels(site: Site, choice: Choice) -> tuple[Kernel, ...]:
     """The contractions that a choice asks for; none for the library."""
     if choice.source != SOURCE:

@@ -15,24 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfuse.autotune.machine import device_kind, generated_versions, library_versions
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, Timer, race
 from perfuse.autotune.sites import (
     Site,
-    check_choice,
     choices_of,
     identity_of,
     plan_of_site,
     sites_of,
     with_choice,
 )
-from perfuse.autotune.stored import stored_or_measured
+from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.tiles import plan_of_one
 from perfuse.backends import backend_of
-from perfuse.build.triton import triton_version
 from perfuse.cache import keys
-from perfuse.cache.keys import key_of
+from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision
+from perfuse.decision import Choice, Decision, Question, identified
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Matmul, Program, View
@@ -49,33 +48,58 @@ _ROWS_AT_ONCE = 2048  # of a reference, which is computed in a wider type
 
 def tune_templates(plan: Plan, context: Context) -> Plan:
     """Matmuls computed as measured on this GPU, in the modes that tune."""
-    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if context.target.gpu is None or not context.settings.max_autotune or not is_there:
+    if context.target.gpu is None:
         return plan
-    with disable_dispatch_modes(), disabled_autocast():
-        return measured_templates(plan, context, event_timer(context.device))
+    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
+    if context.settings.max_autotune and is_there:
+        with disable_dispatch_modes(), disabled_autocast():
+            return measured_templates(plan, context, event_timer(context.device))
+    return measured_templates(plan, context, None) if is_consulted(context) else plan
 
 
-def measured_templates(plan: Plan, context: Context, timer: Timer) -> Plan:
-    """The plan with each site computed in the way that measured fastest."""
+def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Plan:
+    """The plan with each site computed in the way that measured fastest.
+
+    Without a timer, the ways are those that are remembered.
+    """
     is_fused = context.settings.benchmark_epilogue_fusion
-    decisions: dict[str, Decision] = {}
+    decisions: dict[Question, Decision] = {}
     for site in list(sites_of(plan, with_epilogues=is_fused)):
         alone = plan_of_site(site, plan)
-        text = identity_of(alone)
-        if text not in decisions:
-            decisions[text] = decide(site, alone, text, context, timer)
-        plan = with_choice(plan, site, decisions[text].chosen)
+        question = question_of(site, alone, context)
+        if question not in decisions:
+            decisions[question] = decide(question, site, alone, context, timer)
+        plan = with_choice(plan, site, decisions[question].chosen)
     return replace(plan, decisions=(*plan.decisions, *decisions.values()))
 
 
-def decide(site: Site, alone: Plan, text: str, context: Context, timer: Timer) -> Decision:
-    """The stored decision for a site on this GPU, or a new one."""
+def question_of(site: Site, alone: Plan, context: Context) -> Question:
+    """The question which way to compute a site is fastest on this kind of GPU.
+
+    The text of the first template stands for them all: an edit of Perfuse that leaves it as it is
+    keeps the decision.
+    """
     gpu = context.target.gpu
     assert gpu is not None
     choices = choices_of(site, alone.program, gpu, allows_tf32())
-    versions = (torch.__version__, triton_version())
-    key = key_of(keys.TEMPLATE, versions, gpu, RULES, MOST_ERROR, allows_tf32(), choices, text)
+    text = f"{identity_of(alone)} tf32 {allows_tf32()}"
+    if len(choices) > 1:
+        text += generate_triton(with_choice(alone, site, choices[1]), context).text
+    return Question(
+        keys.TEMPLATE.name,
+        identified(str(site).partition(" with ")[0], text),
+        tuple(choices),
+        device_kind(context.target),
+        (*library_versions(gpu.kind), *generated_versions()),
+        f"{RULES} {MOST_ERROR}",
+    )
+
+
+def decide(
+    question: Question, site: Site, alone: Plan, context: Context, timer: Timer | None
+) -> Decision:
+    """The remembered decision for a site on this kind of GPU, or a new one."""
+    choices = question.candidates
 
     def measure() -> Decision:
         _build_together([with_choice(alone, site, c) for c in choices], context)
@@ -84,7 +108,8 @@ def decide(site: Site, alone: Plan, text: str, context: Context, timer: Timer) -
         enter = entered(site, alone, inputs, context)
         return race(str(site), choices, enter, RULES, gate=gate, timer=timer)
 
-    return stored_or_measured(key, context, check_choice, measure, "autotune.sites_measured")
+    measured = None if timer is None else measure
+    return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
 
 
 # -- running -------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Lower bounds on running time: bytes over bandwidth, operations over peak arithmetic."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +30,7 @@ class Roofline:
     matrix_flops_per_s: float  # halves, in matrix units
 
     @staticmethod
-    def of(target: Target) -> Roofline:
+    def of(target: Target) -> "Roofline":
         if target.gpu is not None:
             return Roofline(target.gpu.bandwidth, target.gpu.flops_f32, target.gpu.flops_f16)
         peak = CPU_HZ * target.num_threads * target.lanes * FMA_UNITS * 2
