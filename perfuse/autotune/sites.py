@@ -46,7 +46,7 @@ class Site:
 
 def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
     """The sites of a plan, each matmul in one: in order, as large as they can be."""
-    seen: set[str] = set()
+    seen: set[str] = set()  # results of matmuls, and kernels that are the epilogue of one
     for matmul in [step for step in plan.steps if isinstance(step, Matmul)]:
         if matmul.out in seen or not _is_large(matmul, plan):
             continue
@@ -56,6 +56,7 @@ def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
             site = Site((matmul,), None, (made,), None) if isinstance(made, Kernel) else None
         if site is not None and _are_sizes_given(site, plan):
             seen |= {m.out for m in site.matmuls}
+            seen |= set() if site.epilogue is None else {site.epilogue.name}
             yield site
 
 
@@ -91,7 +92,9 @@ def _given(site: Site, program: Program) -> list[str]:
 
 def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
     reader = next((k for k in plan.kernels if matmul.out in k.reads()), None)
-    if reader is None or any(_is_input(name, plan.program) for name in reader.stored):
+    if reader is None or reader.name in seen:
+        return None
+    if any(_is_input(name, plan.program) for name in reader.stored):
         return None  # measuring it again and again would change what it reads
     read = [s for s in plan.steps if isinstance(s, Matmul) and s.out in reader.reads()]
     every = [m for m in read if m.out not in seen and _is_large(m, plan)]

@@ -136,7 +136,7 @@ class GraphReport:
             refusals=tuple(str(refusal) for refusal in compiled.plan.refusals),
             calls=tuple(CallRow.of(call) for call in calls),
             decisions=compiled.decisions,
-            library_flops=_library_flops(nodes),
+            library_flops=_library_flops(nodes, compiled),
             seconds=compiled.seconds,
             sources=compiled.texts(),
         )
@@ -166,13 +166,16 @@ def changed_settings(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _library_flops(nodes: Sequence[Node]) -> dict[str, int]:
+def _library_flops(nodes: Sequence[Node], compiled: Compiled) -> dict[str, int]:
+    """Operations of library calls by kind; matmuls that are kernels of ours are none of them."""
     found: Counter[str] = Counter()
+    hints = compiled.program.hints
+    found["matmul"] -= sum(contraction_flops(kernel, hints) for kernel in compiled.plan.kernels)
     for node in nodes:
         kind = library_kind(str(node.target)) if node.op == "call_function" else ""
         if kind:
             found[kind] += num_flops(node)
-    return dict(found)
+    return {kind: count for kind, count in found.items() if count > 0}
 
 
 def _line(node: Any) -> str:

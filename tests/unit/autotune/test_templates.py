@@ -113,6 +113,18 @@ def test_matmuls_of_one_kernel_are_one_site() -> None:
     assert len(site.matmuls) == 2 and site.fused is not None and "with k" in str(site)
 
 
+def test_a_kernel_is_the_epilogue_of_one_site() -> None:
+    def both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.relu(a @ b) + (b @ a).t()
+
+    plan = plan_of(both, bf16(48, 48), bf16(48, 48))
+    sites = list(sites_of(plan))
+    assert [site.epilogue is None for site in sites] == [False, True]
+    for site in sites:
+        plan = with_choice(plan, site, choices_of(site, plan.program, GPU, tf32=False)[1])
+    verify_plan(place(plan, context_for("sm_90")))
+
+
 def test_a_wrong_result_is_refused() -> None:
     exact = torch.randn(64, 64)
     gate = reference_gate((exact,))
