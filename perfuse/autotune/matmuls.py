@@ -2,27 +2,33 @@
 
 Two libraries come with PyTorch on the CPU and neither wins everywhere, so each distinct matmul is
 raced once and the decision kept on disk. A challenger must be about as exact as the default,
-judged against float64, and beat it by a margin, so that noise cannot flip a decision.
+judged against float64, and beat it by a margin, so that noise cannot flip a decision. In the modes
+that tune more, the candidates are those of all selected sources (`select.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from perfuse.autotune.race import MOST_ERROR, Enter, Rules, Run, error_gate, race
+from perfuse.autotune.contest import Contest
+from perfuse.autotune.problem import LibraryMatmul, MatmulReference
+from perfuse.autotune.problem import Problem as Problem
+from perfuse.autotune.problem import choices_of as choices_of
+from perfuse.autotune.race import MOST_ERROR, Enter, Rules, error_gate, race
+from perfuse.autotune.select import Selection, is_selecting, select
+from perfuse.autotune.sources import ATEN, selected_sources
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
 from perfuse.cache.keys import key_of
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, library
+from perfuse.decision import Decision
+from perfuse.errors import NoValidChoicesError
 from perfuse.ir.dtype import DType
-from perfuse.ir.matmul import RIVALS, Operands, call_arguments, rival_call
-from perfuse.ir.program import BufferKind, Matmul, Program
-from perfuse.runtime.host_names import resolve_op
+from perfuse.ir.matmul import RIVALS
+from perfuse.ir.program import BufferKind, Matmul, Node, Program
 from perfuse.schedule.plan import Plan
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
@@ -32,35 +38,19 @@ RULES = Rules(margin=0.96, unseen_s=1e-5, budget_s=0.12, fewest_rounds=3, most_r
 _EXACT_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """a @ b (+ bias) in float32, by sizes and strides."""
-
-    rows: int
-    columns: int
-    depth: int
-    a_strides: tuple[int, int]
-    b_strides: tuple[int, int]
-    has_bias: bool
-
-    def __str__(self) -> str:
-        bias = " + bias" if self.has_bias else ""
-        return f"matmul {self.rows}x{self.depth}x{self.columns}{bias}"
-
-
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
     """The plan with each large matmul computed by the library call that measured fastest."""
-    is_tuned = context.target.gpu is None and context.settings.cpu.tune_matmuls
-    if not is_tuned or not any(row.is_available() for row in RIVALS):
+    if context.target.gpu is not None or not _is_tuned(context):
         return plan
     # Below this the call itself costs more than any choice saves.
-    least = max(1, context.settings.thresholds.tuned_matmul_work)
+    least = least_work(context)
     tuned: dict[int, Matmul] = {}
     decisions: dict[Problem, Decision] = {}
     buffers = dict(plan.program.buffers)
     for node in plan.program.nodes:
         problem = problem_of(node, plan.program, least) if isinstance(node, Matmul) else None
         if problem is None:
+            _check_aten_is_allowed(node, context)
             continue
         assert isinstance(node, Matmul)
         decisions[problem] = decide(problem, context)
@@ -73,6 +63,31 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     steps = tuple(tuned.get(id(step), step) for step in plan.steps)
     made = (*plan.decisions, *decisions.values())
     return replace(plan, program=program, steps=steps, decisions=made)
+
+
+def _is_tuned(context: Context) -> bool:
+    has_rivals = any(row.is_available() for row in RIVALS)
+    return is_selecting(context) or (context.settings.cpu.tune_matmuls and has_rivals)
+
+
+def least_work(context: Context) -> int:
+    """The multiplications of the smallest matmul that is measured."""
+    if is_selecting(context) and not _may_use_aten(context):
+        return 0  # whatever its size, one of the candidates has to compute it
+    return max(1, context.settings.thresholds.tuned_matmul_work)
+
+
+def _may_use_aten(context: Context) -> bool:
+    settings = context.settings
+    names = [source.name for source in selected_sources(settings.max_autotune_gemm_backends)]
+    return settings.autotune_fallback_to_aten or ATEN.name in names
+
+
+def _check_aten_is_allowed(node: Node, context: Context) -> None:
+    """Raise where settings exclude the library, and no source knows this kind of matmul."""
+    if isinstance(node, Matmul) and is_selecting(context) and not _may_use_aten(context):
+        named = context.settings.max_autotune_gemm_backends
+        raise NoValidChoicesError(f"{node.op} in {node.out}", {named: "no candidate"})
 
 
 def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:
@@ -93,14 +108,10 @@ def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | Non
     return Problem(rows, columns, depth, a_strides, b_strides, bias is not None)
 
 
-def choices_of(problem: Problem) -> Sequence[Choice]:
-    """The library calls that compute it, the default first."""
-    default = "aten.addmm.out" if problem.has_bias else "aten.mm.out"
-    return tuple(map(library, (default, *(row.op for row in RIVALS if row.is_available()))))
-
-
 def decide(problem: Problem, context: Context) -> Decision:
     """The stored decision for a matmul on this machine, or a new one."""
+    if is_selecting(context):
+        return select(selection_of(problem, context), context)
     machine = (context.target, torch.get_num_threads(), torch.__version__)
     choices = choices_of(problem)
     key = key_of(keys.MATMUL, machine, RULES, MOST_ERROR, choices, problem)
@@ -113,38 +124,22 @@ def decide(problem: Problem, context: Context) -> Decision:
     return stored_or_measured(key, context, choices.index, measure, "autotune.matmuls_measured")
 
 
+def selection_of(problem: Problem, context: Context) -> Selection:
+    """A matmul as `select` takes it."""
+    contest = Contest(
+        problem.operands(), problem.result(), MatmulReference(), context.target.l3_bytes
+    )
+    return Selection(problem, contest, choices_of(problem)[0])
+
+
 def entered(problem: Problem) -> Enter:
     """A callable for each choice, on operands of these sizes and strides."""
-    operands = Operands(*_operands(problem))
+    inputs = tuple(operand.tensor() for operand in problem.operands())
     out = torch.empty(problem.rows, problem.columns)
-
-    def enter(choice: Choice) -> Run:
-        op, args = resolve_op(choice.name), call_arguments(choice.name, operands)
-        if rival_call(choice.name) is not None:
-            return lambda: op(*args)
-        return lambda: op(*args, out=out)
-
-    return enter
+    return lambda choice: LibraryMatmul(choice.name, problem).loaded(inputs, out)
 
 
 def exact_rows(problem: Problem) -> torch.Tensor:
     """The first rows of the product of the same operands, in float64."""
-    a, b, bias = _operands(problem)
-    exact = a[:_EXACT_ROWS].double() @ b.double()
-    return exact if bias is None else exact + bias
-
-
-def _operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The same random numbers each time, from a generator of our own."""
-    generator = torch.Generator().manual_seed(0)
-    a = _random((problem.rows, problem.depth), problem.a_strides, generator)
-    b = _random((problem.depth, problem.columns), problem.b_strides, generator)
-    bias = torch.randn(problem.columns, generator=generator) if problem.has_bias else None
-    return a, b, bias
-
-
-def _random(
-    shape: tuple[int, int], strides: tuple[int, int], generator: torch.Generator
-) -> torch.Tensor:
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    return torch.randn(span, generator=generator).as_strided(shape, strides)
+    inputs = tuple(operand.tensor() for operand in problem.operands())
+    return MatmulReference().exact(inputs, torch.arange(min(_EXACT_ROWS, problem.rows)))

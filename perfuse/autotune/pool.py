@@ -147,6 +147,7 @@ class TuningProcessPool:
         requests: Sequence[Any],
         deadline: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
+        advance: Callable[[], None] = lambda: None,
     ) -> list[Outcome]:
         """The outcome of each request; one that is not begun by the deadline is not run."""
         self.initialize()
@@ -162,6 +163,7 @@ class TuningProcessPool:
                 except queue.Empty:
                     return
                 outcomes[number] = seat.ask(requests[number])
+                advance()
 
         with self._lock:
             _in_threads(serve, self._seats[: max(1, len(requests))])
