@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perfuse.autotune.outcome import DANGEROUS, Fate, Outcome
+from perfuse.autotune.outcome import DANGEROUS, Fate, Outcome, fate_of
 from perfuse.autotune.pool import TuningProcessPool
 from perfuse.autotune.race import CANNOT_RUN
 from perfuse.autotune.request import BenchmarkRequest, Operand
@@ -103,7 +103,7 @@ class _recorded:  # noqa: N801 - reads as a function: `with _recorded(...)`
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if not isinstance(error, (WrongResult, *CANNOT_RUN)):
             return False
-        fate = Fate.WRONG if isinstance(error, WrongResult) else Fate.RAISED
+        fate = fate_of(error)
         told = str(error) if fate is Fate.WRONG else f"{type(error).__name__}: {error}"
         self._measured.failures[self._number] = Outcome(fate, detail=told)
         self._measured.times.pop(self._number, None)
@@ -166,6 +166,8 @@ def contest_in_workers(
         (outcome,) = pool.run([final])
         if outcome.fate is Fate.MEASURED:  # else their times alone stand
             _add(measured, outcome, near)
+        if measured.dangerous.keys() & set(near):
+            pool.terminate()  # what was wrong so late may have damaged the worker's memory
     return measured
 
 

@@ -53,3 +53,12 @@ def timed(outcome: Outcome) -> Outcome:
     if outcome.fate is not Fate.MEASURED or (is_time and 0 < value < math.inf):
         return outcome
     return Outcome(Fate.MALFORMED, detail=f"{value!r} is not a time")
+
+
+def fate_of(error: BaseException) -> Fate:
+    """How a candidate ended that raised this."""
+    if getattr(error, "is_wrong_result", False):
+        return Fate.WRONG
+    # PyTorch's allocators raise RuntimeError, with these words in it.
+    is_memory = "can't allocate memory" in str(error) or "out of memory" in str(error)
+    return Fate.OUT_OF_MEMORY if is_memory or isinstance(error, MemoryError) else Fate.RAISED

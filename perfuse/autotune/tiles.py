@@ -6,12 +6,12 @@ candidates compute the same loops, so only their speed is compared.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.race import Rules, Run, Timer, race
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
@@ -90,18 +90,16 @@ def decide(kernel: Kernel, program: Program, context: Context, device: Device) -
     def measure() -> Decision:
         widest = widest_of(kernel, program.buffers)
         tiles = candidates(kernel, machine_of(context.target), widest)
-        _build_together(alone, tiles, device.build, context.num_jobs(len(tiles)))
+        _build_together(alone, tiles, device.build, context)
         return race_tiles(alone, tiles, device.load(alone), device.timer)
 
     return stored_or_measured(key, context, tile_of, measure, "autotune.kernels_measured")
 
 
-def _build_together(alone: Plan, tiles: list[Tile], build: Build, num_jobs: int) -> None:
+def _build_together(alone: Plan, tiles: list[Tile], build: Build, context: Context) -> None:
     """Compile all candidates at once; what fails will fail again where it is measured."""
-    with ThreadPoolExecutor(num_jobs) as pool:
-        for made in [pool.submit(build, alone, tile) for tile in tiles]:
-            with contextlib.suppress(Exception):
-                made.result()
+    builds = [(tile, partial(build, alone, tile)) for tile in tiles]
+    compile_together(builds, num_compile_threads(context, len(tiles)), context.counters)
 
 
 def race_tiles(

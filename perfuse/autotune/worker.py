@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfuse.autotune import wire
+from perfuse.autotune.outcome import fate_of
 
 F_SETSIG = 10  # of Linux; Python's fcntl module does not name it
 MOST_TEXT = 2000  # characters of an error that are sent back
@@ -59,16 +60,8 @@ def answered(document: Any) -> dict[str, Any]:
     """The reply to a request: its value, or the exception that it raised."""
     try:
         return {"value": wire.value_of(document).answer()}
-    except MemoryError as error:
-        return {"error": _text(error), "is_out_of_memory": True}
     except Exception as error:
-        is_out_of_memory = "can't allocate memory" in str(error) or "out of memory" in str(error)
-        return {
-            "error": _text(error),
-            "is_wrong": bool(getattr(error, "is_wrong_result", False)),
-            "is_out_of_memory": is_out_of_memory,
-            "is_sound": is_sound(),
-        }
+        return {"error": _text(error), "fate": str(fate_of(error)), "is_sound": is_sound()}
 
 
 def is_sound() -> bool:

@@ -90,16 +90,16 @@ class WorkerProcess:
         return self._process.returncode is None
 
     def _outcome(self, reply: Any) -> Outcome:
-        if not isinstance(reply, dict) or not ("value" in reply or "error" in reply):
+        is_reply = isinstance(reply, dict) and ("value" in reply or reply.get("fate") in list(Fate))
+        if not is_reply:
             self.kill()
             return Outcome(Fate.MALFORMED, detail=f"{reply!r} is not a reply")
         if "value" in reply:
             return Outcome(Fate.MEASURED, reply["value"])
-        fate = Fate.WRONG if reply.get("is_wrong") else Fate.RAISED
-        fate = Fate.OUT_OF_MEMORY if reply.get("is_out_of_memory") else fate
+        fate = Fate(reply["fate"])
         if fate is not Fate.RAISED or not reply.get("is_sound"):
             self.kill()  # its memory may be damaged, or its GPU's state: others get a new worker
-        return Outcome(fate, detail=str(reply["error"]))
+        return Outcome(fate, detail=str(reply.get("error", "")))
 
     def _ended(self, error: wire.NoFrame) -> Outcome:
         """The outcome of a request whose worker ended by itself, or stopped making sense."""
