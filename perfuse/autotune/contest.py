@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from perfuse.autotune.outcome import DANGEROUS, Fate, Outcome, fate_of
+from perfuse.autotune.outcome import DANGEROUS, Fate, Outcome, failed
 from perfuse.autotune.pool import TuningProcessPool
 from perfuse.autotune.race import CANNOT_RUN
-from perfuse.autotune.request import BenchmarkRequest, Operand
+from perfuse.autotune.request import BenchmarkRequest, Operand, Run
 from perfuse.autotune.search import Clock, Rules, Timer, estimates, turns, wall_timer
 from perfuse.autotune.verify_candidate import Judge, Reference, Trial, WrongResult
 from perfuse.runtime.measure import event_timer
@@ -83,31 +84,36 @@ def contest_here(
         advance()
     if trials:
         rules = replace(rules, budget_s=min(rules.budget_s, max(0.0, deadline - clock())))
-        runs = {number: trial.run for number, trial in trials.items()}
+        runs = {n: _recording(measured, n, trial.run) for n, trial in trials.items()}
         measured.times = turns(runs, rules, timer_of(contest), clock)
     for number, trial in trials.items():
+        if number in measured.failures:
+            del measured.times[number]
+            continue
         with _recorded(measured, number):
             trial.verify()
     return measured
 
 
-class _recorded:  # noqa: N801 - reads as a function: `with _recorded(...)`
-    """A block whose failure is that of one candidate."""
+@contextmanager
+def _recorded(measured: Measured, number: int) -> Iterator[None]:
+    """A block whose failure is that of one candidate, which then has no time."""
+    try:
+        yield
+    except (WrongResult, *CANNOT_RUN) as error:
+        measured.failures[number] = failed(error)
+        measured.times.pop(number, None)
 
-    def __init__(self, measured: Measured, number: int) -> None:
-        self._measured, self._number = measured, number
 
-    def __enter__(self) -> None:
-        pass
+def _recording(measured: Measured, number: int, run: Run) -> Run:
+    """A run that fails at most once: what is timed further is nothing, and does not count."""
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, (WrongResult, *CANNOT_RUN)):
-            return False
-        fate = fate_of(error)
-        told = str(error) if fate is Fate.WRONG else f"{type(error).__name__}: {error}"
-        self._measured.failures[self._number] = Outcome(fate, detail=told)
-        self._measured.times.pop(self._number, None)
-        return True
+    def recorded() -> None:
+        if number not in measured.failures:
+            with _recorded(measured, number):
+                run()
+
+    return recorded
 
 
 def timer_of(contest: Contest) -> Timer:
@@ -178,12 +184,12 @@ def _add(measured: Measured, outcome: Outcome, numbers: Sequence[int]) -> None:
         return
     try:
         times = {numbers[n]: list(map(float, found)) for n, found in outcome.value["times"]}
-        failed = {numbers[n]: Outcome(Fate(f), detail=d) for n, f, d in outcome.value["failures"]}
+        failures = {numbers[n]: Outcome(Fate(f), detail=d) for n, f, d in outcome.value["failures"]}
     except (TypeError, ValueError, LookupError) as error:
         told = Outcome(Fate.MALFORMED, detail=f"{type(error).__name__}: {error}")
         measured.failures.update(dict.fromkeys(numbers, told))
         return
     measured.times.update(times)
-    measured.failures.update(failed)
-    for number in failed:
+    measured.failures.update(failures)
+    for number in failures:
         measured.times.pop(number, None)

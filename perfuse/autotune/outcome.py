@@ -62,3 +62,10 @@ def fate_of(error: BaseException) -> Fate:
     # PyTorch's allocators raise RuntimeError, with these words in it.
     is_memory = "can't allocate memory" in str(error) or "out of memory" in str(error)
     return Fate.OUT_OF_MEMORY if is_memory or isinstance(error, MemoryError) else Fate.RAISED
+
+
+def failed(error: BaseException) -> Outcome:
+    """The outcome of a candidate that raised this."""
+    fate = fate_of(error)
+    told = str(error) if fate is Fate.WRONG else f"{type(error).__name__}: {error}"
+    return Outcome(fate, detail=told)

@@ -20,7 +20,7 @@ from perfuse.autotune.contest import (
     contest_in_workers,
 )
 from perfuse.autotune.faces import AlgorithmSelector
-from perfuse.autotune.outcome import Fate, Outcome
+from perfuse.autotune.outcome import Outcome, failed
 from perfuse.autotune.pool import shared_pool
 from perfuse.autotune.progress import TuningProgress
 from perfuse.autotune.quarantine import quarantine, quarantined
@@ -128,8 +128,8 @@ def _measured(selection: Selection, sources: Mapping[Choice, Source], context: C
             deadline = time.perf_counter() + limit_s
             measured = contest_here(*asked, RULES, deadline, progress.advance)
     times = {numbers[n]: found for n, found in measured.times.items()}
-    failed = {numbers[n]: outcome for n, outcome in measured.failures.items()}
-    return Measured(times, failures | failed)
+    failures |= {numbers[n]: outcome for n, outcome in measured.failures.items()}
+    return Measured(times, failures)
 
 
 def _requests(
@@ -151,5 +151,5 @@ def _requests(
                 raise errors[choice]
             requests[number] = source.request(problem, choice, context)
         except CANNOT_RUN as error:
-            failures[number] = Outcome(Fate.RAISED, detail=f"{type(error).__name__}: {error}")
+            failures[number] = failed(error)
     return requests, failures

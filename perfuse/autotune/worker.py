@@ -13,12 +13,11 @@ import os
 import resource
 import signal
 import sys
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
 from perfuse.autotune import wire
-from perfuse.autotune.outcome import fate_of
+from perfuse.autotune.outcome import failed
 
 F_SETSIG = 10  # of Linux; Python's fcntl module does not name it
 MOST_TEXT = 2000  # characters of an error that are sent back
@@ -61,7 +60,9 @@ def answered(document: Any) -> dict[str, Any]:
     try:
         return {"value": wire.value_of(document).answer()}
     except Exception as error:
-        return {"error": _text(error), "fate": str(fate_of(error)), "is_sound": is_sound()}
+        outcome = failed(error)
+        told = outcome.detail[:MOST_TEXT]
+        return {"error": told, "fate": str(outcome.fate), "is_sound": is_sound()}
 
 
 def is_sound() -> bool:
@@ -74,10 +75,6 @@ def is_sound() -> bool:
     except Exception:
         return False
     return True
-
-
-def _text(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()[:MOST_TEXT]
 
 
 def die_with_parent(lifeline_fd: int) -> None:

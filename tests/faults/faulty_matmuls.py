@@ -68,5 +68,9 @@ class FaultyMatmul(BenchmarkRequest):
         if turn > 1:
             out[-1, -1] += 1
 
+    def _raises_while_it_is_timed(self, out: torch.Tensor, turn: int) -> None:
+        if turn > 3:
+            raise RuntimeError("a late error")
+
     def _returns_text(self, out: torch.Tensor, turn: int) -> str:
         return "done"
