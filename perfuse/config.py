@@ -194,7 +194,7 @@ class Settings:
     )
     compile_threads: int = plain(0, "Threads that compile candidates; 0 takes build.jobs.")
     benchmark_kernel: bool = plain(
-        False, "Time each program of GPU kernels after it is built, and log it (channel tuning)."
+        False, "Run each kernel alone on random data, and log its time (channel tuning)."
     )
     cudagraphs: bool = plain(False, "Replay launches on CUDA devices through CUDA graphs.")
     recompute_level: int = key(

@@ -37,7 +37,7 @@ class PoolRules:
     """How many workers there are, and what they may take."""
 
     devices: tuple[str | None, ...]  # what each worker sees as its GPUs; None: what this one does
-    timeout_s: float
+    limit_s: float
     most_bytes: int
 
     @staticmethod
@@ -88,7 +88,7 @@ class _Seat:
         except (wire.NoFrame, OSError) as error:
             self._end()
             return Outcome(Fate.NOT_RUN, detail=f"no worker could be started: {error}")
-        return worker.ask(request, self._rules.timeout_s)
+        return worker.ask(request, self._rules.limit_s)
 
     def interrupt(self) -> None:
         """End the worker while another thread may wait for its answer."""

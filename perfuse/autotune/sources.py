@@ -77,7 +77,7 @@ def selected_sources(text: str) -> tuple[Source, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What the selected sources propose for a problem, and why some propose nothing."""
+    """The proposals of the selected sources for a problem, and why some propose nothing."""
 
     choices: Mapping[Choice, Source]
     silent: Mapping[str, str] = field(default_factory=dict)  # name of a source -> reason

@@ -49,7 +49,7 @@ def measured_tiles(plan: Plan, context: Context, device: Device) -> Plan:
     decisions: dict[str, Decision] = {}
     least_bytes = context.settings.thresholds.tuned_tile_bytes  # smaller ones end before it matters
     for kernel in plan.kernels:
-        if kernel.num_bytes >= least_bytes and _is_measurable(kernel, plan.program):
+        if kernel.num_bytes >= least_bytes and is_measurable(kernel, plan.program):
             decisions[kernel.name] = decide(kernel, plan.program, context, device)
     tiles = {name: tile_of(decision.chosen) for name, decision in decisions.items()}
     return replace(plan, tiles=tiles, decisions=(*plan.decisions, *decisions.values()))
@@ -65,7 +65,7 @@ def tile_of(choice: Choice) -> Tile:
     return Tile(**options)
 
 
-def _is_measurable(kernel: Kernel, program: Program) -> bool:
+def is_measurable(kernel: Kernel, program: Program) -> bool:
     """Sizes are known, and no index is read from data: random data would be out of bounds.
 
     Batches have one tile.

@@ -1,4 +1,4 @@
-"""What goes between a process and its tuning workers: frames of JSON over a pipe, objects by name.
+"""Messages between a process and its tuning workers: frames of JSON over a pipe, objects by name.
 
 A request is an object of any importable class whose fields are plain values. It travels as the name
 of its class and its fields, so nothing is unpickled. This file imports no PyTorch: a worker starts

@@ -41,7 +41,7 @@ def test_config_lists_every_setting_in_80_columns() -> None:
     text = run("config")
     assert_narrow(text)
     assert all(f" {row.name} = " in text for row in perfuse.config.describe())
-    assert len(text.splitlines()) < 120
+    assert len(text.splitlines()) < 3 * len(perfuse.config.describe())
     with perfuse.config.patch({"cpu.opt_level": 1}):
         assert "* cpu.opt_level = 1" in run("config", "opt_level")
     assert "cpu.simd" not in run("config", "opt_level")

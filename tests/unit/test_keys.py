@@ -47,6 +47,7 @@ READ_ANYWAY = {
     "enabled": "whether a decision is stored, not what it is",
     "autotune_in_subproc": "where candidates run",
     "autotune_multi_device": "on how many devices candidates are measured",
+    "benchmark_kernel": "what is logged",
     "compile_threads": "how many candidates are compiled at a time",
     "tune_seconds": "how long measuring may take: decisions depend on times anyway",
     "tune_timeout_s": "when a candidate is given up",
