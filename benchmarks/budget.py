@@ -201,7 +201,7 @@ def sweep(
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
-    """What a sweep promises and does not keep."""
+    """Promises that a sweep did not keep."""
     found = []
     for before, row in zip([None, *rows[:-1]], rows, strict=True):
         where = f"{row['model']} at {row['budget'] / MIB:.1f} MiB"

@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is compiled (`function`), and how one step calls it."""
+    """The function that is compiled, and how one step calls it."""
 
     function: Function
     args: tuple[Any, ...]

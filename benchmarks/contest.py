@@ -81,7 +81,7 @@ def first_calls(
 
 
 def wrong_results(case: Case, problem: Problem, results: dict[str, Any]) -> dict[str, str]:
-    """What is wrong with each compiled result, against eager and a wider float."""
+    """Complaints about each compiled result, against eager and a wider float."""
     eager = results["eager"]
     rivals = {name: got for name, got in results.items() if name != "eager"}
     if case.check is not None:

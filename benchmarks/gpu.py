@@ -213,7 +213,7 @@ def summary(group: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def misses(group: str, row: dict[str, Any]) -> list[str]:
-    """What the case was asked for and did not give."""
+    """Targets that the case missed."""
     name = row["name"]
     if row["failures"] or row.get("over_peer") is None:
         return [f"{name} failed" if row["status"] != "not reached" else f"{name} not reached"]

@@ -161,7 +161,7 @@ def dropout(x: Tensor) -> Tensor:
 
 
 def dropout_complaints(got: Any, args: tuple[Any, ...]) -> list[str]:
-    """What is kept is scaled, and the share kept is within five standard errors."""
+    """Check that kept elements are scaled, and that their share is within five standard errors."""
     x = args[0]
     kept = (got != 0) | (x == 0)
     share = float(kept.float().mean())

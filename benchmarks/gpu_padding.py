@@ -1,4 +1,4 @@
-"""What unaligned rows cost a product on a GPU, and what padding costs: the numbers behind
+"""The cost of unaligned rows in a matmul on a GPU, and of padding: the numbers behind
 `perfuse/graph/pad_matmuls.py`.
 
     python -m benchmarks.gpu_padding --rows 8192 --depth 768 --columns 50257

@@ -1,4 +1,4 @@
-"""What each way of cutting a kernel takes, and whether another should be the model's choice.
+"""The time of each tile of a kernel, and whether another should be the model's choice.
 
 python -m benchmarks.gpu_tiles --only '^(sum_rows|amax_all)$'
 python -m benchmarks.gpu_tiles --build  # anywhere: compiled for an H100, not run

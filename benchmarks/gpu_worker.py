@@ -186,7 +186,7 @@ def memory_of(problem: Problem, step: Step) -> dict[str, float]:
 
 
 def warm_up(backends: list[str], device: str) -> None:
-    """What a process pays once (imports, compiler pools, contexts) is no case's compile time."""
+    """Pay the costs of a process (imports, compiler pools, contexts) before the first case."""
     x = torch.randn(64, 64, device=device, requires_grad=True)
     for backend in backends:
         if backend == "eager":

@@ -1,4 +1,4 @@
-"""What a forward and backward of tiny tensors costs the host: microseconds of a call, by its parts.
+"""Host cost of a forward and backward of tiny tensors: microseconds of a call, by its parts.
 
 python -m benchmarks.host_cost --device cuda --backends nothing eager inductor perfuse
 

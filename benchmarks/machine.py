@@ -1,4 +1,4 @@
-"""What was measured where: versions and the machine, kept with every result."""
+"""The versions and the machine of a measurement, kept with every result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step keeps between forward and backward, and how long it takes.
+"""Memory that a training step saves between forward and backward, and its time.
 
     python -m benchmarks.memory                     everything, on the CPU
     python -m benchmarks.memory --device cuda       the same programs, larger, on a GPU
@@ -167,7 +167,7 @@ def partition_rows(device: str) -> list[Row]:
 
 
 def partition_seconds(engine: str, device: str) -> Row:
-    """What one compiler's partitioner takes for the largest graph of a GPT-2 with 12 layers."""
+    """Time of one compiler's partitioner for the largest graph of a GPT-2 with 12 layers."""
     import transformers
 
     config = transformers.GPT2Config(use_cache=False)

@@ -17,13 +17,13 @@ Build = Callable[[torch.device], "Program"]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is compiled, and the tensors that it is called with: the caller's own."""
+    """The function that is compiled, and the caller's tensors."""
 
     function: Callable[..., Any]
     inputs: tuple[Tensor, ...]
 
     def owned(self) -> list[Tensor]:
-        """What is in memory whatever is kept: arguments, parameters and buffers."""
+        """Memory that is in use whatever is saved: arguments, parameters and buffers."""
         module = self.function
         state = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
         return [*self.inputs, *state]

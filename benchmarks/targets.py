@@ -1,4 +1,4 @@
-"""What the cases on the CPU are asked for, and which of them did not give it."""
+"""Targets of the cases on the CPU, and which of them were missed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.report import Row, geometric_mean
 
 # Not of the kinds that are asked for: mostly library calls.
 PRODUCTS = ("mm_", "addmm_", "conv", "attn")
-# Bound by memory and by nothing else: few operations a byte, and none that is dear.
+# Bound by memory and by nothing else: few operations a byte, and none that is expensive.
 PLAIN = frozenset(
     """add swish hard_swish layer_norm add_layer_norm rmsnorm_t5
     e4m3_q e4m3_dq e4m3_rt e5m2_q e5m2_dq e5m2_rt""".split()

@@ -101,7 +101,7 @@ def _columns(height: int, width: int, machine: Machine) -> Iterator[Tile]:
 
 
 def _columns_as_rows(height: int, width: int, machine: Machine) -> Iterator[Tile]:
-    """Whole rows by blocks that go round, each with the sums of all columns."""
+    """Whole rows by persistent blocks, each with the sums of all columns."""
     if width > 4096:
         return
     block = power_of_two(width)

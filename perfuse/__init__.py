@@ -53,7 +53,7 @@ LAZY = {
     "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),
     "load": ("perfuse.runtime.artefact", "load"),
     "memory_efficient_fusion": ("perfuse.api", "memory_efficient_fusion"),
-    "release_memory": ("perfuse.runtime.idle", "release_memory"),
+    "release_memory": ("perfuse.runtime.pool", "release_memory"),
 }
 
 __version__ = VERSION

@@ -1,10 +1,8 @@
 """The public functions: compile and its relatives, explain, aot_compile, load, release_memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -15,51 +13,32 @@ from perfuse.capture.cross_compile import codegen_for as codegen_for
 from perfuse.capture.modes import overrides_of, settings_for
 from perfuse.report.explain import explain as explain
 from perfuse.runtime.artefact import load as load
-from perfuse.runtime.idle import release_memory as release_memory
+from perfuse.runtime.pool import release_memory as release_memory
 
 aot_load = load
 
-P = ParamSpec("P")
-R = TypeVar("R")
-M = TypeVar("M", bound=torch.nn.Module)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
     """A decorator that compiles: a module keeps its type, a function its signature."""
 
-    @overload
-    def __call__(self, fn: M, /) -> M: ...
-    @overload
-    def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
+    def __call__(self, fn: F, /) -> F: ...
+
+
+class HowToCompile(TypedDict, total=False):
+    """The keyword arguments of `compile`."""
+
+    dynamic: bool | None
+    fullgraph: bool
+    mode: str | None
+    options: Mapping[str, Any] | None
 
 
 @overload
-def compile(
-    fn: M,
-    *,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> M: ...
+def compile(fn: F, **how: Unpack[HowToCompile]) -> F: ...
 @overload
-def compile(
-    fn: Callable[P, R],
-    *,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[P, R]: ...
-@overload
-def compile(
-    fn: None = None,
-    *,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Decorator: ...
+def compile(fn: None = None, **how: Unpack[HowToCompile]) -> Decorator: ...
 def compile(
     fn: Any = None,
     *,
@@ -79,40 +58,18 @@ def compile(
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, mode=mode, options=options)
     chosen = overrides_of(mode, options)
     return torch.compile(
-        fn,
-        backend=perfuse_backend,
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-        options=chosen or None,
+        fn, backend=perfuse_backend, dynamic=dynamic, fullgraph=fullgraph, options=chosen or None
     )
 
 
-@overload
 def memory_efficient_fusion(
-    fn: M,
+    fn: F,
     *,
     dynamic: bool | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     memory_budget: str | int | float | None = None,
-) -> M: ...
-@overload
-def memory_efficient_fusion(
-    fn: Callable[P, R],
-    *,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    memory_budget: str | int | float | None = None,
-) -> Callable[P, R]: ...
-def memory_efficient_fusion(
-    fn: Any,
-    *,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    memory_budget: str | int | float | None = None,
-) -> Any:
+) -> F:
     """Compile the forward and backward of `fn`, a function or a module, together.
 
     Like `compile`, but always as one graph: values that pass between two graphs are all saved for

@@ -1,7 +1,5 @@
 """The `perfuse` command."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.cache.access import cache_folder, open_store
 from perfuse.cache.folders import check_usable
 from perfuse.cli_artefact import app as artefact_app
-from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function, mistake
+from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.gpu import gpu_of_device
@@ -45,8 +43,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def command(
     is_version_asked: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`."),
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`.")
     ] = False,
 ) -> None:
     """Perfuse: a tensor compiler for PyTorch."""
@@ -103,11 +100,10 @@ def explain(
     if stage is not None and stage not in STAGES:
         raise UnknownOption(stage, STAGES, what="stage")
     report = importlib.import_module("perfuse.report.explain")
-    module, name = found_function(function)
-    given = example_args(module, function, arguments)
+    fn, given = found_call(function, arguments)
     overrides = {} if memory_budget is None else {"memory_budget": memory_budget}
     with config.patch(overrides):
-        explanation = report.explain(getattr(module, name), *given)
+        explanation = report.explain(fn, *given)
     if stage is not None:
         print(explanation.stage(stage), end="")
     else:
@@ -130,9 +126,8 @@ def codegen(
 ) -> None:
     """Cross-compile a function for a GPU that need not be in this machine."""
     cross_compile = importlib.import_module("perfuse.capture.cross_compile")
-    module, name = found_function(function)
-    given = example_args(module, function, arguments)
-    made = cross_compile.codegen_for(getattr(module, name), given, target=target)
+    fn, given = found_call(function, arguments)
+    made = cross_compile.codegen_for(fn, given, target=target)
     console.print(str(made.target), markup=False)
     for graph in made.graphs:
         if plan:

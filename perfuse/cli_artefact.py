@@ -1,7 +1,5 @@
 """`perfuse artefact`: compile, inspect, verify and sign the output of `aot_compile`."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from perfuse.cli_function import ARGUMENTS, FUNCTION, example_args, fail, found_function
+from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call
 
 app = typer.Typer(help="Functions compiled ahead of time.", no_args_is_help=True)
 console = Console()
@@ -28,15 +26,9 @@ def compile_function(
 ) -> None:
     """Compile a function into a folder that `perfuse.load` runs without tracing or compiling."""
     aot = importlib.import_module("perfuse.api").aot_compile
-    module, name = found_function(function)
-    given = example_args(module, function, arguments)
-    made = aot(
-        *(getattr(module, name), given, out),
-        dynamic=dynamic,
-        training=training,
-        native=native,
-        sign_with=sign_with,
-    )
+    fn, given = found_call(function, arguments)
+    how = {"dynamic": dynamic, "training": training, "native": native, "sign_with": sign_with}
+    made = aot(fn, given, out, **how)
     console.print(f"written: {made}", soft_wrap=True)
 
 

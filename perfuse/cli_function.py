@@ -1,7 +1,5 @@
 """Functions and example arguments as the command line names them."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re
@@ -35,27 +33,19 @@ FUNCTION = typer.Argument(help="module:function, or path/to/file.py:function")
 ARGUMENTS = typer.Option("--args", help="A function there that returns example arguments.")
 
 
-def example_args(module: Any, function: str, arguments: str) -> tuple[Any, ...]:
-    made = getattr(module, arguments, None)
-    if not callable(made):
-        fail(f"{function.rpartition(':')[0]} has no function {arguments!r} for example arguments")
-    return _called(made)
-
-
-def _called(make: Callable[[], Any]) -> tuple[Any, ...]:
-    made = make()
-    return made if isinstance(made, tuple) else (made,)
-
-
-def found_function(function: str) -> tuple[Any, str]:
-    """Resolve `module:function` or `file.py:function` to a module and a name in it."""
+def found_call(function: str, arguments: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Resolve `module:function` or `file.py:function`, with what `arguments()` there returns."""
     place, _, name = function.rpartition(":")
     if not place:
         fail(f"{function!r}: expected module:function or file.py:function")
     module = _loaded(place) if place.endswith(".py") else _imported(place)
-    if not callable(getattr(module, name, None)):
+    found, make = getattr(module, name, None), getattr(module, arguments, None)
+    if not callable(found):
         fail(f"{place} has no function {name!r}")
-    return module, name
+    if not callable(make):
+        fail(f"{place} has no function {arguments!r} for example arguments")
+    made = make()
+    return found, made if isinstance(made, tuple) else (made,)
 
 
 def _imported(place: str) -> Any:

@@ -19,7 +19,7 @@ from contextvars import ContextVar, Token
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType, NoneType, TracebackType
+from types import ModuleType, NoneType
 from typing import (
     Any,
     Literal,
@@ -476,12 +476,7 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
         self._tokens.append(_patches.set({**(_patches.get() or {}), **self._overrides}))
         return snapshot()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         _patches.reset(self._tokens.pop())
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

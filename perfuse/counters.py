@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from perfuse import logs
 from perfuse.forking import ForkLock
@@ -11,14 +11,10 @@ from perfuse.forking import ForkLock
 class Counters:
     """Thread-safe counts by dotted name; a name that was never counted is 0."""
 
-    def __init__(
-        self,
-        initial: Mapping[str, int] | None = None,
-        listener: Callable[[str, int], None] | None = None,
-    ) -> None:
+    def __init__(self, listener: Callable[[str, int], None] | None = None) -> None:
         self._lock = ForkLock()
         self._listener = listener
-        self._counts: dict[str, int] = dict(initial or {})
+        self._counts: dict[str, int] = {}
 
     def inc(self, name: str, n: int = 1) -> None:
         """Add `n` to the count called `name`."""

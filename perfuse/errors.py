@@ -9,14 +9,8 @@ from typing import ClassVar
 
 # Exceptions that reading a damaged document may raise: JSON, text, missing rows, false sizes.
 MALFORMED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError),
+    *(TypeError, ValueError),
 )
 
 

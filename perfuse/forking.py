@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from threading import RLock
-from types import TracebackType
 from weakref import WeakSet
 
 
@@ -21,12 +20,7 @@ class ForkLock:
     def __enter__(self) -> None:
         self._inner.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._inner.release()
 
 

@@ -16,7 +16,7 @@ from perfuse.autotune.tune import tune
 from perfuse.backends import Backend, Sources, backend_of
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
-from perfuse.codegen.triton.retile import retiled
+from perfuse.codegen.triton.unit import retiled
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import Decision

@@ -6,18 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-}
+UNITS = {"": 1, "b": 1}
+UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)}
+UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)}
 FORMS = 'bytes ("14GiB", "300MB", 300_000_000) or a fraction (0.5, "50%")'
 
 
@@ -77,11 +68,9 @@ def _of_text(text: str) -> Budget:
         )
     if unit == "" and "." in number:
         return _of_fraction(float(number))
-    return _of_bytes(round(float(number) * UNITS[unit]) if "." in number else _whole(number, unit))
-
-
-def _whole(number: str, unit: str) -> int:
-    return int(number) * UNITS[unit]  # exact, where a float would not be
+    if "." in number:
+        return _of_bytes(round(float(number) * UNITS[unit]))
+    return _of_bytes(int(number) * UNITS[unit])  # exact, where a float would not be
 
 
 def spell_bytes(count: float) -> str:

@@ -7,7 +7,6 @@ operation. Below it are the few things that are made of several operations.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -15,7 +14,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,9 @@ SEALS = 0x1 | 0x2 | 0x4 | 0x8  # no more seals, no shrinking, no growing, no wri
 CHUNK = 1 << 22
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
+Name = str | Path
+Parent = int | None  # the descriptor of the folder that a name is in
+
 
 @dataclass(frozen=True, slots=True)
 class Exited:
@@ -42,14 +44,11 @@ class Exited:
 class System:
     """The real system. Every method is one operation, and raises OSError if it fails."""
 
-    def open(
-        self, path: str | Path, flags: int, mode: int = 0o600, dir_fd: int | None = None
-    ) -> int:
+    def open(self, path: Name, flags: int, mode: int = 0o600, dir_fd: Parent = None) -> int:
         """A descriptor of a file or a folder, not inherited by other programs."""
         return os.open(path, flags, mode, dir_fd=dir_fd)
 
     def close(self, fd: int) -> None:
-        """Close a descriptor."""
         os.close(fd)
 
     def read(self, fd: int, num_bytes: int) -> bytes:
@@ -68,33 +67,27 @@ class System:
         """The status of an open descriptor."""
         return os.fstat(fd)
 
-    def lstat(self, path: str | Path, dir_fd: int | None = None) -> os.stat_result:
+    def lstat(self, path: Name, dir_fd: Parent = None) -> os.stat_result:
         """The status of a name, without following links."""
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
 
-    def readlink(self, path: str | Path, dir_fd: int | None = None) -> str:
+    def readlink(self, path: Name, dir_fd: Parent = None) -> str:
         """Where a link leads."""
         return os.readlink(os.fspath(path), dir_fd=dir_fd)
 
     def listdir(self, fd: int) -> list[str]:
-        """The names in a folder."""
         return os.listdir(fd)
 
-    def mkdir(self, path: str | Path, mode: int = 0o700, dir_fd: int | None = None) -> None:
-        """Make one folder."""
+    def mkdir(self, path: Name, mode: int = 0o700, dir_fd: Parent = None) -> None:
         os.mkdir(path, mode, dir_fd=dir_fd)
 
     def rename(
-        self,
-        source: str | Path,
-        target: str | Path,
-        source_fd: int | None = None,
-        target_fd: int | None = None,
+        self, source: Name, target: Name, source_fd: Parent = None, target_fd: Parent = None
     ) -> None:
         """Give a file or folder another name, in one step."""
         os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
-    def exchange(self, one: str | Path, other: str | Path) -> None:
+    def exchange(self, one: Name, other: Name) -> None:
         """Exchange two names atomically, if the system can: at no moment is one missing."""
         call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
         if call is None:
@@ -104,12 +97,10 @@ class System:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(one), None, str(other))
 
-    def unlink(self, path: str | Path, dir_fd: int | None = None) -> None:
-        """Remove one file."""
+    def unlink(self, path: Name, dir_fd: Parent = None) -> None:
         os.unlink(path, dir_fd=dir_fd)
 
-    def rmdir(self, path: str | Path, dir_fd: int | None = None) -> None:
-        """Remove one empty folder."""
+    def rmdir(self, path: Name, dir_fd: Parent = None) -> None:
         os.rmdir(path, dir_fd=dir_fd)
 
     def utime(self, fd: int) -> None:
@@ -131,7 +122,6 @@ class System:
         fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
 
     def dlopen(self, path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-        """Load a shared library."""
         return ctypes.CDLL(path, mode=mode)
 
     def spawn(
@@ -176,15 +166,13 @@ def replaced(double: System) -> Iterator[System]:
 
 
 @contextmanager
-def opened(
-    path: str | Path, flags: int, mode: int = 0o600, dir_fd: int | None = None
-) -> Iterator[int]:
+def opened(path: Name, flags: int, mode: int = 0o600, dir_fd: Parent = None) -> Iterator[int]:
     """A block with a descriptor."""
     fd = system().open(path, flags, mode, dir_fd)
     try:
         yield fd
     finally:
-        with contextlib.suppress(OSError):  # it is given back all the same
+        with suppress(OSError):  # it is given back all the same
             system().close(fd)
 
 
@@ -206,7 +194,7 @@ def write_all(fd: int, data: bytes) -> None:
         rest = rest[count:]
 
 
-def read_file(path: str | Path, dir_fd: int | None = None) -> bytes:
+def read_file(path: Name, dir_fd: Parent = None) -> bytes:
     """The bytes of a regular file that is not a link."""
     with opened(path, READ, dir_fd=dir_fd) as fd:
         if not stat.S_ISREG(system().fstat(fd).st_mode):
@@ -215,22 +203,22 @@ def read_file(path: str | Path, dir_fd: int | None = None) -> bytes:
 
 
 def write_file(
-    path: str | Path, data: bytes, dir_fd: int | None = None, *, is_durable: bool = False
+    path: Name, data: bytes, dir_fd: Parent = None, *, mode: int = 0o600, is_durable: bool = False
 ) -> None:
     """Write a new file; `is_durable` waits until it is on the disk."""
-    with opened(path, CREATE, dir_fd=dir_fd) as fd:
+    with opened(path, CREATE, mode, dir_fd) as fd:
         write_all(fd, data)
         if is_durable:
             system().fsync(fd)
 
 
-def sync_folder(path: str | Path) -> None:
+def sync_folder(path: Name) -> None:
     """Return when the names in a folder are on the disk."""
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         system().fsync(fd)
 
 
-def remove_tree(path: str | Path, dir_fd: int | None = None) -> bool:
+def remove_tree(path: Name, dir_fd: Parent = None) -> bool:
     """Remove a file, or a folder with all in it; links are removed, not followed. False: failed."""
     try:
         if not stat.S_ISDIR(system().lstat(path, dir_fd).st_mode):

@@ -37,17 +37,9 @@ ISA_FLAGS = {
 # No -ffast-math: NaN, infinities and signed zeros mean what they mean in eager PyTorch. Contraction
 # is off because the vector math rounds by adding and subtracting large numbers; kernels ask for
 # fused multiply-add by name.
-BASE_FLAGS = (
-    "-std=c++20",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-plt",
-    "-pipe",
-    "-w",
+BASE_FLAGS = tuple(
+    "-std=c++20 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=off "
+    "-fno-exceptions -fno-rtti -fno-plt -pipe -w".split()
 )
 
 # GCC's ivopts may rewrite `a - 4*i` and `a + 4*i` to share one induction variable; the address it
@@ -171,15 +163,10 @@ def compiler_version(command: str) -> str:
     """The first line the compiler says of itself."""
     if not command:
         return ""
-    words = shlex.split(command)
+    asked = [*shlex.split(command), "--version"]
     try:
         said = subprocess.run(
-            [*words, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=60,
-            check=True,
+            asked, capture_output=True, text=True, errors="replace", timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerMissing(f"cannot run {command}: {error}") from error

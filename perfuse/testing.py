@@ -1,7 +1,5 @@
 """Helpers for tests of compiled code: an empty cache, generated sources, strided tensors."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,15 +56,14 @@ def rand_strided(
     device: str | torch.device = "cpu",
 ) -> torch.Tensor:
     """A random tensor of exactly these strides, gaps and overlaps included."""
-    span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    span = 0 if 0 in size else span
+    steps = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    span = 0 if 0 in size else 1 + steps
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.complex64 if dtype.is_complex else torch.float32
         memory = torch.randn(span, dtype=wide, device=device).to(dtype)
-    elif dtype is torch.bool:
-        memory = torch.randint(0, 2, (span,), device=device).to(dtype)
     else:
-        memory = torch.randint(0, 16, (span,), device=device).to(dtype)
+        limit = 2 if dtype is torch.bool else 16
+        memory = torch.randint(0, limit, (span,), device=device).to(dtype)
     return memory.as_strided(tuple(size), tuple(stride))
 
 

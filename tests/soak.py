@@ -2,7 +2,7 @@
 
     python -m tests.soak --minutes 30
 
-Threads call compiled functions of changing sizes and scalars, functions are compiled anew,
+Threads call compiled functions of changing sizes and scalars, functions are recompiled,
 children are forked between the calls and compute too, artefacts are rewritten and loaded again at
 one path, the cache is so small that entries are evicted all the time, and memory limits change.
 Every result is compared with eager's; at the end, memory and descriptors must be what they were

@@ -10,17 +10,15 @@ import torch
 from perfuse.backends.backend import Backend
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import read_bundle
-from perfuse.build.launcher import build_launcher
-from perfuse.build.triton import build_bundle
+from perfuse.build.triton import build_bundle, build_launcher
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.runtime.bind_gpu import bind_gpu
+from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
 from perfuse.runtime.host_names import Call
-from perfuse.runtime.load_gpu import launcher_of
 from perfuse.schedule.plan import Plan
 
 

@@ -6,9 +6,6 @@ budgets part ways at some cut, the larger one ends at or above that cut's peak a
 below it, even where estimates put cuts in a wrong order.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,22 +22,14 @@ from perfuse.sizes import Budget, parse_budget, spell_bytes
 TRUST = 1.25  # how far estimates may be off where the smallest cut is looked for
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """The index of the chosen peak, and whether it fits."""
-
-    number: int
-    fits: bool
-
-
 def pick(
     peak_of: Callable[[int], int], estimates: Sequence[int], limit: Callable[[int], int]
-) -> Pick:
+) -> int:
     """The index of the choice in a frontier of rising cost; `limit` gets the first peak."""
     first = peak_of(0)
     most = limit(first)
     if first <= most:
-        return Pick(0, True)
+        return 0
     low, high, accepted = 1, len(estimates) - 1, None
     while low <= high:
         middle = (low + high) // 2
@@ -50,18 +39,16 @@ def pick(
         else:
             low = middle + 1
     if accepted is not None:
-        return Pick(accepted, True)
+        return accepted
     return _pick_of_all(peak_of, estimates, most)
 
 
-def _pick_of_all(peak_of: Callable[[int], int], estimates: Sequence[int], most: int) -> Pick:
+def _pick_of_all(peak_of: Callable[[int], int], estimates: Sequence[int], most: int) -> int:
     """Try every cut that might be the smallest: the first that fits, else the smallest."""
     most_likely = TRUST * min(estimates)
     peaks = {i: peak_of(i) for i, e in enumerate(estimates) if i == 0 or e <= most_likely}
-    for number in sorted(peaks):
-        if peaks[number] <= most:
-            return Pick(number, True)
-    return Pick(min(peaks, key=lambda i: (peaks[i], i)), False)
+    smallest = min(peaks, key=lambda i: (peaks[i], i))
+    return next((i for i in sorted(peaks) if peaks[i] <= most), smallest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +58,13 @@ class CutDecision:
     name: str
     cut: Cut
     timeline: Timeline
-    budget: Budget | None = None
-    unconstrained: int | None = None  # the peak of the cut without a budget
-    limit: int | None = None  # the budget in bytes
+    budget: Budget
+    unconstrained: int  # the peak of the cut without a budget
+    limit: int  # the budget in bytes
 
     @property
     def fits(self) -> bool:
-        return self.limit is None or self.timeline.peak <= self.limit
+        return self.timeline.peak <= self.limit
 
 
 def choose_cut(joint: Joint, context: Context) -> tuple[Cut, bool]:
@@ -96,34 +83,32 @@ def choose_within(joint: Joint, context: Context) -> CutDecision:
     budget = parse_budget(context.settings.memory_budget)
     values = Values.of(joint)
     candidates = frontier(joint, values, context.settings)
-    made: dict[int, CutDecision] = {}
+    made: dict[int, tuple[Cut, Timeline]] = {}
 
     def peak_of(number: int) -> int:
         if number not in made:
-            made[number] = _choice(candidates[number], joint, values, context)
-        return made[number].timeline.peak
+            made[number] = _simulated(candidates[number], joint, values, context)
+        return made[number][1].peak
 
     picked = pick(peak_of, [c.estimate.peak for c in candidates], budget.limit)
     context.counters.inc("budget.candidates", len(candidates))
     context.counters.inc("budget.simulated", len(made))
     first = peak_of(0)
-    return dataclasses.replace(
-        made[picked.number], budget=budget, unconstrained=first, limit=budget.limit(first)
-    )
+    name, (cut, timeline) = candidates[picked].name, made[picked]
+    return CutDecision(name, cut, timeline, budget, first, budget.limit(first))
 
 
-def _choice(candidate: Candidate, joint: Joint, values: Values, context: Context) -> CutDecision:
-    saved, wanted = (
-        [values.nodes[v] for v in sorted(numbers)]
-        for numbers in (candidate.saved, candidate.wanted)
-    )
+def _simulated(
+    candidate: Candidate, joint: Joint, values: Values, context: Context
+) -> tuple[Cut, Timeline]:
+    both = (candidate.saved, candidate.wanted)
+    saved, wanted = ([values.nodes[v] for v in sorted(numbers)] for numbers in both)
     cut = joint.cut(saved, wanted)
-    return CutDecision(candidate.name, cut, simulate(cut, context))
+    return cut, simulate(cut, context)
 
 
 def _tell(choice: CutDecision, context: Context) -> None:
     """Report that the budget cannot be met, and the lowest peak that can."""
-    assert choice.unconstrained is not None
     context.counters.inc("budget.missed")
     text = (
         f"memory_budget {choice.budget} cannot be met: this training step needs at least "

@@ -4,8 +4,6 @@ A few milliseconds for each cut, where lowering and scheduling it takes a second
 cuts in order. Which of them is taken is decided by their real plans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,25 +28,22 @@ def estimate(values: Values, saved: frozenset[int], wanted: frozenset[int]) -> E
     walk = _Backward(values, saved, wanted - saved)
     forward = [v for v in range(len(values.nodes)) if values.forward[v]]
     ahead = _peak(values, forward, values.inputs.__getitem__, values.results | saved, frozenset())
-    back = _peak(values, walk.order(), walk.inputs, values.gradients, values.results | saved)
-    again = (v % walk.second for v in walk.order())
+    back = _peak(values, walk.order, walk.inputs, values.gradients, values.results | saved)
+    again = (v % walk.second for v in walk.order)
     return Estimate(max(ahead, back), sum(values.num_flops[v] for v in again if values.forward[v]))
 
 
 class _Backward:
-    """The backward's work: as in graph/partition.py, a value may be meant in a second forward.
-
-    There it has its number plus `second`.
-    """
+    """The backward's work, some of it in a second forward (see graph/partition.py)."""
 
     def __init__(self, values: Values, saved: frozenset[int], remade: frozenset[int]) -> None:
-        self.second = len(values.nodes)
+        self.second = len(values.nodes)  # added to the number of a value in the second forward
         self._values = values
         self._remade = remade
         self._given = [
             v in saved or node.op != "call_function" for v, node in enumerate(values.nodes)
         ]
-        self._order: list[int] = []
+        self.order = self._walk()  # each recomputed value just before its first reader
 
     def inputs(self, code: int) -> list[int]:
         is_second = code >= self.second
@@ -58,12 +53,6 @@ class _Backward:
     def _meant(self, v: int, is_second: bool) -> int:
         is_second = is_second or v in self._remade
         return v + self.second if is_second and not self._given[v] else v
-
-    def order(self) -> list[int]:
-        """The work in order, each recomputed value just before its first reader."""
-        if not self._order:
-            self._order = self._walk()
-        return self._order
 
     def _walk(self) -> list[int]:
         done = self._given + [False] * self.second
@@ -84,11 +73,7 @@ class _Backward:
 
 
 def _peak(
-    values: Values,
-    order: list[int],
-    inputs: Inputs,
-    staying: frozenset[int],
-    given: frozenset[int],
+    values: Values, order: list[int], inputs: Inputs, staying: frozenset[int], given: frozenset[int]
 ) -> int:
     """The most bytes held while `order` runs, `given` being there from its start."""
     count = len(values.nodes)

@@ -6,17 +6,16 @@ the first few segments again as it comes to them, from the last of these to the 
 ones because their values would be held the longest, and because by then the rest is freed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perfuse.budget.estimate import Estimate, estimate
 from perfuse.budget.values import Values
 from perfuse.config import Settings
-from perfuse.graph.partition import Joint, policy_of
+from perfuse.graph.facts import reached
+from perfuse.graph.partition import Joint
 from perfuse.graph.saving.choose import choose_saved
-from perfuse.graph.saving.policy import SavePolicy
+from perfuse.graph.saving.costs import is_tuple
 
 LEVEL = "level"
 HIGHEST_LEVEL = 3
@@ -37,10 +36,7 @@ class Candidate:
 
 
 def frontier(joint: Joint, values: Values, settings: Settings) -> list[Candidate]:
-    """The candidate cuts: each more expensive than the one before, and likely smaller.
-
-    The first is the cut without a budget.
-    """
+    """The cut without a budget, then others, each more expensive than the last, likely smaller."""
     plain, *others = _candidates(joint, values, settings)
     best = [plain]
     for candidate in sorted(others, key=lambda c: (c.estimate.flops, c.estimate.peak, c.name)):
@@ -51,28 +47,26 @@ def frontier(joint: Joint, values: Values, settings: Settings) -> list[Candidate
 
 
 def _candidates(joint: Joint, values: Values, settings: Settings) -> Iterator[Candidate]:
-    base = policy_of(settings)
-    plain = _chosen(joint, values, base)
+    plain = _chosen(joint, values, settings.recompute_level)
     yield Candidate("no budget", plain, plain, estimate(values, plain, plain))
     seen = {plain}
-    for name, saved in _cuts(joint, values, base, plain):
+    for name, saved in _cuts(joint, values, settings.recompute_level, plain):
         if saved not in seen:
             seen.add(saved)
             wanted = saved if name.startswith(LEVEL) else plain
             yield Candidate(name, saved, wanted, estimate(values, saved, wanted))
 
 
-def _chosen(joint: Joint, values: Values, policy: SavePolicy) -> frozenset[int]:
-    return frozenset(
-        values.number[n] for n in choose_saved(joint.module.graph, joint.roles, policy)
-    )
+def _chosen(joint: Joint, values: Values, level: int) -> frozenset[int]:
+    saved = choose_saved(joint.module.graph, joint.roles, level)
+    return frozenset(values.number[n] for n in saved)
 
 
 def _cuts(
-    joint: Joint, values: Values, base: SavePolicy, plain: frozenset[int]
+    joint: Joint, values: Values, base: int, plain: frozenset[int]
 ) -> Iterator[tuple[str, frozenset[int]]]:
-    for level in range(base.level + 1, HIGHEST_LEVEL + 1):
-        yield f"{LEVEL} {level}", _chosen(joint, values, SavePolicy(level=level))
+    for level in range(base + 1, HIGHEST_LEVEL + 1):
+        yield f"{LEVEL} {level}", _chosen(joint, values, level)
     crossing = _Crossing(values)
     masks = _narrow_and_random(values, plain)
     for count in STRETCHES:
@@ -89,10 +83,7 @@ def _cuts(
 
 
 def _narrow_and_random(values: Values, plain: frozenset[int]) -> frozenset[int]:
-    """Saved values derived from something larger that cannot be recomputed.
-
-    A dropout mask, for example: without it the random numbers would have to be saved.
-    """
+    """Saved values derived from larger random ones (dropout masks), which are not recomputed."""
     drawn: list[int] = []  # for each value the bytes of what it was drawn from, 0 if it was not
     for v in range(len(values.nodes)):
         is_source = values.forward[v] and not values.can_recompute[v]
@@ -100,12 +91,8 @@ def _narrow_and_random(values: Values, plain: frozenset[int]) -> frozenset[int]:
         is_loop = values.forward[v] and not values.is_product[v]
         drawn.append(values.num_bytes[v] if is_source else from_inputs if is_loop else 0)
     return frozenset(
-        v for v in plain if values.can_recompute[v] and 0 < _held(values, v) < drawn[v]
+        v for v in plain if values.can_recompute[v] and 0 < values.held_bytes(v) < drawn[v]
     )
-
-
-def _held(values: Values, v: int) -> int:
-    return values.num_bytes[values.root[v]]
 
 
 def _spread(count: int) -> list[int]:
@@ -133,14 +120,11 @@ class _Crossing:
         for v in range(len(self._values.nodes)):
             held -= ends.pop(v, 0)
             if self._values.forward[v] and self._last[v] > v:
-                held += self._size(v)
-                ends[self._last[v]] = ends.get(self._last[v], 0) + self._size(v)
+                size = self._values.held_bytes(v)
+                held += size
+                ends[self._last[v]] = ends.get(self._last[v], 0) + size
             found.append(held)
         return found
-
-    def _size(self, v: int) -> int:
-        """A view that crosses keeps its base alive."""
-        return self._values.num_bytes[self._values.root[v]]
 
     def points(self, count: int, plain: frozenset[int]) -> list[int]:
         """Where to cut the forward into `count` segments that save about the same each."""
@@ -166,7 +150,7 @@ class _Crossing:
             v
             for point in points
             for v in range(point + 1)
-            if values.forward[v] and last[v] > point and not values.is_tuple(v)
+            if values.forward[v] and last[v] > point and not is_tuple(values.nodes[v])
         }
         crossing = {v for v in crossing if v in plain or not values.must_recompute[v]}
         return frozenset(crossing | {v for v in plain if v > points[-1]})
@@ -174,17 +158,10 @@ class _Crossing:
 
 def _walk(values: Values, kept: frozenset[int], until: int, with_products: bool) -> frozenset[int]:
     """The values to save if everything before `until` is recomputed from `kept`."""
-    saved: set[int] = set()
-    seen: set[int] = set()
-    stack = list(values.first_reads)
-    while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        is_dear = values.is_product[v] and v <= until and not with_products
-        if v in kept or is_dear or not values.can_recompute[v]:
-            saved.add(v)
-        else:
-            stack.extend(values.inputs[v])
-    return frozenset(v for v in saved if values.nodes[v].op != "get_attr")
+
+    def is_saved(v: int) -> bool:
+        is_expensive = values.is_product[v] and v <= until and not with_products
+        return v in kept or is_expensive or not values.can_recompute[v]
+
+    seen = reached(values.first_reads, lambda v: () if is_saved(v) else values.inputs[v])
+    return frozenset(v for v in seen if is_saved(v) and values.nodes[v].op != "get_attr")

@@ -1,7 +1,5 @@
 """Simulates the memory of a cut: both halves planned as they will be compiled, and summed."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from torch.fx import GraphModule

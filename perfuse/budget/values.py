@@ -1,17 +1,14 @@
 """A joint graph as numbers: the properties of each node, computed once for many walks."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch.fx import Node
 
 from perfuse.graph.aliases import Aliases, is_view, users_through
-from perfuse.graph.facts import has_effects, is_sym, output_leaves
+from perfuse.graph.facts import is_part, is_sym
 from perfuse.graph.partition import Joint
 from perfuse.graph.saving.choose import user_policy
-from perfuse.graph.saving.costs import Work, num_bytes, num_flops, work_of
+from perfuse.graph.saving.costs import Work, is_tuple, num_bytes, num_flops, work_of
 from perfuse.graph.saving.ties import compared_with_themselves
 
 
@@ -36,17 +33,11 @@ class Values:
     gradients: frozenset[int]
 
     @staticmethod
-    def of(joint: Joint) -> Values:
+    def of(joint: Joint) -> "Values":
         graph, roles = joint.module.graph, joint.roles
         nodes = tuple(n for n in graph.nodes if n.op != "output")
         number = {node: i for i, node in enumerate(nodes)}
-        leaves = output_leaves(graph)
         work = [work_of(n) if n.op == "call_function" else Work.FREE for n in nodes]
-        late = tuple(
-            number[n]
-            for n in nodes
-            if n in roles.backward and (n in roles.needed_backward or has_effects(n))
-        )
         read = {n for node in roles.backward for n in node.all_input_nodes}
         read.update(roles.gradients)
         return Values(
@@ -61,18 +52,15 @@ class Values:
             can_recompute=_recomputable(joint, nodes, work),
             must_recompute=tuple(user_policy(n) == "MUST_RECOMPUTE" for n in nodes),
             forward=tuple(n in roles.forward and n.op == "call_function" for n in nodes),
-            backward=late,
+            backward=tuple(number[n] for n in nodes if n in roles.backward),
             first_reads=tuple(sorted(number[n] for n in read if n not in roles.backward)),
-            results=_numbers(leaves[: joint.num_results], number),
-            gradients=_numbers(leaves[joint.num_results :], number),
+            results=frozenset(number[n] for n in roles.results),
+            gradients=frozenset(number[n] for n in roles.gradients),
         )
 
-    def is_tuple(self, v: int) -> bool:
-        return _is_tuple(self.nodes[v])
-
-
-def _numbers(leaves: Iterable[object], number: dict[Node, int]) -> frozenset[int]:
-    return frozenset(number[n] for n in leaves if isinstance(n, Node))
+    def held_bytes(self, v: int) -> int:
+        """The bytes that are held with a value: a view keeps its base alive."""
+        return self.num_bytes[self.root[v]]
 
 
 def _own_bytes(node: Node) -> int:
@@ -90,19 +78,14 @@ def _roots(nodes: tuple[Node, ...], number: dict[Node, int]) -> tuple[int, ...]:
 
 def _maker(node: Node) -> Node:
     """The call behind one of its results."""
-    return node.all_input_nodes[0] if _is_part(node) else node
-
-
-def _is_part(node: Node) -> bool:
-    is_getitem = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-    return is_getitem and bool(node.all_input_nodes)
+    return node.all_input_nodes[0] if is_part(node) else node
 
 
 def _is_stored(node: Node, work: Work) -> bool:
     """A library call's result is in memory, and so is what one reads; the rest may be fused."""
     if node.op != "call_function" or is_view(node) or is_sym(node):
         return False
-    if work >= Work.PASS or _is_part(node):
+    if work >= Work.PASS or is_part(node):
         return True
     users = users_through(node, is_view)
     return any(user.op == "output" or work_of(user) >= Work.PRODUCT for user in users)
@@ -119,11 +102,7 @@ def _recomputable(joint: Joint, nodes: tuple[Node, ...], work: list[Work]) -> tu
         can[node] = node.op == "call_function" and is_free and node not in compared
         # A tuple is never saved: its parts can be recomputed if it can.
         can[node] = can[node] and all(
-            not aliases.of_node(n).is_mutated and (not _is_tuple(n) or can[n])
+            not aliases.of_node(n).is_mutated and (not is_tuple(n) or can[n])
             for n in node.all_input_nodes
         )
     return tuple(can[node] for node in nodes)
-
-
-def _is_tuple(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), (tuple, list))

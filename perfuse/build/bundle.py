@@ -68,10 +68,7 @@ def read_bundle(read: Callable[[str], bytes]) -> Bundle:
     """The bundle that files hold; `read` gives the contents of one by its name."""
     try:
         document = json.loads(read(BUNDLE))
-        objects = []
-        for row in document["objects"]:
-            code = read(row.pop("file"))
-            objects.append(CodeObject(**row, code=code))
+        objects = [CodeObject(code=read(row.pop("file")), **row) for row in document["objects"]]
         kernels = tuple(_kernel_of(row) for row in document["kernels"])
         text = read(MODULE).decode()
         return Bundle(document["kind"], document["arch"], tuple(objects), text, kernels)
@@ -80,11 +77,5 @@ def read_bundle(read: Callable[[str], bytes]) -> Bundle:
 
 
 def _kernel_of(row: dict[str, Any]) -> TritonKernel:
-    return TritonKernel(
-        row["name"],
-        tuple((name, kind) for name, kind in row["signature"]),
-        tuple((name, value) for name, value in row["constants"]),
-        frozenset(row["divisible"]),
-        row["num_warps"],
-        row["num_stages"],
-    )
+    pairs = {what: tuple((a, b) for a, b in row[what]) for what in ("signature", "constants")}
+    return TritonKernel(**{**row, **pairs, "divisible": frozenset(row["divisible"])})

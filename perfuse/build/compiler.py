@@ -19,13 +19,7 @@ from perfuse.cache.manifest import Entry
 from perfuse.codegen.cpp.unit import LONG_UNIT, WIDE_UNIT
 from perfuse.config import Settings, child_environment
 from perfuse.context import Context
-from perfuse.errors import (
-    CannotBuild,
-    CompilerFailed,
-    CompilerMissing,
-    LibraryDamaged,
-    PerfuseError,
-)
+from perfuse.errors import CannotBuild, CompilerFailed, CompilerMissing, LibraryDamaged
 from perfuse.system import read_file, system, write_file
 from perfuse.target import Target
 
@@ -34,14 +28,8 @@ Unit = tuple[str, str]  # the name of a source without its ending, and its C++ t
 LIBRARY = "library.so"
 EXPORT = re.compile(rb'^extern "C" [^;{(]*?(\w+)\([^;{]*\)[^;{]*\{', re.MULTILINE)
 SYSTEM_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EIO,
-    errno.EFBIG,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EPERM,
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG),
+    *(errno.EMFILE, errno.ENFILE, errno.EPERM),
 )
 HEADERS = Path(__file__).parent.parent / "codegen" / "cpp"  # what kernels may #include
 
@@ -65,7 +53,7 @@ def build_shared_library(units: Sequence[Unit], ctx: Context) -> Entry:
 def _built(sources: Mapping[str, bytes], command: tuple[str, ...], ctx: Context) -> bytes:
     """The library, checked. If one folder fails because its disk is full, try the next."""
     store = open_store(ctx)
-    failure: Exception | None = None
+    failure: OSError | LibraryDamaged | CompilerFailed | None = None
     with closing(store.scratch_folders()) as folders:
         for folder in folders:
             try:
@@ -77,7 +65,7 @@ def _built(sources: Mapping[str, bytes], command: tuple[str, ...], ctx: Context)
                     raise _with_source(error, store.keep_failed(sources)) from None
                 failure = error
             ctx.counters.inc("build.moved_elsewhere")
-    if isinstance(failure, PerfuseError):
+    if isinstance(failure, LibraryDamaged | CompilerFailed):
         raise failure
     raise CannotBuild(f"no folder to compile in: {failure or 'none is writable'}")
 
@@ -158,10 +146,8 @@ class _Run:
             raise CompilerFailed(command, ended + done.output)
 
     def _compile(self, source: str) -> None:
-        is_lowered = (
-            source.startswith((LONG_UNIT, WIDE_UNIT)) and self.ctx.settings.cpu.opt_level > 1
-        )
-        level = ("-O1",) if is_lowered else ()
+        is_lowered = source.startswith((LONG_UNIT, WIDE_UNIT))
+        level = ("-O1",) if is_lowered and self.ctx.settings.cpu.opt_level > 1 else ()
         self.run(*self.flags, *level, "-c", source, "-o", _object(source))
 
 

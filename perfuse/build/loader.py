@@ -35,9 +35,8 @@ def mapped_openmp_runtimes(maps: str) -> tuple[str, ...]:
     paths = {words[5] for line in maps.splitlines() if len(words := line.split(None, 5)) == 6}
     runtimes = [path for path in paths if _is_runtime(os.path.basename(path))]
     home = str(Path(torch.__file__).parent)
-    return tuple(
-        sorted(runtimes, key=lambda path: (not path.startswith(home), "gomp" not in path, path))
-    )
+    runtimes.sort(key=lambda path: (not path.startswith(home), "gomp" not in path, path))
+    return tuple(runtimes)
 
 
 def _is_runtime(name: str) -> bool:

@@ -6,15 +6,17 @@ not used: its key hashes all of Triton, and ours has what we need.
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from perfuse.build.bundle import INTERPRETED, Bundle, CodeObject, bundle_files, facts_of
-from perfuse.build.kernel_text import text_of_kernel
+from perfuse.build.compiler import build_shared_library
 from perfuse.build.triton_compile import Job, compile_kernel, load_module
 from perfuse.cache import keys
 from perfuse.cache.access import open_store
@@ -27,6 +29,7 @@ from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
 from perfuse.gpu import BLOCK_THREADS, Gpu
 
 FACTS, CODE, ASSEMBLY = "kernel.json", "code.bin", "assembly.txt"
+LAUNCHER = Path(__file__).with_name("launcher.cpp")
 
 
 def build_bundle(sources: TritonSources, ctx: Context) -> Entry:
@@ -38,6 +41,13 @@ def build_bundle(sources: TritonSources, ctx: Context) -> Entry:
     else:
         bundle = Bundle(gpu.kind, gpu.arch, _objects(sources, gpu, ctx))
     return _stored(bundle, ctx)
+
+
+def build_launcher(ctx: Context) -> Entry | None:
+    """The library that passes launches to a driver; None if there is no compiler to build it."""
+    if not ctx.target.compiler:
+        return None
+    return build_shared_library([("launcher", LAUNCHER.read_text())], ctx)
 
 
 def _stored(bundle: Bundle, ctx: Context) -> Entry:
@@ -52,11 +62,8 @@ def _objects(sources: TritonSources, gpu: Gpu, ctx: Context) -> tuple[CodeObject
     store = open_store(ctx)
     keys = [_key(sources.text, kernel, gpu) for kernel in sources.kernels]
     found = {key: _read(store, key) for key in keys} if ctx.settings.cache.enabled else {}
-    missing = {
-        key: kernel
-        for key, kernel in zip(keys, sources.kernels, strict=True)
-        if found.get(key) is None
-    }
+    every = zip(keys, sources.kernels, strict=True)
+    missing = {key: kernel for key, kernel in every if found.get(key) is None}
     ctx.counters.inc("build.cache_hit", len(keys) - len(missing))
     ctx.counters.inc("build.cache_miss", len(missing))
     if missing:
@@ -68,16 +75,13 @@ def _objects(sources: TritonSources, gpu: Gpu, ctx: Context) -> tuple[CodeObject
 
 def check_limits(objects: Sequence[CodeObject], gpu: Gpu) -> None:
     """Refuse what the driver would refuse, while a smaller tile can still be chosen."""
-    large = [
-        made
-        for made in objects
-        if made.shared_bytes > gpu.shared_bytes or made.num_threads > BLOCK_THREADS
-    ]
+    limits = gpu.shared_bytes, BLOCK_THREADS
+    large = [m for m in objects if m.shared_bytes > limits[0] or m.num_threads > limits[1]]
     if large:
         said = "; ".join(
-            f"{made.name} has {made.shared_bytes} bytes of shared memory and {made.num_threads} "
+            f"{m.name} has {m.shared_bytes} bytes of shared memory and {m.num_threads} "
             f"threads per block"
-            for made in large
+            for m in large
         )
         most = f"{gpu.shared_bytes} bytes and {BLOCK_THREADS} threads"
         raise KernelTooLarge(f"{said}: {gpu.arch} allows at most {most}", [m.name for m in large])
@@ -138,9 +142,48 @@ def triton_version() -> str:
             return version(package)
         except PackageNotFoundError:
             continue
-    return _imported_version()
-
-
-def _imported_version() -> str:
     triton: Any = __import__("triton")
     return str(triton.__version__)
+
+
+@functools.lru_cache(maxsize=64)
+def _pieces(text: str) -> tuple[dict[str, str], str]:
+    """The module's functions and values by name, and what stands around them (imports)."""
+    named: dict[str, str] = {}
+    around = []
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        names = _names_of(node)
+        # Decorators stand above the line of the function itself.
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+        piece = "\n".join(lines[first - 1 : node.end_lineno])
+        named |= dict.fromkeys(names, piece)
+        if not names:
+            around.append(piece)
+    return named, "\n".join(around)
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+@functools.lru_cache(maxsize=4096)
+def _used(piece: str) -> frozenset[str]:
+    return frozenset(n.id for n in ast.walk(ast.parse(piece)) if isinstance(n, ast.Name))
+
+
+def text_of_kernel(text: str, name: str) -> str:
+    """The part of the module that decides what this kernel compiles to."""
+    named, around = _pieces(text)
+    needed: dict[str, None] = {}
+    waiting = [name]
+    while waiting:
+        at = waiting.pop()
+        if at in named and at not in needed:
+            needed[at] = None
+            waiting += sorted(_used(named[at]))
+    return "\n".join([around, *(named[n] for n in named if n in needed)])

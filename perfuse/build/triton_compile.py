@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from perfuse.build.bundle import CodeObject
+from perfuse.build.elf import SECTION
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.errors import CompilerFailed, CompilerMissing
 from perfuse.forking import ForkLock
@@ -108,24 +109,19 @@ def _source(job: Job) -> Any:
     kernel = job.kernel
     function = getattr(job.module, kernel.name)
     kinds, values = dict(kernel.signature), dict(kernel.constants)
-    order = list(function.arg_names)
-    signature = {name: kinds.get(name, "constexpr") for name in order}
-    promises = {
-        (order.index(name),): [["tt.divisibility", 16]]
-        for name in order
-        if name in kernel.divisible
-    }
+    order = list(enumerate(function.arg_names))
+    signature = {name: kinds.get(name, "constexpr") for _, name in order}
+    divisible = [place for place, name in order if name in kernel.divisible]
+    promises = {(place,): [["tt.divisibility", 16]] for place in divisible}
     ast_source = importlib.import_module("triton.compiler").ASTSource
     return ast_source(function, signature, values, promises)
 
 
 def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) -> CodeObject:
-    if metadata.get("num_ctas", 1) != 1 or metadata.get("launch_cooperative_grid"):
-        raise CompilerFailed(("triton", job.kernel.name), "thread block clusters are not supported")
-    if metadata.get("profile_scratch_size"):
-        raise CompilerFailed(
-            ("triton", job.kernel.name), "profiling scratch memory is not supported"
-        )
+    is_cluster = metadata.get("num_ctas", 1) != 1 or metadata.get("launch_cooperative_grid")
+    if is_cluster or metadata.get("profile_scratch_size"):
+        what = "thread block clusters are" if is_cluster else "profiling scratch memory is"
+        raise CompilerFailed(("triton", job.kernel.name), f"{what} not supported")
     if job.gpu.kind == "hip":
         usage = (_noted(assembly, "vgpr_count"), _noted(assembly, "private_segment_fixed_size"))
     else:
@@ -143,7 +139,6 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
 
 # Attributes of a function in the section .nv.info: registers of a thread, bytes of its stack.
 REGISTERS, STACK = 0x2F, 0x11
-SECTION = struct.Struct("<IIQQQQIIQQ")
 
 
 def cubin_attribute(cubin: bytes, wanted: int) -> int:

@@ -80,12 +80,17 @@ def check_key(key: str) -> None:
         raise ValueError(f"not a key of the store: {key!r}")
 
 
+def rows_of(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """The size and checksum of each file, as a manifest has them."""
+    return {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in files.items()
+    }
+
+
 def manifest_of(entry: Entry, about: Mapping[str, str]) -> bytes:
     """The manifest of an entry."""
-    rows = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in entry.contents.items()
-    }
+    rows = rows_of(entry.contents)
     for name in rows:
         if not NAME.fullmatch(name) or name == MANIFEST:
             raise ValueError(f"not a file name of the store: {name!r}")

@@ -20,23 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfuse.cache.folders import check_own, make_in, new_name, opened_own, private_folders
-from perfuse.cache.manifest import (
-    MANIFEST,
-    Entry,
-    check_key,
-    has_mark,
-    manifest_of,
-    read_entry,
-)
-from perfuse.cache.root import (
-    ENTRIES,
-    FAILED,
-    LOOKED,
-    TAKEN,
-    TEMPORARY,
-    Root,
-    remove_older_than,
-)
+from perfuse.cache.manifest import MANIFEST, Entry, check_key, has_mark, manifest_of, read_entry
+from perfuse.cache.root import ENTRIES, FAILED, LOOKED, TAKEN, TEMPORARY, Root, remove_older_than
 from perfuse.counters import Counters
 from perfuse.errors import CacheDamaged, CacheUnsafe
 from perfuse.forking import ForkLock
@@ -128,11 +113,8 @@ class Store:
     ) -> Entry:
         """Store these files under this key; where another was faster, take what it stored."""
         check_key(key)
-        entry = Entry(
-            key,
-            dict(files),
-            None if self._root is None or self._is_left else self._root.path / ENTRIES / key,
-        )
+        path = None if self.root is None else self.root.path / ENTRIES / key
+        entry = Entry(key, dict(files), path)
         manifest = manifest_of(entry, about or {})
         if self._root is not None and not self._is_left:
             try:

@@ -1,7 +1,5 @@
 """`aot_compile`: a function with its parameters, compiled to an artefact on disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfuse.build.compiler import LIBRARY as BUILT
-from perfuse.build.launcher import build_launcher
+from perfuse.build.triton import build_launcher
 from perfuse.cache.access import open_store
 from perfuse.capture.aot_capture import CapturedCall, capture_call, own_tensors
 from perfuse.capture.aot_document import Held, document_of
@@ -62,10 +60,9 @@ def aot_compile(
     check_replaceable(made)  # before minutes of compiling, not after
     if sign_with is not None:
         check_private_key(sign_with)
-    captures = [
-        (given, capture_call(request, given, dict(kwargs or {}), training)) for given in calls
-    ]
-    files = _files(captures, dict(kwargs or {}), request.function, name)
+    named = dict(kwargs or {})
+    captures = [(given, capture_call(request, given, named, training)) for given in calls]
+    files = _files(captures, named, request.function, name)
     about = _add_runners(files, captures[0][1], native)
     write_package(made, files, about, sign_with)
     return made
@@ -113,10 +110,7 @@ def _request(
     asked = Request.of(fn, mode, options)
     extra = {"on_error": "raise", **(NATIVE_SETTINGS if is_native else {})}
     return dataclasses.replace(
-        asked,
-        overrides={**asked.overrides, **extra},
-        is_dynamic=is_dynamic,
-        is_fullgraph=True,
+        asked, overrides={**asked.overrides, **extra}, is_dynamic=is_dynamic, is_fullgraph=True
     )
 
 

@@ -1,7 +1,5 @@
 """The one graph of a call that `aot_compile` captures, compiles and runs once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -129,23 +127,19 @@ def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 def _check_numbers(capture: CapturedCall) -> None:
     """Refuse results that are numbers and would wrongly be constants in the artefact."""
-    is_shape = partial(_is_instance, torch.Size)
-    leaves = tree_leaves(capture.result, is_shape)
+    leaves = tree_leaves(capture.result, lambda value: isinstance(value, torch.Size))
     for leaf in leaves:
-        if capture.is_dynamic and is_shape(leaf) and any(type(size) is int for size in leaf):
+        is_shape = capture.is_dynamic and isinstance(leaf, torch.Size)
+        if is_shape and any(type(size) is int for size in leaf):
             raise ArtefactError(
                 "a result is the shape of a tensor, whose sizes are not fixed",
                 hint="return tuple(x.size()), or the tensor itself.",
             )
     # Dynamo makes a Python float of a tensor that the graph gives and nothing else reads.
     given = {id(leaf) for leaf in leaves}
-    scalars = [v for v in capture.results if _is_instance(torch.Tensor, v) and v.dim() == 0]
+    scalars = [v for v in capture.results if isinstance(v, torch.Tensor) and v.dim() == 0]
     if any(id(v) not in given for v in scalars) and any(type(leaf) is float for leaf in leaves):
         raise ArtefactError(f"a result is {NOT_FIXED}", hint=AS_TENSOR)
-
-
-def _is_instance(kind: type, value: Any) -> bool:
-    return isinstance(value, kind)
 
 
 def capture_call(

@@ -1,7 +1,5 @@
 """The description that `perfuse.load` calls a graph by: arguments, sizes, results, as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """`perfuse_backend`: the function that `torch.compile(..., backend="perfuse")` calls."""
 
-from __future__ import annotations
-
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from perfuse.capture import capture_cache
 from perfuse.capture.device import device_of
 from perfuse.capture.facts import facts_of
 from perfuse.capture.failure import warn_eager
-from perfuse.capture.interpreter import check_interpreter
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import cut_observers, observers
 from perfuse.capture.pause_gc import pause_garbage_collection
@@ -21,6 +19,7 @@ from perfuse.capture.source_records import source_observers, summary
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.context import Context
 from perfuse.counters import counters
+from perfuse.errors import UnsupportedPython
 from perfuse.logs import channel
 from perfuse.runtime.host_names import Call
 from perfuse.runtime.wrapper import wrap
@@ -28,6 +27,9 @@ from perfuse.torch_compat.ops import keep_checks
 from perfuse.torch_compat.registration import never_trace
 
 LOG = channel("capture")
+
+# Dynamo's guards miss that `train()` or `eval()` was called: the wrong graph runs, silently.
+UNSAFE_PYTHONS = frozenset({(3, 13, 0)})
 
 # When the backend is first named, which is before anything is captured for it. A backward that is
 # compiled in the middle of a traced function is not part of that function.
@@ -58,6 +60,17 @@ def perfuse_backend(
         warn_eager(error, counters)
         eager: Callable[..., Any] = module.forward
         return eager
+
+
+def check_interpreter(version: Sequence[int | str] = sys.version_info) -> None:
+    """Raise on a Python in which graphs run although their guards fail, with any backend."""
+    if tuple(version[:3]) in UNSAFE_PYTHONS:
+        name = ".".join(map(str, version[:3]))
+        raise UnsupportedPython(
+            f"Python {name} cannot be used with torch.compile: a compiled module keeps running its "
+            "training graph after eval(), and vice versa",
+            hint=f"upgrade to a later Python {version[0]}.{version[1]}.",
+        )
 
 
 def compile_capture(

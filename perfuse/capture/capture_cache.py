@@ -5,8 +5,6 @@ is built already. An entry names the two compiled graphs and holds the `RuntimeF
 by, and the guards that tracing set on Python numbers: they are set again when it is loaded.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -61,10 +59,9 @@ def place_of(key: CaptureKey | None, context: Context) -> Place | None:
         return None
     try:
         guards = key.symbols.guards_since(key.mark)
+        chosen = key.by_value if guards else key.general
     except CannotSpell:
-        context.counters.inc("capture.not_cached.guards")
-        return None
-    chosen = key.by_value if guards else key.general
+        chosen = None
     if chosen is None:
         context.counters.inc("capture.not_cached.guards")
         return None

@@ -1,7 +1,5 @@
 """`codegen_for`: cross-compile a function for a GPU you do not have."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -76,9 +74,8 @@ class Generated:
         files: dict[str, bytes] = {}
         for number, graph in enumerate(self.graphs):
             name = f"{number}_{graph.kind}"
-            files[f"{name}_kernels.{'cpp' if self.target.gpu is None else 'py'}"] = (
-                graph.kernels.encode()
-            )
+            suffix = "cpp" if self.target.gpu is None else "py"
+            files[f"{name}_kernels.{suffix}"] = graph.kernels.encode()
             files[f"{name}_host.py"] = graph.host.encode()
             files[f"{name}_plan.txt"] = graph.plan.encode()
             for made, text in zip(graph.objects, graph.assembly, strict=True):
@@ -122,7 +119,7 @@ def codegen_for(
     with fake_gpu():
         move = _Mover(device if is_traced_there else CPU)
         function = move.module(request.function)
-        positional, named = move.tree(given)
+        positional, named = tree_map(move.tensor, given)
         moved = dataclasses.replace(request, function=function, is_dynamic=dynamic)
         moved.call(positional, named, backend)
     return Generated(chosen, tuple(graphs))
@@ -148,17 +145,12 @@ class _Mover:
             self.made[id(value)] = faked_on(self.device, value)
         return self.made[id(value)]
 
-    def tree(self, value: Any) -> Any:
-        return tree_map(self.tensor, value)
-
     def module(self, fn: Any) -> Any:
         """A copy of a module with its parameters on the device; a function as it is."""
         if not isinstance(fn, torch.nn.Module):
             return fn
-        memory: dict[int, Any] = {}
-        for tensor in (*fn.parameters(), *fn.buffers()):
-            memory[id(tensor)] = self.tensor(tensor)
-        return copy.deepcopy(fn, memory)
+        held = (*fn.parameters(), *fn.buffers())
+        return copy.deepcopy(fn, {id(tensor): self.tensor(tensor) for tensor in held})
 
 
 def moved_graph(module: GraphModule, device: torch.device) -> GraphModule:

@@ -1,7 +1,5 @@
 """Which device a captured graph computes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ of Python numbers that Dynamo passes as symbols are part of a second key: which 
 is kept under depends on whether tracing asked for a value, which shows in the guards it set.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Captures that do not need AOTAutograd's runtime, and the `RuntimeFacts` to run them by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import sympy
@@ -22,9 +20,7 @@ SYMBOLIC = "symbolic_shape"
 
 
 def facts_of(
-    graphs: Mapping[str, GraphModule],
-    num_inputs: int,
-    context: Context,
+    graphs: Mapping[str, GraphModule], num_inputs: int, context: Context
 ) -> RuntimeFacts | None:
     """The facts of the capture just traced; None, with the reason counted, where it has more."""
     facts = facts_or_reason(graphs, num_inputs)
@@ -70,10 +66,7 @@ def facts_or_reason(
 
 
 def _reason_unfit(
-    graphs: Mapping[str, GraphModule],
-    num_inputs: int,
-    found: SimpleMetadata,
-    takes_any_size: bool,
+    graphs: Mapping[str, GraphModule], num_inputs: int, found: SimpleMetadata, takes_any_size: bool
 ) -> str | None:
     """Why AOTAutograd's analysis does not fit the way we would call the graphs."""
     first = graphs.get("forward") or graphs.get("inference")

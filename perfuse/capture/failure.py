@@ -1,7 +1,5 @@
 """Failed compiles: an error that names what was being compiled, or a fallback to eager."""
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Callable

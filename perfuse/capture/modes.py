@@ -1,7 +1,5 @@
 """Modes and options of a compile: both are overrides of the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

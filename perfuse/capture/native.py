@@ -1,7 +1,5 @@
 """The table by which a C++ program runs an artefact: see `perfuse/native/perfuse.h`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

@@ -4,11 +4,11 @@ Observing changes one thing: the graph cache is bypassed, since an entry of it h
 result without the artefacts that led to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from typing import TypeVar
 
 from perfuse.context import Context
 from perfuse.graph.partition import Cut
@@ -16,36 +16,22 @@ from perfuse.pipeline import Compiled
 
 Observer = Callable[[Compiled], None]
 CutObserver = Callable[[Cut, Context], None]
+Kind = TypeVar("Kind")
 
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("perfuse_observers", default=())
 _cut_observers: ContextVar[tuple[CutObserver, ...]] = ContextVar("perfuse_cuts", default=())
 
 
 @contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Call `observer` with what is compiled in this block, in this thread or task."""
-    token = _observers.set((*_observers.get(), observer))
+def _added(active: ContextVar[tuple[Kind, ...]], observer: Kind) -> Iterator[None]:
+    """A block, in this thread or task, in which an observer is active too."""
+    token = active.set((*active.get(), observer))
     try:
         yield
     finally:
-        _observers.reset(token)
+        active.reset(token)
 
 
-def observers() -> tuple[Observer, ...]:
-    """Observers of compiles active in this context."""
-    return _observers.get()
-
-
-@contextmanager
-def observing_cuts(observer: CutObserver) -> Iterator[None]:
-    """Call `observer` with every joint graph that is cut in this block, in this thread or task."""
-    token = _cut_observers.set((*_cut_observers.get(), observer))
-    try:
-        yield
-    finally:
-        _cut_observers.reset(token)
-
-
-def cut_observers() -> tuple[CutObserver, ...]:
-    """Observers of cuts active in this context."""
-    return _cut_observers.get()
+observers, cut_observers = _observers.get, _cut_observers.get
+observing = partial(_added, _observers)  # `observing(call)`: with what is compiled in the block
+observing_cuts = partial(_added, _cut_observers)  # with every joint graph that is cut in it

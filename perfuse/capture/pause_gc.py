@@ -5,8 +5,6 @@ made meanwhile is then moved to the oldest generation, unvisited: that is where 
 the capture would have left it, and the first one afterwards need not walk through all of it.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from functools import cache

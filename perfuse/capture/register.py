@@ -6,8 +6,6 @@ for entry points once, was loaded before, the entry point is put into its table.
 backend itself is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterable

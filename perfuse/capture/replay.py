@@ -1,7 +1,5 @@
 """Replays the halves of a capture through CUDA graphs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from perfuse.context import Context

@@ -1,7 +1,5 @@
 """A request to compile a function, with the mode and options it was compiled with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +25,12 @@ class Request:
     @staticmethod
     def of(
         fn: Function, mode: str | None = None, options: Mapping[str, Any] | None = None
-    ) -> Request:
+    ) -> "Request":
         """The request for `fn`; `mode` and `options` override those it was compiled with."""
         known = compiled_as(fn)
         is_ours = known.backend is perfuse_backend
-        own = overrides_of(**_both(known.settings)) if is_ours else {}
+        how = known.settings.get
+        own = overrides_of(how("mode"), how("options")) if is_ours else {}
         return Request(
             known.function,
             {**own, **overrides_of(mode, options)},
@@ -53,7 +52,3 @@ class Request:
             is_fullgraph=self.is_fullgraph,
             is_dynamic=self.is_dynamic,
         )
-
-
-def _both(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings.get(name) for name in ("mode", "options")}

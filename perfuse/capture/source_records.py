@@ -5,8 +5,6 @@ The log prints each graph's kernels and host program. The folder of a debugged r
 prints the same text as TORCH_LOGS does.
 """
 
-from __future__ import annotations
-
 import logging
 from itertools import count
 from pathlib import Path

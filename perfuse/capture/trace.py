@@ -4,8 +4,6 @@ Callers differ in how they cut the joint graph and in what runs each graph; `cut
 for a context, with its memory budget, the same for all callers.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

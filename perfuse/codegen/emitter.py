@@ -2,7 +2,7 @@
 
 A generator adds syntax: how a constant, an operation, a load, a check, an assignment is written.
 The rest is here: the names of arguments and variables, the values computed so far, the scope where
-each of them is computed (its home), and which loads the kernel itself resolves.
+each of them is computed (its home), which loads the kernel itself resolves, the kernel's members.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
-from perfuse.codegen.scope import Scope
+from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Division, Indirect, Symbol, Variable
@@ -21,6 +21,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.post_order import post_order
 from perfuse.ir.program import Buffer
+from perfuse.schedule.plan import Kernel, Member, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,32 @@ class Names(ABC):
 
 N = TypeVar("N", bound=Names)
 V = TypeVar("V", bound=Value)
+
+
+class Scope(Generic[V]):
+    """A place where statements go, inside others, and what is known there."""
+
+    def __init__(self, writer: Writer, variables: frozenset[Atom], parent: Scope[V] | None) -> None:
+        self.writer = writer
+        self.variables: frozenset[Atom] = variables | (parent.variables if parent else frozenset())
+        self.parent = parent
+        self.known: dict[Expr, V] = {}
+        self.known_indices: dict[Dim, str] = {}
+
+    def find(self, value: Expr) -> V | None:
+        scope: Scope[V] | None = self
+        while scope is not None:
+            if (found := scope.known.get(value)) is not None:
+                return found
+            scope = scope.parent
+        return None
+
+    def home_of(self, variables: frozenset[Atom]) -> Scope[V]:
+        """The outermost scope where all these variables are known."""
+        scope = self
+        while scope.parent is not None and variables <= scope.parent.variables:
+            scope = scope.parent
+        return scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +249,40 @@ def _needed(place: tuple[Emitter[N, V], Expr]) -> Iterable[tuple[Emitter[N, V], 
 def _is_known(place: tuple[Emitter[N, V], Expr]) -> bool:
     emitter, value = place
     return value.op == "const" or emitter.scope.find(value) is not None
+
+
+class KernelFrame(Generic[N, V]):
+    """One kernel being written: its members, its names, and the formulas of its results."""
+
+    def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], names: N) -> None:
+        self.kernel = kernel
+        self.buffers = buffers
+        self.names = names
+
+    def of_role(self, *roles: Role) -> list[Member]:
+        return [m for m in self.kernel.members if m.role in roles]
+
+    def short(self, member: Member) -> str:
+        """A name for what belongs to a member: equal kernels have equal ones."""
+        return f"m{self.kernel.members.index(member)}"
+
+    def is_read_inside(self, name: str) -> bool:
+        """Whether a member reads the buffer, and so may take its value from a register."""
+        return any(r.buffer == name for m in self.kernel.members for r in m.loop.reads())
+
+    def formula_of(self, member: Member, *, is_for_store: bool = False) -> Expr:
+        """A member's formula, not rounded where only a store uses it, which rounds anyway."""
+        formula, out = member.loop.value, member.loop.out
+        if formula.op == "round_to" and formula.attr is self.buffers[out].dtype:
+            if is_for_store or not self.is_read_inside(out):
+                return formula.args[0]
+        return formula
+
+    def value_of(self, emitter: Emitter[N, V], member: Member, *, is_for_store: bool = False) -> V:
+        """A member's value in the compute type of its buffer."""
+        value = emitter.value(self.formula_of(member, is_for_store=is_for_store))
+        return emitter.converted(value, self.buffers[member.loop.out].dtype.compute)
+
+    def dim(self, dim: Dim) -> str:
+        """A size, in terms of the kernel's size arguments."""
+        return self.names.dim(dim)

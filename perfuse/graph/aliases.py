@@ -5,15 +5,15 @@ rewrite that replaces one value by another must check: would a result now share 
 an input or another result, or be overwritten? Alias classes answer that.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
-from perfuse.graph.facts import is_known, output_leaves, tensor_of
+from perfuse.graph.facts import is_known, output_nodes, tensor_of
 from perfuse.graph.storage_ops import SEEING, storage_treatment
 from perfuse.torch_compat.ops import OpOverload, schema_of
 
@@ -35,10 +35,7 @@ class _Class:
 
 
 def users_through(node: Node, is_view: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yield the users of a value and of its views, without those views: chains may be long.
-
-    A user of the value and of a view of it comes once for each.
-    """
+    """Yield the users of a value and of its views, without these; a user of both comes twice."""
     pending, seen = [node], {node}
     while pending:
         for user in pending.pop().users:
@@ -47,17 +44,6 @@ def users_through(node: Node, is_view: Callable[[Node], bool]) -> Iterator[Node]
             elif user not in seen:
                 seen.add(user)
                 pending.append(user)
-
-
-def _nodes_in(value: Any) -> Iterable[Node]:
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _nodes_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _nodes_in(item)
 
 
 def aliased_inputs(node: Node) -> list[Node]:
@@ -72,21 +58,14 @@ def aliased_inputs(node: Node) -> list[Node]:
 
 def mutated_inputs(node: Node) -> list[Node]:
     """The arguments that `node` writes to, or might."""
-    if node.op in ("placeholder", "get_attr", "output") or (
-        is_known(node) and not isinstance(node.target, OpOverload)
-    ):
-        return []
     if not isinstance(node.target, OpOverload):
-        return list(node.all_input_nodes)
+        return [] if is_known(node) else list(node.all_input_nodes)
     return _at(node, _schema_of(node.target).written)
 
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Arguments of an op, by position and name: those its results may alias, those it writes to.
-
-    Whether any result aliases an argument.
-    """
+    """The arguments, by position and name, that an op's results may alias, or that it writes to."""
 
     aliased: tuple[tuple[int, str], ...]
     written: tuple[tuple[int, str], ...]
@@ -108,12 +87,9 @@ def _schema_of(op: OpOverload) -> _Marks:
 
 def _at(node: Node, places: tuple[tuple[int, str], ...]) -> list[Node]:
     """The nodes among the arguments at these places."""
-    if not places:
-        return []
     found: list[Node] = []
     for i, name in places:
-        value = node.args[i] if i < len(node.args) else node.kwargs.get(name)
-        found.extend(_nodes_in(value))
+        map_arg(node.args[i] if i < len(node.args) else node.kwargs.get(name), found.append)
     return found
 
 
@@ -129,9 +105,8 @@ class Aliases:
         aliases = Aliases()
         for node in graph.nodes:
             aliases.add(node)
-        for leaf in output_leaves(graph):
-            if isinstance(leaf, Node):
-                aliases.of_node(leaf).has_output = True
+        for node in output_nodes(graph):
+            aliases.of_node(node).has_output = True
         return aliases
 
     def add(self, node: Node) -> None:

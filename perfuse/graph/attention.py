@@ -14,8 +14,6 @@ rows are the kernel's.) A mask that chooses, by `where` or `masked_fill`, also h
 scores, which an added one does not: it does not match.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import mutated_inputs
 from perfuse.graph.attention_match import RESHAPES, Attention, match_attention
-from perfuse.graph.facts import is_same_size, is_same_tensor, packet_name, tensor_of
+from perfuse.graph.facts import is_same_size, is_same_tensor, known_tensor, packet_name, tensor_of
 from perfuse.graph.rewrite import NodeBuilder, replace_calls, scalar_of
 
 aten = torch.ops.aten
@@ -35,7 +33,7 @@ _LOOKS = (*RESHAPES, "expand", "unsqueeze", "squeeze", "slice", "clone")
 def fuse_attention(gm: GraphModule) -> GraphModule:
     """The pass."""
     found = {match.product: match for match in _matches(gm.graph) if _can_shape(match)}
-    return replace_calls(gm, found, _kernel)
+    return replace_calls(gm, found, lambda _, match, build, copy: _Call(match, build, copy).emit())
 
 
 def _matches(graph: Graph) -> Iterator[Attention]:
@@ -48,21 +46,16 @@ def _matches(graph: Graph) -> Iterator[Attention]:
             yield match
 
 
-def _kernel(node: Node, match: Attention, build: NodeBuilder, copy: dict[Node, Node]) -> Node:
-    """The kernel's result in place of the last product."""
-    return _Call(match, build, copy).emit()
-
-
 def _has_heads(match: Attention) -> bool:
     """The batches of the matmuls are known to be sequences times heads."""
-    sizes = [n for node in (match.scores, match.product) for n in _tensor(node).shape]
-    return _tensor(match.scores).dim() == 4 and all(isinstance(n, int) for n in sizes)
+    sizes = [n for node in (match.scores, match.product) for n in known_tensor(node).shape]
+    return known_tensor(match.scores).dim() == 4 and all(isinstance(n, int) for n in sizes)
 
 
 def _can_shape(match: Attention) -> bool:
     """The mask has separate sequence and head dimensions, or needs none."""
     mask = tensor_of(match.mask)
-    if mask is None or _has_heads(match) or _tensor(match.scores).dim() == 3:
+    if mask is None or _has_heads(match) or known_tensor(match.scores).dim() == 3:
         return True
     return all(is_same_size(n, 1) for n in mask.shape[:-2])
 
@@ -71,9 +64,7 @@ class _Call:
     """Writes one call of the kernel; all operands as (sequences, heads, rows, columns)."""
 
     def __init__(self, match: Attention, build: NodeBuilder, copy: dict[Node, Node]) -> None:
-        self._match = match
-        self._build = build
-        self._copy = copy
+        self._match, self._build, self._copy = match, build, copy
         self._has_heads = _has_heads(match)
 
     def emit(self) -> Node:
@@ -95,7 +86,7 @@ class _Call:
     def _operand(self, node: Node, axis: int = -1) -> Node:
         if not self._has_heads:
             return self._call(aten.unsqueeze.default, self._copy[node], 1)
-        shape = [*_tensor(self._match.scores).shape[:2], *_tensor(node).shape[-2:]]
+        shape = [*known_tensor(self._match.scores).shape[:2], *known_tensor(node).shape[-2:]]
         source = _before_joining(node, shape, axis)
         if source is not None:
             return self._copy[source]
@@ -103,15 +94,15 @@ class _Call:
 
     def _dense(self, node: Node) -> Node:
         """The kernel takes any strides but those within a row."""
-        if _tensor(node).stride()[-1] == 1:
+        if known_tensor(node).stride()[-1] == 1:
             return node
         return self._call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
     def _mask(self, node: Node) -> Node:
         mask = self._copy[node]
-        if not self._has_heads and _tensor(mask).dim() == 3:
+        if not self._has_heads and known_tensor(mask).dim() == 3:
             return self._call(aten.unsqueeze.default, mask, 1)
-        while _tensor(mask).dim() not in (2, 4):
+        while known_tensor(mask).dim() not in (2, 4):
             mask = self._call(aten.unsqueeze.default, mask, 0)
         return mask
 
@@ -123,21 +114,15 @@ class _Call:
 
     def _joined(self, result: Node) -> Node:
         """The result in the shape and strides of the matmul it replaces."""
-        wanted = _tensor(self._match.product)
+        wanted = known_tensor(self._match.product)
         if not self._has_heads:
             result = self._call(aten.squeeze.dim, result, 1)
-        if not _tensor(result).is_contiguous():
+        if not known_tensor(result).is_contiguous():
             result = self._call(aten.clone.default, result, memory_format=torch.contiguous_format)
         if self._has_heads:
             result = self._call(aten.view.default, result, list(wanted.shape))
-        assert is_same_tensor(_tensor(result), wanted), "the kernel's result is the product's"
+        assert is_same_tensor(known_tensor(result), wanted), "not the product's result"
         return result
-
-
-def _tensor(node: Node) -> torch.Tensor:
-    tensor = tensor_of(node)
-    assert tensor is not None, f"{node} is a tensor"
-    return tensor
 
 
 def _before_joining(node: Node, shape: list[int], axis: int) -> Node | None:
@@ -145,7 +130,7 @@ def _before_joining(node: Node, shape: list[int], axis: int) -> Node | None:
     found = None
     while packet_name(node) in (*RESHAPES, "clone") and isinstance(node.args[0], Node):
         node = node.args[0]
-        if list(_tensor(node).shape) == shape and _has_rows(_tensor(node), axis):
+        if list(known_tensor(node).shape) == shape and _has_rows(known_tensor(node), axis):
             found = node
     return found
 

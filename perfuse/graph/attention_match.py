@@ -5,8 +5,6 @@ uses of those to be inner as well, since what is used elsewhere has to be comput
 training forward, whose softmax is saved for the backward, does not match.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +17,7 @@ from perfuse.graph.rewrite import dtype_of, scalar_of
 from perfuse.torch_compat.ops import has_fast_matmuls
 
 RESHAPES = ("view", "_unsafe_view")
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _SOFTMAX = ("mul", "exp", "reciprocal", "sum", "sub", "amax")  # as decompose_softmax.py spells it
 
 
@@ -61,7 +59,7 @@ def match_attention(product: Node) -> Attention | None:
 
 
 def _match_scores(
-    product: Node, scores: Node | None, first: Node, mask: Node | None, walk: _Walk
+    product: Node, scores: Node | None, first: Node, mask: Node | None, walk: "_Walk"
 ) -> Attention | None:
     """The match in which `first` is the scaled matmul of queries and keys."""
     if mask is not None and scores is not None:
@@ -70,7 +68,7 @@ def _match_scores(
     node = walk.through_reshapes(node)
     node, inside = walk.through_scale(node)
     value = _input(product, 1)
-    if packet_name_of(node) != "bmm" or node is None or scores is None or value is None:
+    if packet_name(node) != "bmm" or node is None or scores is None or value is None:
         return None
     walk.inner.add(node)
     query, by_query = walk.through_own_scale(_input(node, 0))
@@ -78,16 +76,7 @@ def _match_scores(
     if query is None or key is None:
         return None
     scale = outside * inside * by_query * by_key
-    return Attention(
-        query=query,
-        key=key,
-        value=value,
-        scale=scale,
-        mask=mask,
-        scores=scores,
-        product=product,
-        inner=frozenset(walk.inner),
-    )
+    return Attention(query, key, value, scale, mask, scores, product, frozenset(walk.inner))
 
 
 @dataclass(slots=True)
@@ -108,13 +97,15 @@ class _Walk:
 
     def through_casts(self, node: Node | None) -> Node | None:
         """Casts between float types, as they stand around a softmax in float32."""
-        while node is not None and packet_name(node) == "_to_copy" and _is_float_cast(node):
+        while node is not None and packet_name(node) == "_to_copy":
+            if not {dtype_of(node), dtype_of(_input(node, 0))} <= _FLOATS:
+                break
             node = self._back(node)
         return node
 
     def through_scale(self, node: Node | None) -> tuple[Node | None, float]:
         """The operand of a multiplication or division by a number, and the factor; else 1."""
-        name = packet_name_of(node)
+        name = packet_name(node)
         if node is None or name not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
             return node, 1.0
         for i in (0, 1) if name == "mul" else (0,):
@@ -139,7 +130,7 @@ class _Walk:
         total, shifted = _input(inverse, 0), _input(exp, 0)
         logits, largest = _input(shifted, 0), _input(shifted, 1)
         chain = (node, exp, inverse, total, shifted, largest)
-        if tuple(map(packet_name_of, chain)) != _SOFTMAX:
+        if tuple(map(packet_name, chain)) != _SOFTMAX:
             return None
         is_row = _is_over_last_axis(total) and _is_over_last_axis(largest)
         if not is_row or _input(total, 0) is not exp or _input(largest, 0) is not logits:
@@ -150,7 +141,7 @@ class _Walk:
 
 def _summands(scores: Node | None) -> list[tuple[Node, Node | None]]:
     """How scores may be a product plus a mask: either way round, or without a mask."""
-    if packet_name_of(scores) != "add" or scores is None:
+    if packet_name(scores) != "add" or scores is None:
         return [] if scores is None else [(scores, None)]
     if len(scores.args) != 2 or scores.kwargs:
         return []
@@ -197,10 +188,6 @@ def _is_worth_storing(mask: Node, scores: Node) -> bool:
     return len(mask.users) > 1 or mask.op != "call_function" or not _is_alike(mask, scores)
 
 
-def packet_name_of(node: Node | None) -> str:
-    return "" if node is None else packet_name(node)
-
-
 def _input(node: Node | None, i: int) -> Node | None:
     """The i-th argument, where it is a node."""
     found = node.args[i] if node is not None and len(node.args) > i else None
@@ -232,10 +219,6 @@ def _keeps_rows(node: Node) -> bool:
     if new is None or old is None or new.dim() < 3 or old.dim() < 3:
         return False
     return all(map(is_same_size, new.shape[-2:], old.shape[-2:]))
-
-
-def _is_float_cast(node: Node) -> bool:
-    return dtype_of(node) in _FLOATS and dtype_of(_input(node, 0)) in _FLOATS
 
 
 def _is_over_last_axis(reduction: Node | None) -> bool:

@@ -98,7 +98,6 @@ class _Batch:
         weights = [node.all_input_nodes[-1] for node in group]
         name = f"_stacked_{len(self._whole)}"
         with disable_dispatch_modes(), torch.no_grad():
-            self.attributes[name] = torch.stack(
-                [attribute_of(self._gm, str(w.target)) for w in weights]
-            )
+            held = [attribute_of(self._gm, str(w.target)) for w in weights]
+            self.attributes[name] = torch.stack(held)
         return build.attribute(weights[0], name, torch.stack([w.meta["val"] for w in weights]))

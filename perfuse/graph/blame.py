@@ -1,9 +1,5 @@
 """Errors that carry the node being processed, so that a message can name the op and its line."""
 
-from __future__ import annotations
-
-from types import TracebackType
-
 from torch.fx import Node
 
 _ATTRIBUTE = "perfuse_node"
@@ -19,9 +15,7 @@ class working_on:  # noqa: N801 - reads as a function: `with working_on(node):`
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and node_of(error) is None:
             setattr(error, _ATTRIBUTE, self._node)
 

@@ -4,8 +4,6 @@ What text cannot identify (a user's function, a generator, a foreign tensor type
 `NotCanonical` with the reason, and is then compiled without a cache.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.graph.facts import COMPARED, DONATED, RECOMPUTED
+from perfuse.graph.facts import COMPARED, DONATED, RECOMPUTED, attribute_of
 from perfuse.torch_compat.guards import graph_assumptions
 from perfuse.torch_compat.ops import OpOverload
 from perfuse.torch_compat.sizes import sym_expression, symbol_facts
@@ -21,7 +19,7 @@ from perfuse.torch_compat.state import numeric_state
 from perfuse.torch_compat.tensors import raw_bytes
 
 MAX_CONSTANT_BYTES = 64 << 20
-SPELLED_BY_REPR = (type(None), bool, int, str, complex, slice, type(...))
+SPELLED_BY_REPR = (type(None), bool, int, str, complex, type(...))
 SPELLED_BY_STR = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -55,7 +53,7 @@ def spell_node(
     if node.op == "placeholder":
         return "given up" if node.meta.get(DONATED) else "input"
     if node.op == "get_attr":
-        return f"constant {spell_constant(attribute(module, str(node.target)))}"
+        return f"constant {spell_constant(attribute_of(module, str(node.target)))}"
     if node.op == "call_function":
         name = target_of(node.target)
     elif node.op in ("call_method", "output"):
@@ -82,7 +80,9 @@ def spell(value: Any, numbers: Numbers) -> str:
     if kind is Node:
         return f"%{numbers[value]}"
     if kind in SPELLED_BY_REPR:
-        return repr(value) if kind is not slice else _spell_slice(value, numbers)
+        return repr(value)
+    if kind is slice:
+        return f"slice{spell((value.start, value.stop, value.step), numbers)}"
     if kind is float:
         return float.hex(value)
     if kind in SPELLED_BY_STR:
@@ -96,10 +96,6 @@ def spell(value: Any, numbers: Numbers) -> str:
         pairs = (f"{spell(k, numbers)}:{spell(v, numbers)}" for k, v in value.items())
         return "{" + ",".join(pairs) + "}"
     raise NotCanonical(f"argument_{kind.__name__}")
-
-
-def _spell_slice(value: slice, numbers: Numbers) -> str:
-    return f"slice{spell((value.start, value.stop, value.step), numbers)}"
 
 
 def spell_value(value: Any) -> str:
@@ -141,11 +137,3 @@ def is_storable(value: Any) -> bool:
         and not value.is_neg()
         and value.numel() * value.element_size() <= MAX_CONSTANT_BYTES
     )
-
-
-def attribute(module: Any, dotted: str) -> Any:
-    """The attribute that a graph's get_attr node refers to."""
-    found = module
-    for part in dotted.split("."):
-        found = getattr(found, part)
-    return found

@@ -3,6 +3,7 @@
 What runs as one kernel is decided later, by `schedule/batch.py`, for these and all other loops.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,7 @@ _UNARY = """
 abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg
 reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc
 """.split()
-_BINARY = "add sub mul div pow clamp_min clamp_max".split()
-_OVERLOADS = ("List", "Scalar", "ScalarList")
+_BINARY = "add sub mul div pow clamp_min clamp_max lerp".split()
 
 
 def each(op: _Rule) -> _Rule:
@@ -30,16 +30,15 @@ def each(op: _Rule) -> _Rule:
     return run
 
 
-def _scaled_quotient(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    if isinstance(value, Tensor):
-        return x + value.to(x.dtype) * (a / b)
-    return torch.addcdiv(x, a, b, value=value)
+def _scaled(op: _Rule, inner: _Rule) -> _Rule:
+    """`op`, which is x plus a value times `inner` of a and b; the value may be a tensor."""
 
+    def run(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Any:
+        if isinstance(value, Tensor):
+            return x + value.to(x.dtype) * inner(a, b)
+        return op(x, a, b, value=value)
 
-def _scaled_product(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    if isinstance(value, Tensor):
-        return x + value.to(x.dtype) * (a * b)
-    return torch.addcmul(x, a, b, value=value)
+    return run
 
 
 def _numbers_of_tensor(op: _Rule) -> _Rule:
@@ -73,21 +72,19 @@ def _unscale(x: list[Tensor], found: Tensor, inverse: Tensor) -> tuple[list[Tens
 
 def _rows() -> dict[str, _Rule]:
     rows = {f"aten._foreach_{name}.default": each(getattr(torch, name)) for name in _UNARY}
-    for name in _BINARY:
-        for overload in _OVERLOADS:
-            rows[f"aten._foreach_{name}.{overload}"] = each(getattr(torch, name))
+    for name, overload in itertools.product(_BINARY, ("List", "Scalar", "ScalarList")):
+        rows[f"aten._foreach_{name}.{overload}"] = each(getattr(torch, name))
     for name in ("add", "mul", "div"):
         rows[f"aten._foreach_{name}.Tensor"] = each(getattr(torch, name))
     for name, bound in (("maximum", torch.clamp_min), ("minimum", torch.clamp_max)):
         rows[f"aten._foreach_{name}.List"] = each(getattr(torch, name))
         rows[f"aten._foreach_{name}.Scalar"] = each(bound)
         rows[f"aten._foreach_{name}.ScalarList"] = each(bound)
-    for name, op in (("addcdiv", _scaled_quotient), ("addcmul", _scaled_product)):
+    for name, inner in (("addcdiv", torch.div), ("addcmul", torch.mul)):
+        op = _scaled(getattr(torch, name), inner)
         rows[f"aten._foreach_{name}.Scalar"] = each(op)
         rows[f"aten._foreach_{name}.ScalarList"] = each(op)
         rows[f"aten._foreach_{name}.Tensor"] = _numbers_of_tensor(op)
-    for overload in ("List", "Scalar", "ScalarList"):
-        rows[f"aten._foreach_lerp.{overload}"] = each(torch.lerp)
     return rows
 
 

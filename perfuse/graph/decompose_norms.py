@@ -30,22 +30,26 @@ def _sum_over(x: Tensor, axes: list[int]) -> Tensor:
     return torch.sum(x, axes) if axes else x
 
 
+def _affine(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """`x` times the weight plus the bias, where there are any, in the type of `x`."""
+
+    def given(p: Tensor) -> Tensor:
+        return p.to(x.dtype) if shape is None else p.to(x.dtype).reshape(shape)
+
+    scaled = x if weight is None else x * given(weight)
+    return scaled if bias is None else scaled + given(bias)
+
+
 def layer_norm(
-    x: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     acc = opmath(x).contiguous()  # eager's result is contiguous whatever its input
     axes = _inner_axes(x, normalized_shape)
     var, mean = torch.var_mean(acc, dim=axes, correction=0, keepdim=True)
     rstd = torch.rsqrt(var + eps)
-    out = (acc - mean) * rstd
-    if weight is not None:
-        out = out * weight.to(acc.dtype)
-    if bias is not None:
-        out = out + bias.to(acc.dtype)
+    out = _affine((acc - mean) * rstd, weight, bias)
     kept = _statistics_dtype(x, weight, bias)
     return out.to(x.dtype), mean.to(kept), rstd.to(kept)
 
@@ -66,7 +70,7 @@ def layer_norm_backward(
     inner, outer = _inner_axes(x, normalized_shape), _outer_axes(x, normalized_shape)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        g = grad if weight is None else grad * weight.to(acc.dtype)
+        g = _affine(grad, weight, None)
         along = torch.mean(g * x_hat, inner, keepdim=True)
         centred = g - torch.mean(g, inner, keepdim=True)
         grad_x = ((centred - x_hat * along) * scale).to(x.dtype).contiguous()
@@ -85,10 +89,7 @@ def rms_norm(
     axes = _inner_axes(x, normalized_shape)
     floor = torch.finfo(acc.dtype).eps if eps is None else eps
     rstd = torch.rsqrt(torch.mean(acc * acc, axes, keepdim=True) + floor)
-    out = acc * rstd
-    if weight is not None:
-        out = out * weight.to(acc.dtype)
-    return out.to(x.dtype), rstd
+    return _affine(acc * rstd, weight, None).to(x.dtype), rstd
 
 
 def rms_norm_backward(
@@ -103,7 +104,7 @@ def rms_norm_backward(
     x_hat = acc * rstd
     grad_x = grad_weight = None
     if output_mask[0]:
-        g = grad if weight is None else grad * weight.to(acc.dtype)
+        g = _affine(grad, weight, None)
         along = torch.mean(g * x_hat, _inner_axes(x, normalized_shape), keepdim=True)
         grad_x = ((g - x_hat * along) * rstd).to(x.dtype).contiguous()
     if output_mask[1] and weight is not None:
@@ -115,10 +116,6 @@ def rms_norm_backward(
 def _by_group(x: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
     """`x` in float32 as [batch, group, channel of the group, pixel]."""
     return opmath(x).reshape(sizes)
-
-
-def _per_channel(p: Tensor, num_groups: int, dtype: torch.dtype) -> Tensor:
-    return p.to(dtype).reshape(1, num_groups, -1, 1)
 
 
 def group_norm(
@@ -136,11 +133,7 @@ def group_norm(
     acc = _by_group(x.contiguous(), (batch, num_groups, channels // num_groups, pixels))
     var, mean = torch.var_mean(acc, dim=[2, 3], correction=0, keepdim=True)
     rstd = torch.rsqrt(var + eps)
-    out = (acc - mean) * rstd
-    if weight is not None:
-        out = out * _per_channel(weight, num_groups, acc.dtype)
-    if bias is not None:
-        out = out + _per_channel(bias, num_groups, acc.dtype)
+    out = _affine((acc - mean) * rstd, weight, bias, (1, num_groups, -1, 1))
     kept = _statistics_dtype(x, weight, bias)
     flat = [batch, num_groups]
     return out.reshape(x.shape).to(x.dtype), mean.view(flat).to(kept), rstd.view(flat).to(kept)
@@ -163,11 +156,7 @@ def _group_norm_channels_last(
         flat = statistic.expand(own_mean.shape).flatten(1)
         return flat.reshape(flat.shape[0], *[1] * len(pixel_axes), flat.shape[1])
 
-    out = (acc - per_channel(mean)) * per_channel(rstd)
-    if weight is not None:
-        out = out * weight.to(acc.dtype)
-    if bias is not None:
-        out = out + bias.to(acc.dtype)
+    out = _affine((acc - per_channel(mean)) * per_channel(rstd), weight, bias)
     kept = _statistics_dtype(x, weight, bias)
     return out.movedim(-1, 1).to(x.dtype), mean.squeeze(-1).to(kept), rstd.squeeze(-1).to(kept)
 
@@ -191,7 +180,7 @@ def group_norm_backward(
     kept = x.dtype if weight is None else weight.dtype
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        g = grad if weight is None else grad * _per_channel(weight, num_groups, acc.dtype)
+        g = _affine(grad, weight, None, (1, num_groups, -1, 1))
         along = torch.mean(g * x_hat, [2, 3], keepdim=True)
         centred = g - torch.mean(g, [2, 3], keepdim=True)
         grad_x = lying_as(x, ((centred - x_hat * along) * scale).reshape(x.shape).to(x.dtype))

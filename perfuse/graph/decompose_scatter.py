@@ -34,10 +34,7 @@ def into_own_copy(op: OpOverload) -> Callable[..., Any]:
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """`index_put` has the strides that eager gives.
-
-    PyTorch's formula gets them by an in-place copy, which tracing in 2.11 refuses.
-    """
+    """With eager's strides; PyTorch's formula copies in place, which tracing in 2.11 refuses."""
     if index.dim() > 1:
         raise RuntimeError(f"index_fill: index must be a vector, got {index.dim()} dimensions")
     if index.dtype is not torch.int64:

@@ -15,7 +15,8 @@ Kept whole, on purpose:
 - rand, rand_like, bernoulli, randint: lowered with the program's own seed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -140,19 +141,8 @@ OWN: dict[str, Decomposition] = {
 
 def _find(name: str) -> Any | None:
     """The op `namespace.packet[.overload]`, or None in a PyTorch that has no such op."""
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            return None
-    return found
-
-
-def _standard_ops() -> Iterator[Any]:
-    for name in STANDARD:
-        op = _find(f"aten.{name}")
-        if op is not None:
-            yield op
+    start: Any = torch.ops
+    return reduce(lambda found, part: getattr(found, part, None), name.split("."), start)
 
 
 def _is_functional(op: OpOverload) -> bool:
@@ -163,34 +153,27 @@ def _is_functional(op: OpOverload) -> bool:
     return not schema_of(op).is_mutable or str(op) == "aten._native_batch_norm_legit.default"
 
 
-def _is_batch_norm(op: OpOverload) -> bool:
-    return "batch_norm" in str(op) and "backward" not in str(op)
-
-
-def _is_padding(op: OpOverload) -> bool:
-    return str(op).startswith(("aten.reflection_pad", "aten.replication_pad")) and (
-        "backward" not in str(op)
-    )
-
-
-# Ops that draw random numbers: decomposed they draw others than eager's own kernels.
-_DRAWING = ("aten.native_dropout.default",)
+def _as_eager(op: OpOverload, rule: Decomposition) -> Decomposition:
+    """A standard rule, with the strides of eager's results where it has others."""
+    name = str(op)
+    if "backward" in name:
+        return rule
+    if "batch_norm" in name:
+        return layouts.first_as_eager(rule)
+    is_padding = name.startswith(("aten.reflection_pad", "aten.replication_pad"))
+    return layouts.padded_as_eager(rule) if is_padding else rule
 
 
 def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, Decomposition]:
     """A new table for AOTAutograd's `decompositions`: the standard rows, then our own over them.
 
-    With `fallback_random`, ops that draw random numbers stay whole.
+    With `fallback_random`, what draws random numbers stays whole: decomposed, it draws others than
+    eager's own kernels.
     """
-    standard = standard_decompositions(list(_standard_ops()))
-    table = {op: rule for op, rule in standard.items() if _is_functional(op)}
-    table |= {op: layouts.first_as_eager(rule) for op, rule in table.items() if _is_batch_norm(op)}
-    table |= {op: layouts.padded_as_eager(rule) for op, rule in table.items() if _is_padding(op)}
-    for name, rule in OWN.items():
-        op = _find(name)
-        if op is not None:
-            table[op] = rule
+    ops = [op for name in STANDARD if (op := _find(f"aten.{name}")) is not None]
+    standard = standard_decompositions(ops)
+    table = {op: _as_eager(op, rule) for op, rule in standard.items() if _is_functional(op)}
+    table |= {op: rule for name, rule in OWN.items() if (op := _find(name)) is not None}
     if fallback_random:
-        drawing = {_find(name) for name in _DRAWING}
-        table = {op: rule for op, rule in table.items() if op not in drawing}
+        table.pop(aten.native_dropout.default, None)
     return table

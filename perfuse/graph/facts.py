@@ -1,16 +1,18 @@
 """Properties of nodes for all passes: may it be merged, dropped, recomputed; is it a view."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
 
 from perfuse.torch_compat.ops import OpOverload, is_pointwise_function, schema_of
 from perfuse.torch_compat.sizes import sym_expression
+
+Item = TypeVar("Item")
 
 # The mark, in `meta`, of a donated placeholder: its memory is not needed after this graph.
 DONATED = "perfuse_donated"
@@ -72,9 +74,11 @@ def op_facts(target: Any) -> OpFacts:
     return OpFacts(packet, True, is_random, has_effects)
 
 
-def packet_name(node: Node) -> str:
+def packet_name(node: Node | None) -> str:
     """`add` for aten.add.Tensor, and "" for anything that is not an ATen or prims call."""
-    return op_facts(node.target).packet if node.op == "call_function" else ""
+    if node is None or node.op != "call_function":
+        return ""
+    return op_facts(node.target).packet
 
 
 def is_random(node: Node) -> bool:
@@ -129,6 +133,19 @@ def tensor_of(node: Any) -> torch.Tensor | None:
     return val if isinstance(val, torch.Tensor) else None
 
 
+def known_tensor(node: Any) -> torch.Tensor:
+    """The fake tensor of a node that is known to be one."""
+    tensor = tensor_of(node)
+    assert tensor is not None, f"{node} is a tensor"
+    return tensor
+
+
+def is_part(node: Node) -> bool:
+    """The node takes one result out of a call that has several."""
+    is_getitem = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    return is_getitem and isinstance(node.args[0], Node)
+
+
 def output_node(graph: torch.fx.Graph) -> Node:
     """The one output node of a graph."""
     node: Node = next(iter(graph.find_nodes(op="output")))
@@ -137,8 +154,12 @@ def output_node(graph: torch.fx.Graph) -> Node:
 
 def results_of(joint: torch.fx.Graph) -> list[Node]:
     """The results of the user's function in a joint graph: gradients come after them."""
-    count = output_node(joint).meta[NUM_RESULTS]
-    return [leaf for leaf in output_leaves(joint)[:count] if isinstance(leaf, Node)]
+    return output_nodes(joint, stop=output_node(joint).meta[NUM_RESULTS])
+
+
+def output_nodes(graph: torch.fx.Graph, start: int = 0, stop: int | None = None) -> list[Node]:
+    """The nodes among the results, of all or of some by their place."""
+    return [leaf for leaf in output_leaves(graph)[start:stop] if isinstance(leaf, Node)]
 
 
 def output_leaves(graph: torch.fx.Graph) -> list[Any]:
@@ -170,10 +191,8 @@ def attributes_of(gm: torch.fx.GraphModule) -> dict[str, Any]:
 
 def is_same_size(a: Any, b: Any) -> bool:
     """Two sizes are known to be equal. Never adds a guard: unknown means no."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
     if isinstance(a, int) or isinstance(b, int):
-        return False
+        return isinstance(a, int) and isinstance(b, int) and a == b
     return bool(sym_expression(a) == sym_expression(b))
 
 
@@ -183,9 +202,7 @@ def is_same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def is_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal shape, and equal strides wherever a stride is ever used."""
-    if not is_same_shape(a, b) or a.layout != b.layout:
-        return False
-    if a.layout != torch.strided:
+    if not is_same_shape(a, b) or not a.layout == b.layout == torch.strided:
         return False
     strides = zip(a.shape, a.stride(), b.stride(), strict=True)
     return all(is_same_size(size, 1) or is_same_size(p, q) for size, p, q in strides)
@@ -198,11 +215,16 @@ def is_same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:
     """The nodes, and all that they are computed from."""
-    found: set[Node] = set()
-    stack = list(nodes)
+    return reached(nodes, lambda node: node.all_input_nodes)
+
+
+def reached(starts: Iterable[Item], next_of: Callable[[Item], Iterable[Item]]) -> set[Item]:
+    """The starts, and all that is reached from them, step by step."""
+    found: set[Item] = set()
+    stack = list(starts)
     while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
+        item = stack.pop()
+        if item not in found:
+            found.add(item)
+            stack.extend(next_of(item))
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from perfuse.graph.aliases import Aliases
 from perfuse.graph.copying import GraphCopy, copy_but_for
@@ -16,7 +17,7 @@ from perfuse.graph.facts import (
     attribute_of,
     attributes_of,
     is_pure,
-    output_leaves,
+    output_nodes,
     packet_name,
     tensor_of,
 )
@@ -32,11 +33,8 @@ def fold_constants(gm: GraphModule) -> GraphModule:
     """The pass: constant expressions of up to `MAX_ELEMENTS` elements, evaluated."""
     with disable_dispatch_modes(), torch.no_grad():
         values = _evaluate(gm)
-        return _Fold(gm, values).run() if _has_work(values) else gm
-
-
-def _has_work(values: dict[Node, torch.Tensor]) -> bool:
-    return any(packet_name(node) not in _SOURCES for node in values)
+        has_work = any(packet_name(node) not in _SOURCES for node in values)
+        return _Fold(gm, values).run() if has_work else gm
 
 
 def _evaluate(gm: GraphModule) -> dict[Node, torch.Tensor]:
@@ -64,12 +62,12 @@ def _value(gm: GraphModule, node: Node, values: dict[Node, torch.Tensor]) -> tor
         return None
     if not node.all_input_nodes and packet_name(node) not in _SOURCES:
         return None  # `empty` and its like: no inputs, and no value either
+    call: Any = node.target
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     try:
-        result = node.target(*_real(node.args, values), **_real(node.kwargs, values))  # type: ignore[operator]
-    except (RuntimeError, IndexError):
-        return (
-            None  # an error of the user's program (a division by zero): it is raised when it runs
-        )
+        result = call(*args, **kwargs)
+    except (RuntimeError, IndexError):  # of the user's program: raised when it runs
+        return None
     return result if isinstance(result, torch.Tensor) else None
 
 
@@ -81,16 +79,6 @@ def _is_foldable(node: Node) -> bool:
     if any(not isinstance(size, int) for size in tensor.shape):
         return False
     return tensor.numel() <= MAX_ELEMENTS
-
-
-def _real(value: Any, values: dict[Node, torch.Tensor]) -> Any:
-    if isinstance(value, Node):
-        return values[value]
-    if isinstance(value, (list, tuple)):
-        return [_real(item, values) for item in value]
-    if isinstance(value, dict):
-        return {key: _real(item, values) for key, item in value.items()}
-    return value
 
 
 def uniform_value(tensor: torch.Tensor) -> bool | int | float | None:
@@ -114,7 +102,7 @@ class _Fold:
         self._values = values
         self._attributes = attributes_of(gm)
         self._num_tables = 0
-        self._outputs = {leaf for leaf in output_leaves(gm.graph) if isinstance(leaf, Node)}
+        self._outputs = set(output_nodes(gm.graph))
 
     def run(self) -> GraphModule:
         return copy_but_for(
@@ -122,22 +110,18 @@ class _Fold:
         )
 
     def _folded(self, node: Node, new: GraphCopy) -> Node | None:
-        value = self._values.get(node)
-        tensor = tensor_of(node)
+        value, tensor = self._values.get(node), tensor_of(node)
         if value is None or tensor is None or packet_name(node) in _SOURCES:
             return None
         if not tensor.is_contiguous() or node in self._outputs:
             return None  # a result must be the caller's own, and a stride must stay what it was
         number = uniform_value(value)
-        if number is None and (node.op == "get_attr" or not self._is_frontier(node)):
+        is_read = any(user not in self._values for user in node.users)  # by what is not folded
+        if number is None and (node.op == "get_attr" or not is_read):
             return None
         folded = self._table(value, new) if number is None else self._full(tensor, number, new)
         folded.meta = dict(node.meta)
         return folded
-
-    def _is_frontier(self, node: Node) -> bool:
-        """A node that is not folded reads it."""
-        return any(user not in self._values for user in node.users)
 
     def _full(self, tensor: torch.Tensor, number: bool | int | float, new: GraphCopy) -> Node:
         kwargs: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}

@@ -41,7 +41,7 @@ _KNOWN = frozenset(
 
 def use_known_masks(gm: GraphModule) -> GraphModule:
     """The pass: a new module where a mask is known, the same one otherwise."""
-    calls = [node for node in gm.graph.nodes if _is_attention(node)]
+    calls = [node for node in gm.graph.nodes if _name(node) == "scaled_dot_product_attention"]
     masks = {node: mask for node in calls if (mask := _mask_of(node)) is not None}
     if not masks:
         return gm
@@ -65,10 +65,6 @@ def _has_sparse_rows(node: Node, mask: Node) -> bool:
 def _fake(node: Any) -> torch.Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
-
-
-def _is_attention(node: Node) -> bool:
-    return _name(node) == "scaled_dot_product_attention"
 
 
 def _name(node: Node) -> str:
@@ -112,20 +108,13 @@ def _writes(node: Node) -> bool:
     name = _name(node)
     if "out" in node.kwargs or node.kwargs.get("inplace") or name in _IN_PLACE:
         return True
-    if node.op == "call_function" and _is_foreign(node.target):
-        return True
+    if isinstance(node.target, OpOverload | OpOverloadPacket):
+        return True  # a custom operator: it may write to whatever it is given
     return name.endswith("_") and name not in _KNOWN
 
 
-def _is_foreign(target: Any) -> bool:
-    """A custom operator: it may write to whatever it is given."""
-    return isinstance(target, OpOverload | OpOverloadPacket)
-
-
 _IN_PLACE = frozenset(
-    """
-    iadd iand ifloordiv ilshift imod imul ior ipow irshift isub itruediv ixor setitem
-    """.split()
+    "iadd iand ifloordiv ilshift imod imul ior ipow irshift isub itruediv ixor setitem".split()
 )
 
 
@@ -201,13 +190,10 @@ def _rewritten(gm: GraphModule, forms: dict[Node, str | None], sparse: set[Node]
 
 def _say_form(copied: Node, node: Node, form: str | None, new: GraphCopy) -> None:
     """Replace the mask of a call by the kernel's own word for it."""
-    tensors = {name: new.of[value] for name, value in _operands(node).items()}
+    names = ("query", "key", "value")
+    tensors = {name: new.of[_argument(node, i, name)] for i, name in enumerate(names)}
     rest = {k: v for k, v in copied.kwargs.items() if k not in ("attn_mask", "is_causal")}
     dropout = _argument(node, 4, "dropout_p")
     rest |= {} if dropout is None else {"dropout_p": dropout}
     copied.args = ()
     copied.kwargs = {**rest, **tensors, "is_causal": form == "causal"}
-
-
-def _operands(node: Node) -> dict[str, Any]:
-    return {name: _argument(node, i, name) for i, name in enumerate(("query", "key", "value"))}

@@ -11,8 +11,6 @@ twice. Rows that are eight apart have equal alignment, so eight matmuls with ali
 it, all but some columns at its edges (`aligned_product`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +21,7 @@ from perfuse.config import ThresholdSettings
 from perfuse.context import Context
 from perfuse.gpu import Gpu
 from perfuse.graph.aliases import users_through
-from perfuse.graph.facts import is_same_tensor, tensor_of
+from perfuse.graph.facts import is_same_tensor, known_tensor, tensor_of
 from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import MatmulOp, Operands, matmul_op
@@ -82,7 +80,8 @@ def _padding_of(node: Node, machine: Machine) -> _Padding | None:
     a, b = tensor_of(given.a), tensor_of(given.b)
     if a is None or b is None or a.device.type != machine.device or a.dtype not in _HALVES:
         return None
-    if given.bias is not None and not _is_row(given.bias, b):
+    bias = tensor_of(given.bias)
+    if given.bias is not None and (bias is None or bias.shape != b.shape[1:]):
         return None
     sides = (*a.shape, b.shape[1])
     if not all(isinstance(n, int) for n in (*sides, *a.stride(), *b.stride())):
@@ -118,8 +117,7 @@ def _can_fill(given: Operands[Any], padded: _Padding, unit: int) -> bool:
     They read every eighth row of one operand and windows of the other's columns, both of which have
     to be aligned, or padded to be. A bias has no windows that start at aligned addresses.
     """
-    a, b = tensor_of(given.a), tensor_of(given.b)
-    assert a is not None and b is not None
+    a, b = known_tensor(given.a), known_tensor(given.b)
     is_aligned = padded.depth != a.shape[1] or not any(_pitch(x) % unit for x in (a, b))
     is_plain = a.stride(1) == 1 and _runs_down(b) and given.bias is None
     return is_plain and is_aligned
@@ -138,8 +136,7 @@ def _copied_bytes(node: Node, given: Operands[Any], made: _Padding) -> int:
     a, b = given.a, given.b
     moved = 0
     for operand, shape in ((a, (made.rows, made.depth)), (b, (made.depth, made.columns))):
-        tensor = tensor_of(operand)
-        assert tensor is not None
+        tensor = known_tensor(operand)
         if tuple(tensor.shape) != shape and not _is_computed(operand):
             moved += 2 * tensor.element_size() * shape[0] * shape[1]
     if _is_kept(node) and made.columns != b.meta["val"].shape[1]:
@@ -174,11 +171,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 _CONTIGUOUS = torch.contiguous_format
 
 
-def _is_row(bias: Any, b: torch.Tensor) -> bool:
-    tensor = tensor_of(bias)
-    return tensor is not None and tensor.shape == b.shape[1:]
-
-
 def _runs_down(x: torch.Tensor) -> bool:
     """It is column-major in memory."""
     return bool(x.stride(0) == 1 and x.stride(1) != 1)
@@ -192,13 +184,12 @@ def _padded(node: Node, made: _Padding, build: NodeBuilder, copy: dict[Node, Nod
     row = _matrix_row(node)
     assert row is not None
     given = row.operands(node.args)
-    bias = None if given.bias is None else copy[given.bias]
-    if bias is not None:
-        bias = _filled_row(node, bias, made.columns, build)
+    bias = None
+    if given.bias is not None:
+        bias = _filled_row(node, copy[given.bias], made.columns, build)
     a = _filled(node, copy[given.a], made.rows, made.depth, build)
     b = _filled(node, copy[given.b], made.depth, made.columns, build)
-    wanted = tensor_of(node)
-    assert wanted is not None
+    wanted = known_tensor(node)
     if made.fills_result:
         result = build.call(node, aligned_product, a, b)
     else:
@@ -206,23 +197,19 @@ def _padded(node: Node, made: _Padding, build: NodeBuilder, copy: dict[Node, Nod
         for dim, size in enumerate(wanted.shape):
             result = build.call(node, aten.slice.Tensor, result, dim, 0, int(size))
         result = build.call(node, aten.clone.default, result, memory_format=_CONTIGUOUS)
-    found = tensor_of(result)
-    assert found is not None and is_same_tensor(wanted, found)
+    assert is_same_tensor(wanted, known_tensor(result))
     return result
 
 
 def _filled_row(node: Node, bias: Node, columns: int, build: NodeBuilder) -> Node:
     """A bias with zeros to this size."""
-    given = tensor_of(bias)
-    assert given is not None
-    extra = columns - int(given.shape[0])
+    extra = columns - int(known_tensor(bias).shape[0])
     return build.call(node, aten.constant_pad_nd.default, bias, [0, extra]) if extra else bias
 
 
 def _filled(node: Node, x: Node, rows: int, columns: int, build: NodeBuilder) -> Node:
     """An operand padded with zeros to these sizes, in the same layout."""
-    tensor = tensor_of(x)
-    assert tensor is not None
+    tensor = known_tensor(x)
     down, right = rows - int(tensor.shape[0]), columns - int(tensor.shape[1])
     if not down and not right:
         return x

@@ -20,16 +20,15 @@ from perfuse.graph.facts import (
     DONATED,
     NUM_RESULTS,
     RECOMPUTED,
-    has_effects,
     is_sym,
     output_leaves,
     output_node,
+    output_nodes,
     results_of,
     tensor_of,
 )
 from perfuse.graph.passes import JOINT_PASSES, run_passes
 from perfuse.graph.saving.choose import choose_saved
-from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
 from perfuse.torch_compat.autograd import (
     is_backward_state,
@@ -80,9 +79,6 @@ class Saved:
     others: list[Node]
     sizes: list[Node]
 
-    def num_unchecked(self) -> int:
-        return sum(bool(node.meta.get(UNCHECKED)) for node in self.tensors)
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -116,13 +112,12 @@ class Joint:
     def of(module: GraphModule, num_results: int, context: Context) -> "Joint":
         output_node(module.graph).meta[NUM_RESULTS] = num_results
         module = run_passes(module, context, JOINT_PASSES)
-        graph, leaves = module.graph, output_leaves(module.graph)
-        inputs = Inputs.of(graph)
+        graph, inputs = module.graph, Inputs.of(module.graph)
         roles = Roles.of(
             graph,
             tangents={*inputs.tangents, *inputs.backward_seeds, *inputs.states},
             results=results_of(graph),
-            gradients=_nodes(leaves[num_results:]),
+            gradients=output_nodes(graph, start=num_results),
             overwritten=_overwritten(graph, inputs),
         )
         return Joint(module, inputs, roles, num_results)
@@ -133,14 +128,11 @@ class Joint:
         `wanted` are those that the backward is written for: what of them is not chosen is made
         again before it is read.
         """
-        graph, roles = self.module.graph, self.roles
         saved = _grouped(chosen, self.inputs)
-        forward = _forward(graph, roles, self.inputs, saved, self.num_results)
-        remade = frozenset(wanted) - {*chosen}
-        backward, copied = _backward(self, saved, remade)
-        again = (n for n in graph.nodes if n in copied and n in roles.forward)
+        backward, copied = _backward(self, saved, frozenset(wanted) - {*chosen})
+        again = (n for n in self.module.graph.nodes if n in copied and n in self.roles.forward)
         return Cut(
-            module_of(self.module, forward),
+            module_of(self.module, _forward(self, saved)),
             module_of(self.module, backward),
             self.num_results,
             tuple(saved.tensors),
@@ -148,38 +140,15 @@ class Joint:
         )
 
 
-def partition_joint(
-    joint: GraphModule,
-    joint_inputs: Any,
-    *,
-    num_fwd_outputs: int,
-    settings: Settings | None = None,
-    **kwargs: Any,
-) -> tuple[GraphModule, GraphModule]:
-    """The joint graph's forward and backward: AOTAutograd's `partition_fn`."""
-    context = Context.default(settings or Settings())
-    cut = plain_cut(Joint.of(joint, num_fwd_outputs, context), context.settings)
-    return cut.forward, cut.backward
-
-
 def plain_cut(joint: Joint, settings: Settings) -> Cut:
     """The cut without a budget."""
-    return joint.cut(choose_saved(joint.module.graph, joint.roles, policy_of(settings)))
-
-
-def policy_of(settings: Settings) -> SavePolicy:
-    """The recomputation policy of the settings."""
-    return SavePolicy(level=settings.recompute_level)
+    return joint.cut(choose_saved(joint.module.graph, joint.roles, settings.recompute_level))
 
 
 def _overwritten(graph: Graph, inputs: Inputs) -> list[Node]:
     """Primals whose new value is among the results: the caller copies it back after the forward."""
     names = mutated_descriptions(_descriptions(graph) or [])
     return [node for node in inputs.primals if node.meta.get("desc") in names] if names else []
-
-
-def _nodes(values: list[Any]) -> list[Node]:
-    return [value for value in values if isinstance(value, Node)]
 
 
 def _grouped(chosen: list[Node], inputs: Inputs) -> Saved:
@@ -207,12 +176,12 @@ def _with_bindings(sizes: list[Node], tensors: list[Node], inputs: Inputs) -> li
     if not bindings:
         return sizes
     bound = [node for node in sizes if _symbol_of(node) is not None]
-    needed: list[Any] = []
-    for node in [*sizes, *tensors]:
-        found = free_symbols_of(node.meta["val"])
-        needed.extend(sorted(found, key=str))
-    extra = [bindings[symbol] for symbol in needed if symbol in bindings]
+    symbols = (sorted(free_symbols_of(n.meta["val"]), key=str) for n in [*sizes, *tensors])
+    extra = [bindings[symbol] for found in symbols for symbol in found if symbol in bindings]
     return list(dict.fromkeys([*bound, *extra, *sizes]))
+
+
+_Key = tuple[Node, bool]  # a node, and whether it is meant in the second forward
 
 
 class _Extract:
@@ -233,8 +202,7 @@ class _Extract:
             copied.meta = dict(node.meta)
             self._given[node] = copied
 
-    def give_up(self, placeholder: Node) -> None:
-        """Mark an input as donated."""
+    def donate(self, placeholder: Node) -> None:
         self._given[placeholder].meta[DONATED] = True
 
     def need(self, node: Node) -> None:
@@ -242,24 +210,22 @@ class _Extract:
         stack = [(node, node in self._remade)]
         while stack:
             top = stack[-1]
-            missing = [] if self._is_there(top) else self._missing(top)
+            sources = [] if self._is_there(top) else self._inputs(top)
+            missing = [source for source in sources if not self._is_there(source)]
             if missing:
                 stack.extend(reversed(missing))
             else:
                 stack.pop()
                 self._emit(top)
 
-    def _is_there(self, key: "_Key") -> bool:
+    def _is_there(self, key: _Key) -> bool:
         return key[0] in self._given or key in self._copy
 
-    def _inputs(self, key: "_Key") -> list["_Key"]:
+    def _inputs(self, key: _Key) -> list[_Key]:
         node, is_second = key
         return [(n, is_second or n in self._remade) for n in node.all_input_nodes]
 
-    def _missing(self, key: "_Key") -> list["_Key"]:
-        return [source for source in self._inputs(key) if not self._is_there(source)]
-
-    def _emit(self, key: "_Key") -> None:
+    def _emit(self, key: _Key) -> None:
         if self._is_there(key):
             return
         node, is_second = key
@@ -270,7 +236,7 @@ class _Extract:
             made.meta[RECOMPUTED] = True
         self._copy[key] = made
 
-    def _of(self, key: "_Key") -> Node:
+    def _of(self, key: _Key) -> Node:
         return self._given.get(key[0]) or self._copy[key]
 
     def copied(self) -> set[Node]:
@@ -278,16 +244,14 @@ class _Extract:
         return {node for node, _ in self._copy}
 
     def finish(self, values: list[Any], descriptions: list[Any] | None) -> Graph:
-        for node in _nodes(values):
-            self.need(node)
+        for node in values:
+            if isinstance(node, Node):
+                self.need(node)
         copies = [self._of((v, v in self._remade)) if isinstance(v, Node) else v for v in values]
         out = self.graph.output(tuple(copies))
         if descriptions is not None:
             out.meta["desc"] = descriptions
         return self.graph
-
-
-_Key = tuple[Node, bool]  # a node, and whether it is meant in the second forward
 
 
 def _descriptions(graph: Graph) -> list[Any] | None:
@@ -296,41 +260,38 @@ def _descriptions(graph: Graph) -> list[Any] | None:
     return None if found is None else list(found)
 
 
-def _forward(
-    graph: Graph, roles: Roles, inputs: Inputs, saved: Saved, num_fwd_outputs: int
-) -> Graph:
-    extract = _Extract([*inputs.primals, *inputs.forward_seeds])
+def _forward(joint: Joint, saved: Saved) -> Graph:
+    graph, num_results = joint.module.graph, joint.num_results
+    extract = _Extract([*joint.inputs.primals, *joint.inputs.forward_seeds])
     for node in graph.nodes:
         # In the order of the program: a write must stay behind the reads that precede it.
-        if node in roles.forward and node.op == "call_function":
+        if node in joint.roles.forward and node.op == "call_function":
             extract.need(node)
     kept = [*saved.tensors, *saved.others, *saved.sizes]
     descriptions = _descriptions(graph)
     if descriptions is not None:
-        first_unchecked = len(saved.tensors) - saved.num_unchecked()
-        descriptions = descriptions[:num_fwd_outputs] + [
+        first_unchecked = sum(not node.meta.get(UNCHECKED) for node in saved.tensors)
+        descriptions = descriptions[:num_results] + [
             saved_output_description(i, first_unchecked <= i < len(saved.tensors))
             for i in range(len(kept))
         ]
-    return extract.finish([*output_leaves(graph)[:num_fwd_outputs], *kept], descriptions)
+    return extract.finish([*output_leaves(graph)[:num_results], *kept], descriptions)
 
 
 def _backward(joint: Joint, saved: Saved, remade: frozenset[Node]) -> tuple[Graph, set[Node]]:
     """The backward's graph, and the nodes of the joint graph that are in it."""
-    graph, roles, inputs = joint.module.graph, joint.roles, joint.inputs
-    num_fwd_outputs = joint.num_results
+    graph, inputs, num_results = joint.module.graph, joint.inputs, joint.num_results
     others = [*inputs.tangents, *inputs.backward_seeds, *inputs.states]
     extract = _Extract([*saved.sizes, *saved.tensors, *saved.others, *others], remade)
-    for node in [*saved.tensors, *inputs.tangents]:
-        if node not in inputs.primals:
-            extract.give_up(node)
+    for node in {*saved.tensors, *inputs.tangents} - {*inputs.primals}:
+        extract.donate(node)
     for node in graph.nodes:
         # Recomputed values come just before their first reader: they live no longer than needed.
-        if node in roles.backward and (node in roles.needed_backward or has_effects(node)):
+        if node in joint.roles.backward:
             extract.need(node)
     descriptions = _descriptions(graph)
-    half = None if descriptions is None else descriptions[num_fwd_outputs:]
-    result = extract.finish(output_leaves(graph)[num_fwd_outputs:], half)
+    half = None if descriptions is None else descriptions[num_results:]
+    result = extract.finish(output_leaves(graph)[num_results:], half)
     for node in result.nodes:
         if node.op in ("call_function", "get_attr"):
             node.meta["autograd_backward"] = True

@@ -45,9 +45,7 @@ def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
     return without_context
 
 
-DYNAMO_PASSES: list[Row] = [
-    ("known_masks", plain(use_known_masks)),
-]
+DYNAMO_PASSES: list[Row] = [("known_masks", plain(use_known_masks))]
 JOINT_PASSES: list[Row] = [
     ("share_between_halves", plain(share_between_halves)),
     ("seed_random", seed_random),

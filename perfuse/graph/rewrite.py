@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from perfuse.graph.aliases import Aliases
 from perfuse.graph.blame import working_on
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import is_same_tensor, output_leaves, packet_name, tensor_of
+from perfuse.graph.facts import is_same_tensor, output_nodes, packet_name, tensor_of
 from perfuse.torch_compat.graphs import last_node, module_of
 
 MAX_STEPS = 16  # rewrites in a row of one node; rules shrink, so this is only a fuse
@@ -31,8 +32,9 @@ class NodeBuilder:
     def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A call that takes the place of `like`: it inherits all of its meta but the value."""
         node = self._graph.call_function(target, args, kwargs)
+        given, named = map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta = {key: value for key, value in like.meta.items() if key != "val"}
-        node.meta["val"] = target(*_values(args), **_values(kwargs))
+        node.meta["val"] = target(*given, **named)
         return node
 
     def attribute(self, like: Node, name: str, value: Any) -> Node:
@@ -40,17 +42,6 @@ class NodeBuilder:
         node = self._graph.create_node("get_attr", name)
         node.meta = {**like.meta, "val": value}
         return node
-
-
-def _values(value: Any) -> Any:
-    """The fake values of all nodes inside an argument."""
-    if isinstance(value, Node):
-        return value.meta["val"]
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_values, value))
-    if isinstance(value, dict):
-        return {key: _values(item) for key, item in value.items()}
-    return value
 
 
 Match = Callable[[Node, NodeBuilder], Node | None]
@@ -89,7 +80,7 @@ class _Rewrite:
         self._new = self._copy.graph
         self._builder = NodeBuilder(self._new)
         self._aliases = Aliases.of(gm.graph)
-        self._outputs = {leaf for leaf in output_leaves(gm.graph) if isinstance(leaf, Node)}
+        self._outputs = set(output_nodes(gm.graph))
         self._origin: dict[Node, Node] = {}  # new node -> old node of the same memory
 
     def run(self) -> GraphModule:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import ancestors, is_sym, results_of, tensor_of
+from perfuse.graph.facts import ancestors, is_sym, known_tensor, results_of, tensor_of
 from perfuse.graph.random_ops import normal_at, seeds, uniform_at
 from perfuse.torch_compat.sizes import sym_expression
 
@@ -29,7 +29,7 @@ def seed_random(joint: GraphModule, context: Context) -> GraphModule:
         return joint
     needed = ancestors(results_of(joint.graph))
     drawn = [node for node in joint.graph.nodes if node in needed and _can_seed(node)]
-    devices = {_tensor(node).device for node in drawn}
+    devices = {known_tensor(node).device for node in drawn}
     if len(devices) != 1:
         return joint  # none, or seeds that would have to move between devices
     return copy_but_for(joint, _Seeded(drawn).made)
@@ -42,12 +42,6 @@ def _can_seed(node: Node) -> bool:
     dtypes = _DTYPES.get(node.target, _FLOATS)
     is_known = tensor.dtype in dtypes or not dtypes
     return is_known and tensor.device.type in _DEVICES
-
-
-def _tensor(node: Node) -> torch.Tensor:
-    found = tensor_of(node)
-    assert found is not None
-    return found
 
 
 class _Seeded:
@@ -68,21 +62,21 @@ class _Seeded:
 
     def _from_seed(self, node: Node) -> Node:
         if self._source is None:
-            count, device = len(self._index), _tensor(node).device
+            count, device = len(self._index), known_tensor(node).device
             self._source = self.graph.call_function(seeds, (count,), {"device": device})
-            made = _tensor(node).new_empty(count, dtype=torch.int64)
+            made = known_tensor(node).new_empty(count, dtype=torch.int64)
             self._source.meta = {**node.meta, "val": made}
         return _DRAWS[node.target](_Draw(self, node, self._index[node]))
 
     def draw(self, op: Any, like: Node, index: int, dtype: torch.dtype) -> Node:
         """Numbers in the shape of a node's, from the seed of this index."""
-        sizes = [self._size(like, axis) for axis in range(_tensor(like).dim())]
+        sizes = [self._size(like, axis) for axis in range(known_tensor(like).dim())]
         made = self.graph.call_function(op, (self._source, index, sizes, dtype))
-        made.meta = {**like.meta, "val": torch.empty_like(_tensor(like), dtype=dtype)}
+        made.meta = {**like.meta, "val": torch.empty_like(known_tensor(like), dtype=dtype)}
         return made
 
     def _size(self, like: Node, axis: int) -> int | Node:
-        size: int | torch.SymInt = _tensor(like).shape[axis]
+        size: int | torch.SymInt = known_tensor(like).shape[axis]
         if not isinstance(size, torch.SymInt):
             return size
         expression = sym_expression(size)
@@ -103,13 +97,13 @@ class _Draw:
 
     def __init__(self, seeded: _Seeded, node: Node, index: int) -> None:
         self._seeded, self._node, self._index = seeded, node, index
-        self.dtype = _tensor(node).dtype
+        self.dtype = known_tensor(node).dtype
 
-    def uniform(self, dtype: torch.dtype) -> Node:
-        return self._seeded.draw(uniform_at, self._node, self._index, dtype)
+    def uniform(self, dtype: torch.dtype | None = None) -> Node:
+        return self._seeded.draw(uniform_at, self._node, self._index, dtype or self.dtype)
 
-    def normal(self, dtype: torch.dtype) -> Node:
-        return self._seeded.draw(normal_at, self._node, self._index, dtype)
+    def normal(self) -> Node:
+        return self._seeded.draw(normal_at, self._node, self._index, self.dtype)
 
     def argument(self, place: int, name: str, default: Any) -> Any:
         args = self._node.args
@@ -123,55 +117,48 @@ class _Draw:
         return made
 
     def cast(self, node: Node, dtype: torch.dtype) -> Node:
-        if _tensor(node).dtype is dtype:
+        if known_tensor(node).dtype is dtype:
             return node
         return self.call(aten._to_copy.default, node, dtype=dtype)
 
     def scaled(self, node: Node, factor: float, offset: float) -> Node:
         return self.call(aten.add.Scalar, self.call(aten.mul.Scalar, node, factor), offset)
 
-
-def _uniform(draw: _Draw) -> Node:
-    return draw.uniform(draw.dtype)
-
-
-def _normal(draw: _Draw) -> Node:
-    return draw.normal(draw.dtype)
+    def below(self, compare: Any, chance: Any) -> Node:
+        """Whether a uniform number is below a chance, in the type of the result."""
+        hit = self.call(compare, self.uniform(torch.float32), chance)
+        return self.cast(hit, self.dtype)
 
 
 def _below_number(draw: _Draw) -> Node:
-    chance = draw.argument(1, "p", 0.5)
-    hit = draw.call(aten.lt.Scalar, draw.uniform(torch.float32), chance)
-    return draw.cast(hit, draw.dtype)
+    return draw.below(aten.lt.Scalar, draw.argument(1, "p", 0.5))
 
 
 def _below_tensor(draw: _Draw) -> Node:
-    chance = draw.cast(draw.argument(0, "self", None), torch.float32)
-    hit = draw.call(aten.lt.Tensor, draw.uniform(torch.float32), chance)
-    return draw.cast(hit, draw.dtype)
+    return draw.below(aten.lt.Tensor, draw.cast(draw.argument(0, "self", None), torch.float32))
 
 
 def _uniform_between(draw: _Draw) -> Node:
     low, high = draw.argument(1, "from", 0.0), draw.argument(2, "to", 1.0)
-    return draw.scaled(_uniform(draw), high - low, low)
+    return draw.scaled(draw.uniform(), high - low, low)
 
 
 def _normal_around(draw: _Draw) -> Node:
     mean, deviation = draw.argument(1, "mean", 0.0), draw.argument(2, "std", 1.0)
-    return draw.scaled(_normal(draw), deviation, mean)
+    return draw.scaled(draw.normal(), deviation, mean)
 
 
 def _exponential(draw: _Draw) -> Node:
-    centred = draw.call(aten.add.Scalar, _uniform(draw), _HALF_STEP)
+    centred = draw.call(aten.add.Scalar, draw.uniform(), _HALF_STEP)
     value = draw.call(aten.neg.default, draw.call(aten.log.default, centred))
     return draw.call(aten.div.Scalar, value, draw.argument(1, "lambd", 1.0))
 
 
 _DRAWS: dict[Any, Callable[[_Draw], Node]] = {
-    aten.rand.default: _uniform,
-    aten.rand_like.default: _uniform,
-    aten.randn.default: _normal,
-    aten.randn_like.default: _normal,
+    aten.rand.default: _Draw.uniform,
+    aten.rand_like.default: _Draw.uniform,
+    aten.randn.default: _Draw.normal,
+    aten.randn_like.default: _Draw.normal,
     aten.bernoulli.p: _below_number,
     aten.bernoulli.default: _below_tensor,
     aten.uniform.default: _uniform_between,

@@ -69,10 +69,6 @@ def subtract_zero(node: Node, build: NodeBuilder) -> Node | None:
     return None if is_negative else _first(node)
 
 
-def multiply_one(node: Node, build: NodeBuilder) -> Node | None:
-    return _other(node, 1)
-
-
 def divide_one(node: Node, build: NodeBuilder) -> Node | None:
     is_plain = len(node.args) == 2 and not node.kwargs
     return _first(node) if is_plain and _is_number(node.args[1], 1) else None
@@ -97,12 +93,12 @@ def small_power(node: Node, build: NodeBuilder) -> Node | None:
 
 def twice_the_same(node: Node, build: NodeBuilder) -> Node | None:
     """For an op that undoes itself: f(f(x)) -> x."""
-    inner = _first(node)
-    is_pair = inner is not None and inner.target == node.target
-    return _first(inner) if is_pair and inner is not None else None
+    inner = idempotent(node, build)
+    return None if inner is None else _first(inner)
 
 
 def idempotent(node: Node, build: NodeBuilder) -> Node | None:
+    """f(f(x)) -> f(x)."""
     inner = _first(node)
     return inner if inner is not None and inner.target == node.target else None
 
@@ -144,17 +140,12 @@ def view_of_view(node: Node, build: NodeBuilder) -> Node | None:
     inner = _first(node)
     if inner is None or node.target not in _RESHAPES or inner.target not in _RESHAPES:
         return None
-    source = _first(inner)
-    if source is None or not _is_contiguous(source):
+    source, tensor = _first(inner), tensor_of(_first(inner))
+    if tensor is None or any(not isinstance(size, int) for size in tensor.shape):
+        return None
+    if not tensor.is_contiguous():
         return None  # strides decide whether one view suffices; contiguous ones always do
     return build.call(node, aten.view.default, source, node.args[1])
-
-
-def _is_contiguous(node: Node) -> bool:
-    tensor = tensor_of(node)
-    if tensor is None or any(not isinstance(size, int) for size in tensor.shape):
-        return False
-    return tensor.is_contiguous()
 
 
 def same_view(node: Node, build: NodeBuilder) -> Node | None:
@@ -178,11 +169,6 @@ def expand_of_expand(node: Node, build: NodeBuilder) -> Node | None:
 def whole_slice(node: Node, build: NodeBuilder) -> Node | None:
     step = node.args[4] if len(node.args) > 4 else 1
     return same_view(node, build) if step == 1 else None
-
-
-def same_copy(node: Node, build: NodeBuilder) -> Node | None:
-    """A copy or a cast that changes nothing: only the memory is new, which the loop looks after."""
-    return _first(node)
 
 
 def cast_of_cast(node: Node, build: NodeBuilder) -> Node | None:
@@ -222,25 +208,18 @@ def cat_of_one(node: Node, build: NodeBuilder) -> Node | None:
     return parts[0] if isinstance(parts[0], Node) else None
 
 
-def _reduced_axes(node: Node) -> list[int] | None:
-    x = tensor_of(_first(node))
-    axes = node.args[1] if len(node.args) > 1 else None
-    if x is None or not isinstance(axes, (list, tuple)) or not axes:
-        return None
-    return [int(axis) % max(x.dim(), 1) for axis in axes]
-
-
 def reduction_of_ones(node: Node, build: NodeBuilder) -> Node | None:
     """A sum, maximum or minimum over axes of size 1 is its only element."""
-    source, axes = _first(node), _reduced_axes(node)
-    x = tensor_of(source)
-    if source is None or axes is None or x is None or x.dim() == 0:
+    source, x = _first(node), tensor_of(_first(node))
+    given = node.args[1] if len(node.args) > 1 else None
+    if not isinstance(given, (list, tuple)) or not given or x is None or x.dim() == 0:
         return None
     if packet_name(node) == "sum" and dtype_of(node) not in _INTS:
         return None
+    axes = [int(axis) % x.dim() for axis in given]
     if not all(is_same_size(x.shape[axis], 1) for axis in axes):
         return None
-    is_kept = len(node.args) > 2 and bool(node.args[2])
+    is_kept = len(node.args) > 2 and node.args[2]
     return source if is_kept else build.call(node, aten.squeeze.dims, source, axes)
 
 
@@ -252,7 +231,7 @@ IDEMPOTENT = ("relu", "abs", "floor", "ceil", "trunc", "sign")
 RULES = (
     Rule("x + 0 -> x, for integers", ("add",), add_zero),
     Rule("x - 0 -> x", ("sub",), subtract_zero),
-    Rule("x * 1 -> x", ("mul",), multiply_one),
+    Rule("x * 1 -> x", ("mul",), lambda node, _: _other(node, 1)),
     Rule("x / 1 -> x", ("div",), divide_one),
     Rule("x**1 -> x, x**2 -> x*x, x**3, x**0.5 -> sqrt(x)", ("pow",), small_power),
     Rule("-(-x) -> x", SELF_INVERSE, twice_the_same),
@@ -262,7 +241,8 @@ RULES = (
     Rule("expand of expand is one", ("expand",), expand_of_expand),
     Rule("a view in place -> x", VIEWS, same_view),
     Rule("a slice of everything -> x", ("slice",), whole_slice),
-    Rule("a copy that changes nothing -> x", COPIES, same_copy),
+    # Only the memory is new, which the loop looks after.
+    Rule("a copy that changes nothing -> x", COPIES, lambda node, _: _first(node)),
     Rule("exact cast, then cast -> one cast", ("_to_copy",), cast_of_cast),
     Rule("where(true, a, b) -> a", ("where",), known_condition),
     Rule("where(c, a, a) -> a", ("where",), same_choice),

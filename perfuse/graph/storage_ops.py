@@ -6,8 +6,6 @@ not notice. The ops listed here do, or return tensors that share memory, so each
 a reason. A test compares the list with the operators PyTorch registers.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from functools import cache
 from typing import Any

@@ -67,33 +67,16 @@ _SMALL_FLOATS = frozenset(
 )
 _FLOATS = _SMALL_FLOATS | {DType.F32, DType.F64}
 _SIGNED = frozenset({DType.I8, DType.I16, DType.I32, DType.I64})
-_NUM_BYTES = {
-    DType.BOOL: 1, DType.U8: 1, DType.I8: 1, DType.U16: 2, DType.I16: 2, DType.U32: 4,
-    DType.I32: 4, DType.U64: 8, DType.I64: 8, DType.F8E4M3FN: 1, DType.F8E5M2: 1,
-    DType.F8E4M3FNUZ: 1, DType.F8E5M2FNUZ: 1, DType.F16: 2, DType.BF16: 2, DType.F32: 4,
-    DType.F64: 8,
-}  # fmt: skip
-
-_FROM_TORCH = {
-    torch.bool: DType.BOOL,
-    torch.uint8: DType.U8,
-    torch.int8: DType.I8,
-    torch.uint16: DType.U16,
-    torch.int16: DType.I16,
-    torch.uint32: DType.U32,
-    torch.int32: DType.I32,
-    torch.uint64: DType.U64,
-    torch.int64: DType.I64,
-    torch.float8_e4m3fn: DType.F8E4M3FN,
-    torch.float8_e5m2: DType.F8E5M2,
-    torch.float8_e4m3fnuz: DType.F8E4M3FNUZ,
-    torch.float8_e5m2fnuz: DType.F8E5M2FNUZ,
-    torch.float16: DType.F16,
-    torch.bfloat16: DType.BF16,
-    torch.float32: DType.F32,
-    torch.float64: DType.F64,
+# In the order of `DType`.
+_TORCH_NAMES = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 "
+    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float16 bfloat16 float32 float64"
+)
+_TO_TORCH: dict[DType, torch.dtype] = {
+    ours: getattr(torch, name) for ours, name in zip(DType, _TORCH_NAMES.split(), strict=True)
 }
-_TO_TORCH = {ours: theirs for theirs, ours in _FROM_TORCH.items()}
+_FROM_TORCH = {theirs: ours for ours, theirs in _TO_TORCH.items()}
+_NUM_BYTES = {ours: theirs.itemsize for ours, theirs in _TO_TORCH.items()}
 
 
 def from_torch(dtype: torch.dtype) -> DType | None:

@@ -71,17 +71,7 @@ _COST_LIMIT = 1 << 20
 class Expr:
     """One scalar value. Build with the functions of this module, never directly."""
 
-    __slots__ = (
-        "__weakref__",
-        "_loads",
-        "_vars",
-        "args",
-        "attr",
-        "cost",
-        "dtype",
-        "num_loads",
-        "op",
-    )
+    __slots__ = "__weakref__ _loads _vars args attr cost dtype num_loads op".split()
     op: str
     args: tuple[Expr, ...]
     dtype: DType
@@ -155,14 +145,11 @@ def _parts(value: Expr) -> list[Expr]:
     """The values it is made of: its arguments, then those inside of its index."""
     if value.op not in ("load", "index"):
         return list(value.args)
-    atoms = _value_atoms(value.index)
-    return [*value.args, *(atom.value for atom in atoms)]
+    return [*value.args, *(atom.value for atom in value_atoms(value.index))]
 
 
 def _own_variables(value: Expr) -> frozenset[Variable]:
-    if value.op not in ("load", "index"):
-        return frozenset()
-    return index_variables(value.index)
+    return index_variables(value.index) if value.op in ("load", "index") else frozenset()
 
 
 def index_variables(index: Dim) -> frozenset[Variable]:
@@ -191,9 +178,11 @@ def _make(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any = None) -> Ex
         cost = own + sum(a.cost for a in args)
         loads = (op == "load") + sum(a.num_loads for a in args)
         if op in ("load", "index"):
-            for atom in ix.atoms_of(attr[1] if op == "load" else attr):
-                if isinstance(atom, Indirect):
-                    cost, loads = cost + atom.value.cost, loads + atom.value.num_loads
+            inside = [atom.value for atom in value_atoms(found.index)]
+            cost, loads = (
+                cost + sum(v.cost for v in inside),
+                loads + sum(v.num_loads for v in inside),
+            )
         found.cost, found.num_loads = min(cost, _COST_LIMIT), min(loads, _COST_LIMIT)
         _INTERNED[key] = found
     return found
@@ -267,33 +256,23 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     """One scalar op over values of equal dtype (`where` takes a bool first)."""
     info = SCALAR_OPS[op]
     assert len(args) == info.arity, f"{op} takes {info.arity} values, got {len(args)}"
-    if op == "where" and args[0].op == "const":
-        return args[1] if args[0].attr else args[2]
     folded = _folded(op, args)
     if folded is not None:
         return folded
+    result = args[-1].dtype if info.result == "same" else dtype
     if info.result == "bool":
         result = DType.BOOL
-    elif info.result == "attr":
-        assert dtype is not None
-        result = dtype
-    else:
-        result = args[-1].dtype
+    assert result is not None
     return _make(op, args, result)
 
 
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
+_COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 
 def _folded(op: str, args: tuple[Expr, ...]) -> Expr | None:
     """Simplify masks of which some parts are known."""
+    if op == "where" and args[0].op == "const":
+        return args[1] if args[0].attr else args[2]
     if op in _COMPARISONS and all(a.op == "const" for a in args):
         return const(_COMPARISONS[op](args[0].attr, args[1].attr), DType.BOOL)
     if op not in ("land", "lor"):
@@ -310,9 +289,7 @@ class Substitution:
     """Replaces loop variables throughout expressions, sharing work between calls."""
 
     def __init__(
-        self,
-        mapping: Mapping[Atom, Dim],
-        on_load: Callable[[Expr], Expr] | None = None,
+        self, mapping: Mapping[Atom, Dim], on_load: Callable[[Expr], Expr] | None = None
     ) -> None:
         self._mapping = mapping
         self._on_load = on_load
@@ -359,26 +336,24 @@ def walk(value: Expr, seen: set[Expr]) -> list[Expr]:
     return order
 
 
-def _value_atoms(index: Dim) -> list[Indirect]:
+def value_atoms(index: Dim) -> list[Indirect]:
     found = [a for a in ix.atoms_of(index) if isinstance(a, Indirect)]
     return sorted(found, key=lambda atom: atom.sort_key)
 
 
 def index_values(value: Expr) -> list[Expr]:
     """The values inside the index of a load or an index, as the integers they are used as."""
-    atoms = _value_atoms(value.index)
-    return [cast(atom.value, DType.I64) for atom in atoms]
+    return [cast(atom.value, DType.I64) for atom in value_atoms(value.index)]
 
 
 def loads_of(value: Expr) -> list[Expr]:
     """The loads a value performs, in evaluation order."""
-    if value.op == "load":
-        return [
-            e for e in walk(value, set()) if e.op == "load"
-        ]  # cached, it would keep itself alive
-    if value._loads is None:
-        value._loads = tuple(e for e in walk(value, set()) if e.op == "load")
-    return list(value._loads)
+    if value._loads is not None:
+        return list(value._loads)
+    found = [e for e in walk(value, set()) if e.op == "load"]
+    if value.op != "load":  # which would keep itself alive
+        value._loads = tuple(found)
+    return found
 
 
 def guard_loads(value: Expr, mask: Expr) -> Expr:

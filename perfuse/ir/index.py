@@ -8,27 +8,20 @@ algebra decides what schedulers ask (contiguity, bounds, equality) in microsecon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from perfuse.ir.atoms import (
-    Atom,
-    Division,
-    Indirect,
-    Quotient,
-    Remainder,
-    Symbol,
-    Variable,
-    interned,
-)
+from perfuse.ir import atoms
+from perfuse.ir.atoms import Atom, Division, Indirect, Quotient, Remainder, Symbol, Variable
 
 if TYPE_CHECKING:
     from perfuse.ir.expr import Expr
 
 
 class Index:
-    """A sum of monomials with integer coefficients, plus a constant. Build with the operators."""
+    """A sum of monomials with integer coefficients, plus a constant. Build with the functions."""
 
     __slots__ = ("__weakref__", "_atoms", "const", "terms")
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
@@ -51,26 +44,12 @@ class Index:
 
     __rmul__ = __mul__
 
-    def __neg__(self) -> int | Index:
-        return mul(self, -1)
-
-    def __floordiv__(self, other: int | Index) -> int | Index:
-        return floordiv(self, other)
-
-    def __rfloordiv__(self, other: int | Index) -> int | Index:
-        return floordiv(other, self)
-
-    def __mod__(self, other: int | Index) -> int | Index:
-        return mod(self, other)
-
-    def __rmod__(self, other: int | Index) -> int | Index:
-        return mod(other, self)
-
     def __repr__(self) -> str:
         return render(self, lambda atom: atom.sort_key)
 
 
 Dim = int | Index
+UNBOUNDED: tuple[Dim, Dim | None] = (-(2**62), None)
 
 _INDICES: WeakValueDictionary[tuple[Any, ...], Index] = WeakValueDictionary()
 
@@ -87,8 +66,12 @@ def _index(terms: tuple[tuple[tuple[Atom, ...], int], ...], const: int) -> Dim:
     return found
 
 
+def _term(monomial: tuple[Atom, ...], coefficient: int) -> Dim:
+    return _index(((monomial, coefficient),), 0) if monomial else coefficient
+
+
 def _of(atom: Atom) -> Index:
-    made = _index((((atom,), 1),), 0)
+    made = _term((atom,), 1)
     assert isinstance(made, Index)
     return made
 
@@ -97,17 +80,17 @@ def var(name: str, size: Dim) -> Dim:
     """The loop variable `name` in [0, size); of a loop of one step it is the constant 0."""
     if size == 1:
         return 0
-    return _of(interned(Variable, name, name=name, size=size))
+    return _of(atoms.interned(Variable, name, name=name, size=size))
 
 
 def symbol(name: str, lower: int = 0) -> Index:
     """A size known only at run time, at least `lower`."""
-    return _of(interned(Symbol, name, name=name, lower=lower))
+    return _of(atoms.interned(Symbol, name, name=name, lower=lower))
 
 
 def indirect(value: Expr, size: Dim) -> Index:
     """An index read from data at run time, already wrapped and checked to be in [0, size)."""
-    return _of(interned(Indirect, f"[{value.short_text()}]", value=value, size=size))
+    return _of(atoms.interned(Indirect, f"[{value.short_text()}]", value=value, size=size))
 
 
 def as_atom(index: Dim) -> Atom | None:
@@ -137,7 +120,7 @@ def _rejoin(collected: dict[tuple[Atom, ...], int], const: int) -> Dim | None:
                 continue
             numerator, divisor = remainder.numerator, remainder.divisor
             rest = _monomial_quotient(monomial, (remainder,))
-            scale = _index(((rest, coefficient),), 0) if rest else coefficient
+            scale = _term(rest or (), coefficient)
             quotient = mul(mul(floordiv(numerator, divisor), divisor), scale)
             if isinstance(quotient, int) or quotient.const:
                 continue
@@ -179,10 +162,21 @@ def mul(a: Dim, b: Dim) -> Dim:
     return _canonical(collected, const)
 
 
-def product(sizes: tuple[Dim, ...] | list[Dim]) -> Dim:
+def product(sizes: Iterable[Dim]) -> Dim:
     total: Dim = 1
-    for size in sizes:
-        total = mul(total, size)
+    return reduce(mul, sizes, total)
+
+
+def dot(position: Iterable[Dim], strides: Iterable[Dim]) -> Dim:
+    """The place in memory of a position."""
+    return sum(mul(at, stride) for at, stride in zip(position, strides, strict=True))
+
+
+def flat(sizes: Iterable[Dim], position: Iterable[Dim]) -> Dim:
+    """The number of a position among all those of a shape, counted row by row."""
+    total: Dim = 0
+    for size, at in zip(sizes, position, strict=True):
+        total = add(mul(total, size), at)
     return total
 
 
@@ -248,9 +242,8 @@ def _strides(index: Index) -> dict[Dim, Dim]:
     for monomial, coefficient in index.terms:
         sizes = tuple(a for a in monomial if _is_size(a))
         others = tuple(a for a in monomial if not _is_size(a))
-        variables = _index(((others, 1),), 0) if others else 1
-        stride = _index(((sizes, coefficient),), 0) if sizes else coefficient
-        found[variables] = add(found.get(variables, 0), stride)
+        variables = _term(others, 1)
+        found[variables] = add(found.get(variables, 0), _term(sizes, coefficient))
     return found
 
 
@@ -365,7 +358,7 @@ def mod(numerator: Dim, divisor: Dim) -> Dim:
 
 def _division(kind: type[Division], numerator: Dim, divisor: Dim, sign: str) -> Division:
     text = f"({_factor_text(numerator)} {sign} {_factor_text(divisor)})"
-    return interned(kind, text, numerator=numerator, divisor=divisor)
+    return atoms.interned(kind, text, numerator=numerator, divisor=divisor)
 
 
 def _factor_text(index: Dim) -> str:
@@ -385,7 +378,7 @@ def _atom_bounds(atom: Atom) -> tuple[Dim, Dim | None]:
         return 0, add(divisor, -1)
     low, high = bounds(numerator)
     if not is_nonnegative(low):
-        return -(2**62), None
+        return UNBOUNDED
     if high is None:
         return 0, None
     if not isinstance(divisor, int):
@@ -407,7 +400,7 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
     high: Dim | None = index.const
     for monomial, coefficient in index.terms:
         if len(monomial) > 1 and any(isinstance(a, Symbol) and a.lower < 0 for a in monomial):
-            return -(2**62), None  # nothing is known of a product with such a factor
+            return UNBOUNDED  # nothing is known of a product with such a factor
         least: Dim = 1
         most: Dim | None = 1
         for atom in monomial:
@@ -415,18 +408,23 @@ def bounds(index: Dim) -> tuple[Dim, Dim | None]:
             if isinstance(atom, Symbol):
                 a = _of(atom)
             elif isinstance(a, int) and a < 0 and len(monomial) > 1:
-                return -(2**62), None  # times what may be zero, the least is no longer a bound
+                return UNBOUNDED  # times what may be zero, the least is no longer a bound
             least = mul(least, a)
             most = None if most is None or b is None else mul(most, b)
-        if coefficient < 0:
-            if most is None:
-                return -(2**62), None
-            low = add(low, mul(most, coefficient))
-            high = None if high is None else add(high, mul(least, coefficient))
-        else:
-            low = add(low, mul(least, coefficient))
-            high = None if high is None or most is None else add(high, mul(most, coefficient))
+        start, end = (least, most) if coefficient > 0 else (most, least)
+        if start is None:
+            return UNBOUNDED
+        low, high = _extended(low, high, (start, end), coefficient)
     return low, high
+
+
+def _extended(
+    low: Dim, high: Dim | None, ends: tuple[Dim, Dim | None], factor: Dim
+) -> tuple[Dim, Dim | None]:
+    """The bounds of a sum to which a value is added, `factor` times something between `ends`."""
+    least, most = ends
+    top = None if high is None or most is None else add(high, mul(most, factor))
+    return add(low, mul(least, factor)), top
 
 
 def _bounds_by_stride(index: Index) -> tuple[Dim, Dim | None] | None:
@@ -437,29 +435,19 @@ def _bounds_by_stride(index: Index) -> tuple[Dim, Dim | None] | None:
     if len(index.terms) < 2:
         return None
     strides = _strides(index)
-    sums = {v: s for v, s in strides.items() if v != 1 and isinstance(s, Index) and _is_sum(s)}
+    sums = {v: s for v, s in strides.items() if v != 1 and len(_all_terms(s)) > 1}
     if not sums:
         return None
-    rest: Dim = 0
-    for variables, stride in strides.items():
-        if variables not in sums:
-            rest = add(rest, mul(stride, variables))
-    low, high = bounds(rest)
+    low, high = bounds(sum(mul(s, v) for v, s in strides.items() if v not in sums))
     for variables, stride in sums.items():
         least, most = bounds(variables)
         if is_nonnegative(stride):
-            low = add(low, mul(least, stride))
-            high = None if high is None or most is None else add(high, mul(most, stride))
+            low, high = _extended(low, high, (least, most), stride)
         elif most is not None and is_nonnegative(mul(stride, -1)):
-            low = add(low, mul(most, stride))
-            high = None if high is None else add(high, mul(least, stride))
+            low, high = _extended(low, high, (most, least), stride)
         else:
             return None
     return low, high
-
-
-def _is_sum(index: Index) -> bool:
-    return len(_all_terms(index)) > 1
 
 
 def is_nonnegative(index: Dim) -> bool:
@@ -492,10 +480,9 @@ def _without_quotient(index: Index) -> Dim | None:
     for monomial, coefficient in index.terms:
         for atom in monomial if coefficient < 0 else ():
             if isinstance(atom, Quotient) and isinstance(atom.divisor, int):
-                rest = _monomial_quotient(monomial, (atom,))
-                others = _index(((rest, coefficient),), 0) if rest else coefficient
+                others = _term(_monomial_quotient(monomial, (atom,)) or (), coefficient)
                 if is_nonnegative(mul(others, -1)):
-                    kept = add(index, mul(_index(((monomial, coefficient),), 0), -1))
+                    kept = add(index, _term(monomial, -coefficient))
                     return add(mul(kept, atom.divisor), mul(atom.numerator, others))
     return None
 
@@ -559,11 +546,10 @@ def coefficient_of(index: Dim, variable: Atom) -> Dim | None:
     total: Dim = 0
     for monomial, coefficient in index.terms:
         if variable in monomial:
-            rest = _monomial_quotient(monomial, (variable,))
-            assert rest is not None
+            rest = _monomial_quotient(monomial, (variable,)) or ()
             if any(variable in atoms_of(_of(a)) for a in rest):
                 return None
-            total = add(total, _index(((rest, coefficient),), 0) if rest else coefficient)
+            total = add(total, _term(rest, coefficient))
         elif any(variable in atoms_of(_of(a)) for a in monomial if isinstance(a, Division)):
             return None
         elif any(_value_uses(a, variable) for a in monomial):

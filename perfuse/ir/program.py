@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfuse.decision import Choice
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom, Indirect, Symbol
+from perfuse.ir.atoms import Atom, Symbol
 from perfuse.ir.dtype import DType
-from perfuse.ir.expr import Expr, loads_of
+from perfuse.ir.expr import Expr, loads_of, value_atoms
 from perfuse.ir.index import Dim
 from perfuse.ir.matmul import Operands, call_arguments
 
@@ -60,20 +60,13 @@ class Buffer:
     is_aligned: bool = True  # its address is a multiple of 16
 
     def index(self, position: tuple[Dim, ...]) -> Dim:
-        total: Dim = 0
-        for step, stride in zip(position, self.strides, strict=True):
-            total = ix.add(total, ix.mul(step, stride))
-        return total
+        return ix.dot(position, self.strides)
 
     @property
     def num_elements(self) -> Dim:
         """Elements of storage spanned, so that gaps between strides are counted."""
-        span: Dim = 1
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            if size == 0:
-                return 0
-            span = ix.add(span, ix.mul(ix.add(size, -1), stride))
-        return span
+        last = ix.dot((ix.add(size, -1) for size in self.shape), self.strides)
+        return 0 if 0 in self.shape else ix.add(last, 1)
 
     def __str__(self) -> str:
         dims = ", ".join(map(repr, self.shape))
@@ -124,18 +117,13 @@ class Loop:
 
     def reads(self) -> tuple[Expr, ...]:
         if self._reads is None:
-            found = loads_of(self.value)
-            for atom in sorted(ix.atoms_of(self.index), key=lambda a: a.sort_key):
-                if isinstance(atom, Indirect):
-                    found += loads_of(atom.value)
-            object.__setattr__(self, "_reads", tuple(found))
+            values = (self.value, *(atom.value for atom in value_atoms(self.index)))
+            object.__setattr__(self, "_reads", tuple(r for v in values for r in loads_of(v)))
         assert self._reads is not None
         return self._reads
 
     def __str__(self) -> str:
-        loops = ", ".join(
-            f"{a.name}<{a.size!r}{' reduced' if a.reduced else ''}" for a in self.axes
-        )
+        loops = ", ".join(f"{a.name}<{a.size!r}{' reduced' * a.reduced}" for a in self.axes)
         return f"{self.out}[{self.index!r}] = {self.kind}({self.value.text()}) for {loops}"
 
 
@@ -209,11 +197,9 @@ class LibraryCall:
         found: list[Any] = []
 
         def visit(value: Any) -> None:
-            if isinstance(value, tuple | list):
-                for item in value:
+            if isinstance(value, tuple | list | dict):
+                for item in value.values() if isinstance(value, dict) else value:
                     visit(item)
-            elif isinstance(value, dict):
-                visit(list(value.values()))
             else:
                 found.append(value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from perfuse.ir.program import (
 from perfuse.lower.layout import memory_order
 from perfuse.lower.one_hot import sum_of_one_hot
 from perfuse.lower.symbols import Symbols
-from perfuse.lower.tensor import Tensor, as_view, expand, positions, reindex
+from perfuse.lower.tensor import Tensor, as_view, expand, permuted, positions, reindex
 
 # From this cost on (see ir.expr.SCALAR_OPS) a value is not recomputed per repetition.
 _DEAR_COST = 4
@@ -70,16 +70,10 @@ class Builder:
         is_aligned: bool = True,
     ) -> Buffer:
         shape = tuple(shape)
-        made = Buffer(
-            name or f"b{len(self.buffers)}",
-            dtype,
-            shape,
-            contiguous_strides(shape) if strides is None else tuple(strides),
-            kind,
-            is_aligned,
-        )
-        self.buffers[made.name] = made
-        return made
+        steps = contiguous_strides(shape) if strides is None else tuple(strides)
+        name = name or f"b{len(self.buffers)}"
+        self.buffers[name] = Buffer(name, dtype, shape, steps, kind, is_aligned)
+        return self.buffers[name]
 
     def tensor_of(self, buffer: Buffer) -> Tensor:
         index = buffer.index(positions(buffer.shape))
@@ -87,9 +81,7 @@ class Builder:
 
     def tensor_of_view(self, view: View) -> Tensor:
         buffer = self.buffers[view.buffer]
-        index = view.offset
-        for at, stride in zip(positions(view.shape), view.strides, strict=True):
-            index = ix.add(index, ix.mul(at, stride))
+        index = ix.add(view.offset, ix.dot(positions(view.shape), view.strides))
         return Tensor(view.shape, buffer.dtype, ex.load(buffer.name, index, buffer.dtype))
 
     def seed(self) -> Expr:
@@ -100,9 +92,8 @@ class Builder:
         """Where `count` new seeds start in that buffer."""
         known = self.buffers.get("seeds")
         start: Dim = known.num_elements if known is not None else 0
-        self.new_buffer(
-            DType.I64, (ix.add(start, count),), kind=BufferKind.SEEDS, name=BufferKind.SEEDS
-        )
+        kind = BufferKind.SEEDS
+        self.new_buffer(DType.I64, (ix.add(start, count),), kind=kind, name=kind)
         return start
 
     # -- nodes -----------------------------------------------------------------------------
@@ -114,9 +105,8 @@ class Builder:
 
     def store(self, tensor: Tensor, buffer: Buffer, index: Dim | None = None) -> None:
         """Emit the loop that writes every element of a tensor into a buffer."""
-        at = positions(tensor.shape)
-        axes = tuple(Axis(f"d{i}", size) for i, size in enumerate(tensor.shape) if size != 1)
-        where = buffer.index(at) if index is None else index
+        axes = axes_over(tensor.shape)
+        where = buffer.index(positions(tensor.shape)) if index is None else index
         if index is not None:
             self._passed.clear()  # formulas refer to the previous contents of memory
         # A formula belongs to the op that computes it, not to the call that needs it in memory.
@@ -131,13 +121,15 @@ class Builder:
 
     def realize(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
         """The tensor in memory: itself if it is a window on a buffer already, else computed."""
+        is_stored = self._stored_view(tensor, strides) is not None
+        return tensor if is_stored else self.realize_copy(tensor, strides)
+
+    def _stored_view(self, tensor: Tensor, strides: Sequence[Dim] | None) -> View | None:
+        """The window that a tensor is already, with its own dtype and these strides."""
         view = self.window_on(tensor)
-        if view is not None and self.buffers[view.buffer].dtype is tensor.dtype:
-            if strides is None or same_layout(view, strides):
-                return tensor
-        buffer = self.new_buffer(tensor.dtype, tensor.shape, strides)
-        self.store(tensor, buffer)
-        return self.tensor_of(buffer)
+        if view is None or self.buffers[view.buffer].dtype is not tensor.dtype:
+            return None
+        return view if strides is None or same_layout(view, strides) else None
 
     def realize_copy(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> Tensor:
         """The tensor in memory of its own, even if it is a window on a buffer already."""
@@ -156,25 +148,23 @@ class Builder:
 
         What two calls ask for is computed once, also where one of them has it transposed.
         """
-        view = self.window_on(tensor)
-        if view is not None and self.buffers[view.buffer].dtype is tensor.dtype:
-            if strides is None or same_layout(view, strides):
-                return view
+        view = self._stored_view(tensor, strides)
+        if view is not None:
+            return view
         order = range(tensor.ndim) if strides is None else memory_order(tensor.shape, strides)
         if order is None:
-            return self._viewed(self.realize(tensor, strides))
-        return self._viewed(self._passed_once(tensor, list(order)))
+            return self.memory_of(self.realize(tensor, strides))
+        return self.memory_of(self._passed_once(tensor, list(order)))
 
-    def _viewed(self, tensor: Tensor) -> View:
+    def memory_of(self, tensor: Tensor) -> View:
+        """The window that a tensor in memory is."""
         view = self.window_on(tensor)
         assert view is not None
         return view
 
     def _passed_once(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
         """The tensor in memory without gaps, with this order of dimensions."""
-        shape = [tensor.shape[d] for d in order]
-        at = positions(shape)
-        lying = reindex(tensor, shape, [at[order.index(d)] for d in range(tensor.ndim)])
+        lying = permuted(tensor, order)
         key = (lying.shape, lying.dtype, lying.value)
         buffer = self._passed.get(key)
         if buffer is None or self.buffers.get(buffer.name) is not buffer:
@@ -189,9 +179,7 @@ class Builder:
         """A reduction over dimensions, accumulated in the compute type of `dtype`."""
         reduced = {d % tensor.ndim for d in dims} if tensor.ndim else set()
         at = positions(tensor.shape)
-        axes = tuple(
-            Axis(f"d{i}", size, i in reduced) for i, size in enumerate(tensor.shape) if size != 1
-        )
+        axes = axes_over(tensor.shape, reduced)
         kept = [i for i in range(tensor.ndim) if i not in reduced]
         shape = [tensor.shape[i] for i in kept]
         picked = self._picked(kind, tensor.value, axes)
@@ -215,30 +203,33 @@ class Builder:
         if kind != "sum" or len(reduced) != 1:
             return None
         maker = self._maker(value)
-        if maker is not None:
-            value = maker.value
-        return sum_of_one_hot(value, reduced[0])
+        return sum_of_one_hot(value if maker is None else maker.value, reduced[0])
 
     def _maker(self, value: Expr) -> Loop | None:
         """The map that stored what is read here, if its operands are unchanged."""
         if value.op != "load" or value.args:
             return None
-        later: list[Node] = []
+        written: set[str] = set()
         for node in reversed(self.nodes):
-            if isinstance(node, LibraryCall) and node.mutates:
+            if isinstance(node, Loop):
+                if node.out == value.buffer:
+                    is_same = node.kind == "map" and node.index is value.index
+                    is_kept = is_same and not written & {r.buffer for r in node.reads()}
+                    return node if is_kept else None
+                written.add(node.out)
+            elif node.mutates:
                 return None
-            if isinstance(node, Loop) and node.out == value.buffer:
-                is_same = node.kind == "map" and node.index is value.index
-                written = {n.out for n in later if isinstance(n, Loop)}
-                is_same = is_same and not written & {r.buffer for r in node.reads()}
-                return node if is_same else None
-            later.append(node)
         return None
 
     def call(self, node: LibraryCall) -> None:
         if node.mutates:
             self._passed.clear()
         self.nodes.append(node)
+
+
+def axes_over(shape: Sequence[Dim], reduced: Collection[int] = ()) -> tuple[Axis, ...]:
+    """The loops over a shape: none for a size of one."""
+    return tuple(Axis(f"d{i}", size, i in reduced) for i, size in enumerate(shape) if size != 1)
 
 
 def _of_single(kind: str, value: Expr) -> Expr:

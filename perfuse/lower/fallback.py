@@ -18,18 +18,10 @@ from perfuse.ir.atoms import Symbol
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
 from perfuse.ir.matmul import matmul_op
-from perfuse.ir.program import (
-    BufferKind,
-    Extern,
-    Matmul,
-    Measured,
-    Opaque,
-    View,
-    contiguous_strides,
-)
+from perfuse.ir.program import BufferKind, Extern, Matmul, Measured, Opaque, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.layout import dense_order
-from perfuse.lower.tensor import Tensor, as_view, positions, reindex
+from perfuse.lower.tensor import Tensor, as_view, permuted, positions
 from perfuse.lower.traced import is_computable
 from perfuse.torch_compat.ops import OpOverload, is_view_op, op_name, schema_of
 
@@ -86,13 +78,9 @@ def call_aten(
     if ":" in made.op:
         builder.constants[made.op] = call.target
     builder.call(_as_matmul(made, builder) or made)
-    return (
-        type(expected)(results)
-        if isinstance(expected, tuple)
-        else results
-        if several
-        else results[0]
-    )
+    if isinstance(expected, tuple):
+        return type(expected)(results)
+    return results if several else results[0]
 
 
 def _as_matmul(call: Extern, builder: Builder) -> Matmul | None:
@@ -127,13 +115,10 @@ def owned(builder: Builder, value: Tensor, traced: torch.Tensor) -> Tensor:
     if order is None:
         raise UnsupportedOp("it accesses the storage of a tensor with gaps")
     start = builder.symbols.dim(traced.storage_offset())
-    shape = [value.shape[d] for d in order]
-    at = positions(shape)
-    lying = reindex(value, shape, [at[order.index(d)] for d in range(value.ndim)])
+    lying = permuted(value, order)
     memory = builder.new_buffer(value.dtype, (ix.add(start, value.numel),))
-    flat = contiguous_strides(tuple(shape))
-    place = sum((ix.mul(a, s) for a, s in zip(at, flat, strict=True)), start)
-    builder.store(lying, memory, place)
+    place = ix.flat(lying.shape, positions(lying.shape))
+    builder.store(lying, memory, ix.add(start, place))
     copied = builder.new_buffer(value.dtype, memory.shape, kind=BufferKind.EXTERN)
     whole = View(memory.name, memory.shape, memory.strides, 0)
     op, reason = op_name(torch.ops.aten.clone.default), "an op accesses the storage of the copy"
@@ -222,11 +207,11 @@ def _mutated(
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             several = value if isinstance(value, list | tuple) else [value]
-            found += [builder_view(v).buffer for v in several if isinstance(v, Tensor)]
+            found += [_window(v).buffer for v in several if isinstance(v, Tensor)]
     return tuple(found)
 
 
-def builder_view(value: Tensor) -> View:
+def _window(value: Tensor) -> View:
     view = as_view(value)
     assert view is not None, "a mutated argument is a window on memory"
     return view

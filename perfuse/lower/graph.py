@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,7 @@ from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.matmul import matmul_op
 from perfuse.ir.program import ARGUMENTS, BufferKind, LibraryCall, Matmul, Opaque, Program, View
-from perfuse.lower import fallback, families
+from perfuse.lower import fallback, families, traced
 from perfuse.lower.aliases import alias_root, views_from
 from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.fallback import AtenCall
@@ -33,21 +33,7 @@ from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.origins import Origins
 from perfuse.lower.registry import LOWERINGS, CannotLower, lowering_of
 from perfuse.lower.result_windows import EagerWindows, may_overlap, own_memory
-from perfuse.lower.tensor import (
-    Tensor,
-    cast_tensor,
-    expand,
-    positions,
-    reindex,
-)
-from perfuse.lower.traced import (
-    all_plain,
-    checked,
-    has_tensor_input,
-    is_movable,
-    is_plain_tensor,
-    traced_value,
-)
+from perfuse.lower.tensor import Tensor, cast_tensor, expand, positions, reindex
 from perfuse.torch_compat.ops import is_effect, is_view_op, schema_of
 from perfuse.torch_compat.sizes import symbol_hints
 
@@ -99,8 +85,8 @@ class _Lowering:
             "call_function": self._call,
             "output": self._output,
         }
-        for value in map(traced_value, self.module.graph.find_nodes(op="placeholder")):
-            if is_plain_tensor(value):
+        for value in map(traced.value, self.module.graph.find_nodes(op="placeholder")):
+            if traced.is_plain_tensor(value):
                 self.symbols.learn(value)
         for node in self.module.graph.nodes:
             self.builder.origin = self.origins.of(node)
@@ -122,7 +108,7 @@ class _Lowering:
             symbols=tuple(self.symbols.derived.items()),
             constants=MappingProxyType(self.builder.constants),
             donated=tuple(self.donated),
-            hints=symbol_hints(map(traced_value, self.module.graph.find_nodes(op="placeholder"))),
+            hints=symbol_hints(map(traced.value, self.module.graph.find_nodes(op="placeholder"))),
         )
 
     # -- leaves ----------------------------------------------------------------------------
@@ -153,7 +139,7 @@ class _Lowering:
             self.values[node] = Opaque(name)
 
     def _tensor_leaf(self, name: str, value: Any, kind: BufferKind) -> Any:
-        if not is_plain_tensor(value):
+        if not traced.is_plain_tensor(value):
             return Opaque(name)
         dtype = from_torch(value.dtype)
         if dtype is None or value.device != self.device:
@@ -177,7 +163,7 @@ class _Lowering:
             if not self._is_data_dependent(node):
                 self.values[node] = self.symbols.dim(expected)
                 return
-        elif isinstance(expected, int | float | bool) and not has_tensor_input(node):
+        elif isinstance(expected, int | float | bool) and not traced.has_tensor_input(node):
             self.values[node] = expected
             return
         if node.target is operator.getitem:
@@ -215,8 +201,7 @@ class _Lowering:
         if not isinstance(value, Tensor) or from_torch(expected.dtype) is not value.dtype:
             return None
         base = self.builder.realize(value, dense_strides(meta, self.symbols))
-        view = self.builder.window_on(base)
-        assert view is not None
+        view = self.builder.memory_of(base)
         if not same_layout(view, self.symbols.strides(meta.stride())):
             return None
         self.values[root] = base
@@ -272,19 +257,19 @@ class _Lowering:
         return self.builder.realize_copy(value, dense_strides(node.meta["val"], self.symbols))
 
     def _is_data_dependent(self, node: FxNode) -> bool:
-        return has_tensor_input(node) and "sym_" not in str(node.target)
+        return traced.has_tensor_input(node) and "sym_" not in str(node.target)
 
     def _lowered(self, node: FxNode, expected: Any) -> Any:
         lowering = lowering_of(node.target)
         reason = "no lowering for this op"
-        if lowering is not None and all_plain(node, expected, self.device):
+        if lowering is not None and traced.all_plain(node, expected, self.device):
             self.builder.feeds_calls = _feeds_calls(node)
             mark = len(self.builder.nodes), len(self.builder.buffers), len(self.moved)
-            self.builder.arguments = tuple(traced_value(a) for a in node.args)
+            self.builder.arguments = tuple(traced.value(a) for a in node.args)
             try:
                 args = self._args(node.args, self._read)
                 result = lowering(self.builder, *args, **self._kwargs(node, self._read))
-                result = checked(result, expected, self.symbols)
+                result = traced.checked(result, expected, self.symbols)
                 return self._settle(node, result, expected)
             except Exception as error:
                 reason = self._refused(node, error)
@@ -369,7 +354,7 @@ class _Lowering:
 
     def _read(self, node: FxNode) -> Any:
         """The value as a loop reads it: a CPU scalar is copied to the GPU first."""
-        if not is_movable(node.meta.get("val"), self.device):
+        if not traced.is_movable(node.meta.get("val"), self.device):
             return self.values[node]
         if node not in self.moved:
             self.moved[node] = self._number(node) or fallback.move(
@@ -489,23 +474,15 @@ class _Lowering:
         return self._window(node, value, own_strides(shape, strides), claimed)
 
     def _window(
-        self,
-        node: FxNode,
-        value: Tensor,
-        strides: tuple[Dim, ...] | None,
-        claimed: dict[str, FxNode],
+        self, node: FxNode, value: Tensor, strides: Sequence[Dim] | None, claimed: dict[str, FxNode]
     ) -> View:
         value = self.builder.realize(value, strides)
-        view = self.builder.window_on(value)
-        assert view is not None
-        root = alias_root(node)
+        view, root = self.builder.memory_of(value), alias_root(node)
         owner = self.owners.get(view.buffer)
         kind = self.builder.buffers[view.buffer].kind
         first = claimed.setdefault(view.buffer, root)
         if owner is not root and (kind in ARGUMENTS or first is not root):
-            value = self.builder.realize_copy(value, strides)
-            view = self.builder.window_on(value)
-            assert view is not None
+            return self.builder.memory_of(self.builder.realize_copy(value, strides))
         return view
 
 

@@ -30,11 +30,8 @@ def own_memory(builder: Builder, tensor: Tensor, expected: Any) -> Tensor:
     """The tensor in memory owned by the program, for every view of it."""
     strides = dense_strides(expected, builder.symbols)
     made = builder.realize(tensor, strides)
-    view = builder.window_on(made)
-    assert view is not None
-    if builder.buffers[view.buffer].kind not in ARGUMENTS:
-        return made
-    return builder.realize_copy(tensor, strides)
+    is_given = builder.buffers[builder.memory_of(made).buffer].kind in ARGUMENTS
+    return builder.realize_copy(tensor, strides) if is_given else made
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,5 @@ class EagerWindows:
             traced = node.meta["val"]
             if dense_strides(traced, self.builder.symbols) is not None:
                 self.values[node] = own_memory(self.builder, self.values[node], traced)
-                view = self.builder.window_on(self.values[node])
-                assert view is not None
-                return node, view
+                return node, self.builder.memory_of(self.values[node])
         return None

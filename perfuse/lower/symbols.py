@@ -71,10 +71,7 @@ class Symbols:
         if expr.is_Symbol:
             return ix.symbol(expr.name, self._least[expr.name])
         if expr.is_Add:
-            total: Dim = 0
-            for arg in expr.args:
-                total = ix.add(total, self._convert(arg))
-            return total
+            return sum(self._convert(arg) for arg in expr.args)
         if expr.is_Mul and all(a.is_integer for a in expr.args):
             return ix.product([self._convert(a) for a in expr.args])
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:

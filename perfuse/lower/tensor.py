@@ -50,13 +50,16 @@ def reindex(tensor: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tens
     return Tensor(tuple(shape), tensor.dtype, ex.substitute(tensor.value, mapping))
 
 
-def same_dim(a: Dim, b: Dim) -> bool:
-    return a is b or a == b
+def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """The dimensions in another order, named by their old numbers."""
+    shape = [tensor.shape[d] for d in order]
+    at = positions(shape)
+    return reindex(tensor, shape, [at[order.index(d)] for d in range(tensor.ndim)])
 
 
 def expand(tensor: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Broadcast to a shape, by PyTorch's rules (missing dimensions in front)."""
-    if len(shape) == tensor.ndim and all(map(same_dim, shape, tensor.shape)):
+    if tuple(shape) == tensor.shape:
         return tensor
     lead = len(shape) - tensor.ndim
     at = positions(shape)

@@ -13,7 +13,7 @@ from perfuse.lower.symbols import Symbols
 from perfuse.lower.tensor import Tensor
 
 
-def traced_value(arg: Any) -> Any:
+def value(arg: Any) -> Any:
     return arg.meta.get("val") if isinstance(arg, FxNode) else arg
 
 

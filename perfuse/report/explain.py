@@ -1,7 +1,5 @@
 """`explain`: recompile a function and report the result."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +12,7 @@ from perfuse.capture.observe import observing, observing_cuts
 from perfuse.capture.request import Request
 from perfuse.context import Context
 from perfuse.counters import counters
+from perfuse.graph.facts import reached
 from perfuse.graph.partition import Cut
 from perfuse.pipeline import Compiled
 from perfuse.report.explanation import Explanation, GraphReport
@@ -62,15 +61,6 @@ def _run_backward(result: Any) -> None:
 
 def _leaf_inputs(results: list[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves of the autograd graph under these results."""
-    found: list[torch.Tensor] = []
-    seen: set[Any] = set()
-    stack: list[Any] = [result.grad_fn for result in results if result.grad_fn is not None]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        stack.extend(after for after, _ in node.next_functions if after is not None)
-    return found
+    ends: list[Any] = [result.grad_fn for result in results if result.grad_fn is not None]
+    nodes = reached(ends, lambda n: (after for after, _ in n.next_functions if after is not None))
+    return [node.variable for node in nodes if hasattr(node, "variable")]

@@ -1,7 +1,5 @@
 """`Explanation`: the result of compiling a call, first as one screen, then stage by stage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory of a training capture: what is saved, what is recomputed, and a plot over time."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class ValueRow:
     module: str
 
     @staticmethod
-    def of(node: Node) -> ValueRow:
+    def of(node: Node) -> "ValueRow":
         value: Any = node.meta.get("val")
         shape = f" {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
         is_input = node.op == "placeholder"
@@ -63,7 +61,7 @@ class TrainingReport:
     budget: str  # as it was set, "" without one
 
     @staticmethod
-    def of(cut: Cut, context: Context) -> TrainingReport:
+    def of(cut: Cut, context: Context) -> "TrainingReport":
         saved = sorted(map(ValueRow.of, cut.saved), key=lambda row: (-row.num_bytes, row.name))
         again = [ValueRow.of(node) for node in cut.recomputed]
         again.sort(key=lambda row: (-row.num_flops, row.name))

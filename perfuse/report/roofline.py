@@ -1,7 +1,5 @@
 """Lower bounds on running time: bytes over bandwidth, operations over peak arithmetic."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -28,14 +26,13 @@ class Roofline:
 
     bytes_per_s: float
     flops_per_s: float  # float32, outside of matrix units
-    matrix_flops_per_s: float  # halves, in matrix units
 
     @staticmethod
-    def of(target: Target) -> Roofline:
+    def of(target: Target) -> "Roofline":
         if target.gpu is not None:
-            return Roofline(target.gpu.bandwidth, target.gpu.flops_f32, target.gpu.flops_f16)
+            return Roofline(target.gpu.bandwidth, target.gpu.flops_f32)
         peak = CPU_HZ * target.num_threads * target.lanes * FMA_UNITS * 2
-        return Roofline(_copy_rate(), peak, peak)
+        return Roofline(_copy_rate(), peak)
 
     def seconds(self, num_bytes: int, num_flops: int) -> float:
         """A lower bound on the time to move these bytes and compute these flops."""

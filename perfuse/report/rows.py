@@ -1,7 +1,5 @@
 """The rows of a report: the kernels and library calls of a graph, with their origins."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +52,7 @@ class KernelRow:
     ops: tuple[str, ...]
 
     @staticmethod
-    def of(kernel: Kernel, compiled: Compiled, roofline: Roofline) -> KernelRow:
+    def of(kernel: Kernel, compiled: Compiled, roofline: Roofline) -> "KernelRow":
         loops = [member.loop for member in kernel.members]
         moved = kernel_bytes(kernel, compiled.program)
         computed = kernel_flops(kernel, compiled.program.hints)
@@ -86,7 +84,7 @@ class CallRow:
     kind: str  # matmul, convolution, attention, ...; "" for a fallback
 
     @staticmethod
-    def of(step: LibraryCall) -> CallRow:
+    def of(step: LibraryCall) -> "CallRow":
         origin: Origin = step.origin
         kind = "matmul" if isinstance(step, Matmul) else library_kind(step.op)
         return CallRow(step.op, step.reason, origin.line, origin.module, kind)
@@ -114,7 +112,7 @@ class GraphReport:
     sources: tuple[str, ...]  # C++ or Triton, then the host program
 
     @staticmethod
-    def of(compiled: Compiled, number: int) -> GraphReport:
+    def of(compiled: Compiled, number: int) -> "GraphReport":
         nodes = list(compiled.module.graph.nodes)
         roofline = Roofline.of(compiled.context.target)
         calls = [step for step in compiled.plan.steps if isinstance(step, LibraryCall)]

@@ -1,7 +1,5 @@
 """The summary: one screen of 80 columns and 40 lines, for the author of a model."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,15 +56,12 @@ def screen(explanation: Any) -> list[Line]:
     return [*head, *_kernel_lines(graphs, max(room // 2, MIN_KERNELS)), *tail]
 
 
-# -- headline ------------------------------------------------------------------------------------
-
-
 def _headline(graphs: Sequence[GraphReport]) -> list[Line]:
     if not graphs:
         return [title("Nothing was compiled: the function has no tensor operations")]
     lines = [title(f"{sum(g.num_ops for g in graphs):,} ops -> {_counted(graphs)}")]
     lines.append(body(f"  for {graphs[0].target}"))
-    settings = tuple(dict.fromkeys(s for graph in graphs for s in graph.settings))
+    settings = dict.fromkeys(s for graph in graphs for s in graph.settings)
     if settings:
         lines.append(body(f"  with {', '.join(settings)}"))
     sizes = {name: size for graph in graphs for name, size in graph.sizes.items()}
@@ -82,8 +77,7 @@ def _counted(graphs: Sequence[GraphReport]) -> str:
         "library call": sum(len(g.library_calls) for g in graphs),
         "fallback": sum(len(g.fallbacks) for g in graphs),
     }
-    told = [_number(n, noun) for noun, n in counts.items() if n or noun == "kernel"]
-    return ", ".join(told)
+    return ", ".join(_number(n, noun) for noun, n in counts.items() if n or noun == "kernel")
 
 
 def _graph_lines(graphs: Sequence[GraphReport]) -> list[Line]:
@@ -120,9 +114,6 @@ def _reasons(what: str, reasons: Sequence[str]) -> list[Line]:
     return lines
 
 
-# -- kernels -------------------------------------------------------------------------------------
-
-
 def _kernel_lines(graphs: Sequence[GraphReport], room: int) -> list[Line]:
     groups = alike([kernel for graph in graphs for kernel in graph.kernels])
     if not groups:
@@ -138,10 +129,11 @@ def _kernel_lines(graphs: Sequence[GraphReport], room: int) -> list[Line]:
         moved = spell_bytes(sum(row.num_bytes for row in group))
         computed = spell_flops(sum(row.num_flops for row in group))
         what = clip(f"  {count}{', '.join(first.ops) or first.name}", 39)
-        lines.append(
-            body(f"{what:<40}{spell_seconds(seconds):>10}{share:>7}{moved:>11}{computed:>11}")
-        )
-        lines.append(body(f"      {where(first.modules, first.origins)}"))
+        figures = f"{spell_seconds(seconds):>10}{share:>7}{moved:>11}{computed:>11}"
+        lines += [
+            body(f"{what:<40}{figures}"),
+            body(f"      {where(first.modules, first.origins)}"),
+        ]
     return lines
 
 
@@ -162,9 +154,6 @@ def where(modules: Sequence[str], origins: Sequence[str]) -> str:
             more = f" +{len(names) - 1}" if len(names) > 1 else ""
             parts.append(f"{spell(names[0])}{more}")
     return "  ".join(parts) or "no source line known"
-
-
-# -- calls ---------------------------------------------------------------------------------------
 
 
 def _library_lines(graphs: Sequence[GraphReport]) -> list[Line]:
@@ -188,8 +177,7 @@ def _fallback_lines(graphs: Sequence[GraphReport]) -> list[Line]:
     lines = [title("Fallbacks (ordinary PyTorch ops inside the program)")]
     for (op, reason), count in counted[:MAX_FALLBACKS]:
         call = next(call for call in calls if (call.op, call.reason) == (op, reason))
-        line = short_line(call.origin)
-        place = f"  {call.module or line}"
+        place = f"  {call.module or short_line(call.origin)}"
         text = f"  {count:>4}x {_op(call)}: {reason}"
         lines.append(body(f"{clip(text, WIDTH - min(len(place), 30))}{clip(place, 30)}"))
     if len(counted) > MAX_FALLBACKS:
@@ -209,9 +197,6 @@ def _decision_lines(graphs: Sequence[GraphReport]) -> list[Line]:
 
 def _op(call: CallRow) -> str:
     return call.op.removesuffix(".default").removesuffix(".out")
-
-
-# -- training and compiling ----------------------------------------------------------------------
 
 
 def _training_lines(reports: Sequence[Any]) -> list[Line]:
@@ -256,9 +241,6 @@ def _compile_lines(explanation: Any) -> list[Line]:
         body(f"  {', '.join(slowest)}"),
         body('  more: .stage("plan"), also "graph", "program", "sources", "host"'),
     ]
-
-
-# -- text ----------------------------------------------------------------------------------------
 
 
 def clip(text: str, width: int) -> str:

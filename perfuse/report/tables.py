@@ -1,7 +1,5 @@
 """An explanation as text (rich) and as an HTML page (jinja2)."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +12,7 @@ from perfuse.report.screen import short_line
 
 WIDTH = 110  # tables are for readers who want more than fits a screen
 
-Rows = list[tuple[str, ...]]
+Rows = Iterable[tuple[str, ...]]
 
 PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Perfuse: what was compiled</title>
@@ -88,44 +86,30 @@ def _print_stage(console: Console, graph: Any, stage: str) -> None:
 
 
 def _kernel_rows(graph: Any) -> Rows:
-    return [
-        (
-            k.name,
-            f"{k.num_bytes:,}",
-            f"{k.num_flops:,}",
-            ", ".join(k.members),
-            ", ".join(k.modules),
-            ", ".join(map(short_line, k.origins)),
-        )
-        for k in graph.kernels
-    ]
+    for k in graph.kernels:
+        lists = (k.members, k.modules, map(short_line, k.origins))
+        yield (k.name, f"{k.num_bytes:,}", f"{k.num_flops:,}", *map(", ".join, lists))
 
 
 def _call_rows(graph: Any) -> Rows:
-    return [(c.op, c.kind, c.reason, c.module, short_line(c.origin)) for c in graph.calls]
+    return ((c.op, c.kind, c.reason, c.module, short_line(c.origin)) for c in graph.calls)
 
 
 def _decision_rows(graph: Any) -> Rows:
-    return [
-        (d.subject, "chosen" if r.choice == d.chosen else "", r.choice, r.measured())
-        for d in graph.decisions
-        for r in d.rivals
-    ]
+    for d in graph.decisions:
+        for r in d.rivals:
+            yield (d.subject, "chosen" if r.choice == d.chosen else "", r.choice, r.measured())
 
 
 def _time_rows(graph: Any) -> Rows:
-    return [(name, f"{1e3 * seconds:.1f} ms") for name, seconds in graph.seconds.items()]
-
-
-def _refusal_rows(graph: Any) -> Rows:
-    return [(refusal,) for refusal in graph.refusals]
+    return ((name, f"{1e3 * seconds:.1f} ms") for name, seconds in graph.seconds.items())
 
 
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[Any], Rows]]] = {
     "kernels": (("kernel", "bytes", "flops", "fused", "modules", "source"), _kernel_rows),
     "calls": (("operator", "kind", "reason", "module", "source"), _call_rows),
     "decisions": (("what", "", "implementation", "measured"), _decision_rows),
-    "refusals": (("what and why",), _refusal_rows),
+    "refusals": (("what and why",), lambda graph: zip(graph.refusals, strict=True)),
     "times": (("stage", "time"), _time_rows),
 }
 

@@ -27,9 +27,8 @@ from perfuse.context import Context
 from perfuse.errors import ArtefactError, CacheDamaged, LibraryDamaged
 from perfuse.gpu import gpu_of_device
 from perfuse.runtime.bind_cpu import bind
-from perfuse.runtime.bind_gpu import bind_gpu
+from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
 from perfuse.runtime.host_names import Call
-from perfuse.runtime.load_gpu import launcher_of
 from perfuse.runtime.package import not_an_artefact, read_package
 from perfuse.runtime.saved import number_functions, read_program, unpack_tensors
 from perfuse.runtime.signing import Key
@@ -81,14 +80,12 @@ class Loaded:
     def _refusal(self, refusals: Sequence[ArtefactError]) -> ArtefactError:
         if len(refusals) == 1:
             return refusals[0]
-        told = "\n".join(f"  {row}: {refusal.message}" for row, refusal in self._each(refusals))
+        each = zip(self._in_order(), refusals, strict=True)
+        told = "\n".join(f"  {variant}: {refusal.message}" for variant, refusal in each)
         return ArtefactError(
             f"none of the {len(refusals)} variants accepts these arguments\n{told}",
             hint="call it with arguments that match a variant, or compile a variant for these.",
         )
-
-    def _each(self, refusals: Sequence[ArtefactError]) -> Iterator[tuple[Variant, ArtefactError]]:
-        return zip(self._in_order(), refusals, strict=True)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The trainable parameters of the compiled module, by name."""
@@ -205,9 +202,8 @@ def _bound(number: int, files: Mapping[str, bytes]) -> Call:
 def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
     for what, mine in _versions().items():
         if about.get(what) != mine:
-            raise ArtefactError(
-                f"compiled with {what} {about.get(what)}, this is {what} {mine}", at=str(folder)
-            )
+            told = f"compiled with {what} {about.get(what)}, this is {what} {mine}"
+            raise ArtefactError(told, at=str(folder))
     if about.get("isa") not in machine_isas():
         raise ArtefactError(
             f"compiled for {about.get('isa')}, which this CPU does not have "
@@ -219,8 +215,5 @@ def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
     here_gpus = {gpu_of_device(k).arch for k in range(torch.cuda.device_count())}
     if wanted and wanted not in here_gpus:
         found = ", ".join(sorted(here_gpus)) or "no GPU"
-        raise ArtefactError(
-            f"compiled for the GPU {wanted}; this machine has {found}",
-            at=str(folder),
-            hint="recompile it here.",
-        )
+        told = f"compiled for the GPU {wanted}; this machine has {found}"
+        raise ArtefactError(told, at=str(folder), hint="recompile it here.")

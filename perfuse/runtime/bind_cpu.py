@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from array import array
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,18 +13,12 @@ import torch
 from perfuse.build import load_library
 from perfuse.codegen.host.program import HostSource
 from perfuse.config import Settings
+from perfuse.context import CPU
 from perfuse.forking import is_forked
 from perfuse.runtime import guard
 from perfuse.runtime.guard import Guard, GuardLayout
-from perfuse.runtime.host_names import (
-    Call,
-    addresses,
-    run_host,
-    window,
-    with_strides,
-)
-from perfuse.runtime.idle import IdleFrames
-from perfuse.runtime.pool import allocator
+from perfuse.runtime.host_names import Call, new_seeds, run_host, window
+from perfuse.runtime.pool import IdleFrames, allocator
 
 _DEFAULT = Settings()
 
@@ -36,16 +29,7 @@ _DIVISION_BY_ZERO = -(2**63)
 class CpuFrame:
     """Tables, arena and windows for one call at a time."""
 
-    __slots__ = (
-        "arena",
-        "pointers",
-        "pointers_at",
-        "sizes",
-        "sizes_at",
-        "start",
-        "status",
-        "windows",
-    )
+    __slots__ = tuple("arena pointers pointers_at sizes sizes_at start status windows".split())
 
     def __init__(self, host: HostSource, empty: Callable[..., torch.Tensor]) -> None:
         self.pointers = array("q", bytes(8 * host.num_pointers))
@@ -71,11 +55,6 @@ def _num_threads(chosen: int) -> int:
     return chosen or torch.get_num_threads()
 
 
-def new_seeds(count: int) -> torch.Tensor:
-    """One seed per random op, drawn from torch's default generator so that manual_seed applies."""
-    return torch.empty(count, dtype=torch.int64).random_()
-
-
 def _bad_index(frame: CpuFrame, where: str, sizes: tuple[int, ...]) -> None:
     """Raise what eager raises. The frame is dropped with the failed call, never used again."""
     seen = frame.status[0]
@@ -95,7 +74,6 @@ def bind(
 ) -> Call:
     """The callable of a host program: takes the graph's arguments in a list, which it empties."""
     frames = IdleFrames()
-    num_threads = settings.cpu.threads
     empty_strided = allocator(settings.thresholds.pool_bytes)
 
     def take_frame() -> CpuFrame:
@@ -108,18 +86,13 @@ def bind(
 
     layout = GuardLayout(host, 1)
     space: dict[str, Any] = {
-        "torch": torch,
         "guard": lambda frame: Guard(layout, frame.arena[frame.start :][: host.arena_bytes]),
-        "math": math,
         "frames": frames,
         "take_frame": take_frame,
-        "get_num_threads": partial(_num_threads, num_threads),
+        "get_num_threads": partial(_num_threads, settings.cpu.threads),
         "empty_strided": empty_strided,
-        "as_strided": torch.as_strided,
-        "with_strides": with_strides,
-        "new_seeds": new_seeds,
+        "new_seeds": partial(new_seeds, CPU),
         "bad_index": _bad_index,
-        "addresses": addresses,
     }
     loaded = load_library(library) if library is not None else None
     for segment in host.segments:

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from perfuse.build.bundle import INTERPRETED, Bundle
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import GpuTables
+from perfuse.context import Context
 from perfuse.errors import ForkedGpuCall
 from perfuse.forking import is_forked
+from perfuse.runtime.driver import Driver, open_library
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.guard import Guard, GuardLayout
-from perfuse.runtime.host_names import (
-    Call,
-    addresses,
-    are_misaligned,
-    memory_of,
-    run_host,
-    with_strides,
-)
-from perfuse.runtime.idle import IdleFrames
-from perfuse.torch_compat.devices import (
-    capture_getter,
-    current_gpu_getter,
-    gpu_allocator,
-    raw_stream_getter,
-)
+from perfuse.runtime.host_names import Call, are_misaligned, memory_of, new_seeds, run_host
+from perfuse.runtime.interpreted import Interpreter
+from perfuse.runtime.pool import IdleFrames
+from perfuse.runtime.python_launcher import PythonLibrary
+from perfuse.torch_compat import devices
 
 ALIGNMENT = 16
 
@@ -52,6 +44,16 @@ class Launcher(Protocol):
         """Raise what a launch that was not zero means."""
 
 
+def launcher_of(bundle: Bundle, context: Context, library: bytes | None) -> Launcher:
+    """The launcher of these kernels on the context's device: the library, if one was built."""
+    if bundle.kind == INTERPRETED:
+        return Interpreter(bundle.text, bundle.kernels)
+    if library is None:
+        context.counters.inc("launcher.python")
+        return Driver(bundle, context.device, PythonLibrary(bundle.kind))
+    return Driver(bundle, context.device, open_library(library, bundle.kind))
+
+
 def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any]) -> Call:
     """The callable of a host program: takes the graph's arguments in a list, which it empties."""
     assert host.gpu is not None
@@ -69,17 +71,13 @@ def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any])
 def _space(device: torch.device) -> dict[str, Any]:
     """The names that a host program finds."""
     on_gpu = device.type != "cpu"
+    stream = partial(devices.raw_stream_getter(), device.index) if on_gpu else lambda: 0
     return {
-        "torch": torch,
-        "math": math,
-        "current_stream": partial(raw_stream_getter(), device.index) if on_gpu else lambda: 0,
-        "empty": gpu_allocator() if on_gpu else _empty_on_cpu,
-        "as_strided": torch.as_strided,
-        "with_strides": with_strides,
+        "current_stream": stream,
+        "empty": devices.gpu_allocator() if on_gpu else _empty_on_cpu,
         "aligned": aligned,
-        "addresses": addresses,
         "are_misaligned": are_misaligned,
-        "new_seeds": partial(_new_seeds, device),
+        "new_seeds": partial(new_seeds, device),
     }
 
 
@@ -93,15 +91,18 @@ def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
     assert host.gpu is not None
     on_gpu = torch.device(host.gpu.device).type != "cpu"
     has_own = bool(host.gpu.kept) or launcher.keeps_memory or host.arena_bytes > 0
-    keeps_memory, is_capturing = on_gpu and has_own, capture_getter()
+    keeps_memory, is_capturing = on_gpu and has_own, devices.capture_getter()
+
+    def new_frame(home: list[GpuFrame]) -> GpuFrame:
+        frame = GpuFrame(host, home)
+        launcher.prepare(frame)
+        return frame
 
     def take_frame(stream: int) -> GpuFrame:
         if on_gpu and is_forked():
             raise ForkedGpuCall
         if keeps_memory and is_capturing():
-            frame = GpuFrame(host, [])
-            launcher.prepare(frame)
-            return frame
+            return new_frame([])
         home = homes.get(stream)
         if home is None:
             home = homes.setdefault(stream, IdleFrames())
@@ -109,9 +110,7 @@ def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
         try:
             found: GpuFrame = home.pop()
         except IndexError:
-            frame = GpuFrame(host, home)
-            launcher.prepare(frame)
-            return frame
+            return new_frame(home)
         return found
 
     return take_frame
@@ -121,7 +120,7 @@ def _on_device(call: Call, device: torch.device) -> Call:
     """The call made with its device as the current one."""
     if torch.cuda.device_count() == 1:
         return call
-    index, current_gpu = device.index, current_gpu_getter()
+    index, current_gpu = device.index, devices.current_gpu_getter()
 
     def guarded(args: list[Any]) -> tuple[Any, ...]:
         if current_gpu() == index:
@@ -134,11 +133,6 @@ def _on_device(call: Call, device: torch.device) -> Call:
 
 def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
-
-
-def _new_seeds(device: torch.device, count: int) -> torch.Tensor:
-    """One seed per random op, drawn from the device's generator so that manual_seed applies."""
-    return torch.empty(count, dtype=torch.int64, device=device).random_()
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -118,12 +118,11 @@ class Recorded:
             and o.numel() * o.element_size() <= CLONED_BYTES
             for k, o in enumerate(recording.outputs)
         ]
-        lent = [
-            o
+        storages = [  # all of them first: these hold it too
+            o.untyped_storage()
             for o, is_cloned in zip(recording.outputs, self.cloned, strict=True)
             if isinstance(o, torch.Tensor) and not is_cloned
         ]
-        storages = [o.untyped_storage() for o in lent]  # all of them first: these hold it too
         self.lent = [(storage, storage_users(storage)) for storage in storages]
 
     def is_in_use(self) -> bool:

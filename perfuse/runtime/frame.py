@@ -17,18 +17,7 @@ from perfuse.runtime.host_names import window
 class GpuFrame:
     """Addresses, sizes and grids, what is launched from them, and memory that is kept."""
 
-    __slots__ = (
-        "arena",
-        "grids",
-        "home",
-        "kept",
-        "memory",
-        "pointers",
-        "segments",
-        "sizes",
-        "tables",
-        "windows",
-    )
+    __slots__ = tuple("arena grids home kept memory pointers segments sizes tables windows".split())
 
     def __init__(self, host: HostSource, home: list[GpuFrame]) -> None:
         assert host.gpu is not None
@@ -68,10 +57,7 @@ class GpuFrame:
 
 
 def _grids(tables: GpuTables) -> list[int]:
-    found: list[int] = []
-    for row in tables.records:
-        found += row.grid
-    return found
+    return [number for row in tables.records for number in row.grid]
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -38,12 +38,8 @@ def next_start() -> int:
 
 def poison(memory: torch.Tensor, dtype: torch.dtype) -> None:
     """Fill bytes with a value of this type that no program computes."""
-    if dtype is torch.bool:
-        memory.fill_(_UNWRITTEN_BOOL)
-    elif dtype.is_floating_point or dtype.is_complex:
-        memory.fill_(UNWRITTEN)
-    else:
-        memory.fill_(_UNWRITTEN_INTEGER)
+    value = UNWRITTEN if dtype.is_floating_point or dtype.is_complex else _UNWRITTEN_INTEGER
+    memory.fill_(_UNWRITTEN_BOOL if dtype is torch.bool else value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -58,6 +59,11 @@ def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor
     return made.copy_(tensor)
 
 
+def new_seeds(device: torch.device, count: int) -> torch.Tensor:
+    """One seed per random op, drawn from the device's generator so that manual_seed applies."""
+    return torch.empty(count, dtype=torch.int64, device=device).random_()
+
+
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """All memory between a tensor's first and last element, flat."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -85,6 +91,8 @@ def resolve_op(name: str) -> Any:
 
 def run_host(host: HostSource, names: dict[str, Any], constants: Mapping[str, Any]) -> Call:
     """The function that the text of a host program defines, with these names and its ops."""
+    names |= {"torch": torch, "math": math, "as_strided": torch.as_strided}
+    names |= {"with_strides": with_strides, "addresses": addresses}
     for op in host.ops:
         names[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
     names |= {name: value for name, value in constants.items() if not name.startswith("py:")}

@@ -8,6 +8,7 @@ replaced by interpreted ones, which is seen by the whole process: launches take 
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -88,9 +89,8 @@ def _scalar(value: int, kind: str) -> Any:
     is_pointer = kind.startswith("*")
     dtype = np.uint64 if is_pointer else np.dtype({"i32": np.int32, "i64": np.int64}[kind])
     of_triton = language.str_to_ty(kind, None)
-    return language.tensor(
-        interpreter.TensorHandle(np.array([value], dtype=dtype), of_triton), of_triton
-    )
+    handle = interpreter.TensorHandle(np.array([value], dtype=dtype), of_triton)
+    return language.tensor(handle, of_triton)
 
 
 def _interpret(function: Any, arguments: Mapping[str, Any], grid: tuple[int, int, int]) -> None:
@@ -100,11 +100,20 @@ def _interpret(function: Any, arguments: Mapping[str, Any], grid: tuple[int, int
     builder = interpreter.interpreter_builder
     with _interpreted_language():
         builder.set_grid_dim(*grid)
-        for x in range(grid[0]):
-            for y in range(grid[1]):
-                for z in range(grid[2]):
-                    builder.set_grid_idx(x, y, z)
-                    body(**arguments)
+        for place in itertools.product(*map(range, grid)):
+            builder.set_grid_idx(*place)
+            body(**arguments)
+
+
+@contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """A block in which an attribute has this value."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 @contextmanager
@@ -116,90 +125,68 @@ def _interpreted_language() -> Iterator[None]:
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     language: Any = importlib.import_module("triton.language")
-    original = interpreter._patch_lang
     everything = SimpleNamespace(__globals__={"tl": language, "core": language.core})
-    scope = original(everything)
-    interpreter._patch_lang = lambda function: scope
-    try:
-        yield
-    finally:
-        interpreter._patch_lang = original
-        scope.restore()
+    scope = interpreter._patch_lang(everything)
+    with _set(interpreter, "_patch_lang", lambda function: scope):
+        try:
+            yield
+        finally:
+            scope.restore()
 
 
 @contextmanager
 def _interpreting() -> Iterator[None]:
     """A block in which Triton and its library are interpreted."""
     knobs = importlib.import_module("triton.knobs")
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    builder = interpreter.InterpreterBuilder
     with ExitStack() as stack:
         stack.enter_context(knobs.runtime.scope())
         knobs.runtime.interpret = True
         for module in map(importlib.import_module, _LIBRARY):
             stack.enter_context(_replaced(module))
-        stack.enter_context(_whole_numbers())
-        stack.enter_context(_truth())
-        stack.enter_context(_one_rounding())
+        whole_numbers = _whole_numbers(interpreter._patch_lang_tensor)
+        stack.enter_context(_set(interpreter, "_patch_lang_tensor", whole_numbers))
+        stack.enter_context(_set(builder, "binary_op", _truth(builder.binary_op)))
+        stack.enter_context(_set(builder, "create_fma", _one_rounding(builder.create_fma)))
         yield
 
 
-@contextmanager
-def _whole_numbers() -> Iterator[None]:
+def _whole_numbers(original: Any) -> Any:
     """The interpreter holds scalars as arrays of one element, which NumPy takes for no int."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    original = interpreter._patch_lang_tensor
 
     def patch(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
 
-    interpreter._patch_lang_tensor = patch
-    try:
-        yield
-    finally:
-        interpreter._patch_lang_tensor = original
+    return patch
 
 
-@contextmanager
-def _truth() -> Iterator[None]:
+def _truth(original: Any) -> Any:
     """The interpreter gives what a comparison finds the dtype of what was compared: doubles and
     broadcast scalars know no `and`."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    language: Any = importlib.import_module("triton.language")
-    builder = interpreter.InterpreterBuilder
-    original = builder.binary_op
+    handle = importlib.import_module("triton.runtime.interpreter").TensorHandle
+    int1 = importlib.import_module("triton.language").int1
 
     def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
         made = op(left.data, right.data)
-        if made.dtype == np.bool_:
-            return interpreter.TensorHandle(made, language.int1)
-        return original(self, left, right, op)
+        return handle(made, int1) if made.dtype == np.bool_ else original(self, left, right, op)
 
-    builder.binary_op = binary_op
-    try:
-        yield
-    finally:
-        builder.binary_op = original
+    return binary_op
 
 
-@contextmanager
-def _one_rounding() -> Iterator[None]:
+def _one_rounding(original: Any) -> Any:
     """The interpreter rounds the product of a fused multiply-add: of float32 it need not."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    builder = interpreter.InterpreterBuilder
-    original = builder.create_fma
+    handle = importlib.import_module("triton.runtime.interpreter").TensorHandle
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         if z.data.dtype != np.float32:
             return original(self, x, y, z)
         with np.errstate(all="ignore"):
             made = x.data.astype(np.float64) * y.data + z.data
-            return interpreter.TensorHandle(made.astype(np.float32), z.dtype.scalar)
+            return handle(made.astype(np.float32), z.dtype.scalar)
 
-    builder.create_fma = create_fma
-    try:
-        yield
-    finally:
-        builder.create_fma = original
+    return create_fma
 
 
 @contextmanager

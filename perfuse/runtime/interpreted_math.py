@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,8 @@ def _function(name: str) -> Callable[..., Any]:
     if name == "rsqrt":
         return lambda x: 1 / np.sqrt(x)
     if name in _SPECIAL:
-        found: Callable[..., Any] = getattr(
-            importlib.import_module("scipy.special"), _SPECIAL[name]
-        )
-        return found
+        special: Any = importlib.import_module("scipy.special")
+        return getattr(special, _SPECIAL[name])  # type: ignore[no-any-return]
     return getattr(np, _NAMES.get(name, name))  # type: ignore[no-any-return]
 
 
@@ -34,15 +33,10 @@ class NumpyLibdevice:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-        function = _function(name)
-
-        def call(*args: Any) -> Any:
-            return _applied(function, args)
-
-        return call
+        return partial(_applied, _function(name))
 
 
-def _applied(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _applied(function: Callable[..., Any], *args: Any) -> Any:
     language = importlib.import_module("triton.language")
     interpreter = importlib.import_module("triton.runtime.interpreter")
     first = next(a for a in args if isinstance(a, language.tensor))

@@ -20,15 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfuse.cache.manifest import rows_of
 from perfuse.errors import ArtefactError
 from perfuse.runtime.signing import Key, is_signed_by, sign
-from perfuse.system import CREATE, opened, read_file, sync_folder, system, write_all
+from perfuse.system import opened, read_file, sync_folder, system, write_file
 
 KIND = "perfuse artefact"
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 # Errors of systems and file systems that cannot exchange two names.
 CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 OTHER_PATH = "choose a path that does not exist yet, or remove the folder yourself."
+OTHER_DISK = "free some disk space, or choose a writable folder."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +57,19 @@ def write_package(
         aside = _new_folder(path)
         try:
             for name, data in every.items():
-                _write(aside / name, data)
+                write_file(aside / name, data, mode=0o644, is_durable=True)
             sync_folder(aside)
             _swap(aside, path)
         finally:
             _remove(aside, every)
     except OSError as error:
-        raise ArtefactError(
-            f"cannot write the artefact: {error}",
-            at=str(path),
-            hint="free some disk space, or choose a writable folder.",
-        ) from error
+        told = f"cannot write the artefact: {error}"
+        raise ArtefactError(told, at=str(path), hint=OTHER_DISK) from error
 
 
 def manifest_bytes(files: Mapping[str, bytes], about: Mapping[str, Any]) -> bytes:
-    rows = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in files.items()
-    }
-    return (json.dumps({"kind": KIND, **about, "files": rows}, indent=1) + "\n").encode()
+    document = {"kind": KIND, **about, "files": rows_of(files)}
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def check_replaceable(path: Path) -> None:
@@ -89,22 +85,16 @@ def check_replaceable(path: Path) -> None:
     foreign = [name for name in names if name not in _own_names(path)]
     if foreign:
         told = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        raise ArtefactError(
-            f"the folder contains files that Perfuse did not write: {told}",
-            at=str(path),
-            hint=OTHER_PATH,
-        )
+        what = f"the folder contains files that Perfuse did not write: {told}"
+        raise ArtefactError(what, at=str(path), hint=OTHER_PATH)
 
 
 def _check_parent(path: Path) -> None:
     """Raise ArtefactError if a folder cannot be created at `path`."""
     parent = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ArtefactError(
-            f"{parent} is not a folder you can write to",
-            at=str(path),
-            hint="choose another path for the artefact.",
-        )
+        told = f"{parent} is not a folder you can write to"
+        raise ArtefactError(told, at=str(path), hint="choose another path for the artefact.")
 
 
 def _own_names(path: Path) -> set[str]:
@@ -130,12 +120,6 @@ def _new_folder(path: Path) -> Path:
     made = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     system().mkdir(made, 0o755)
     return made
-
-
-def _write(file: Path, data: bytes) -> None:
-    with opened(file, CREATE, 0o644) as fd:
-        write_all(fd, data)
-        system().fsync(fd)
 
 
 def _swap(aside: Path, path: Path) -> None:
@@ -199,10 +183,9 @@ def _read(path: Path, folder: int, trusted_keys: Sequence[Key] | None) -> Packag
     files = {name: read_file(name, folder) for name in rows}
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != rows[name]:
+            told = f"{name} is damaged: its checksum does not match"
             raise ArtefactError(
-                f"{name} is damaged: its checksum does not match",
-                at=str(path),
-                hint="copy the artefact again, or recompile it.",
+                told, at=str(path), hint="copy the artefact again, or recompile it."
             )
     return Package(about, files)
 
@@ -218,23 +201,18 @@ def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Seq
         document = json.loads(read_file(SIGNATURE, folder))
         signature = bytes.fromhex(document["signature"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtefactError(
-            "the artefact has no signature, but trusted_keys requires one",
-            at=str(path),
-            hint="compile it with aot_compile(..., sign_with=key).",
-        ) from error
+        told = "the artefact has no signature, but trusted_keys requires one"
+        hint = "compile it with aot_compile(..., sign_with=key)."
+        raise ArtefactError(told, at=str(path), hint=hint) from error
     if not is_signed_by(manifest, signature, trusted_keys):
-        raise ArtefactError(
-            "none of the trusted keys signed this artefact",
-            at=str(path),
-            hint="do not load it unless you know who made it; then add their key.",
-        )
+        told = "none of the trusted keys signed this artefact"
+        hint = "do not load it unless you know who made it; then add their key."
+        raise ArtefactError(told, at=str(path), hint=hint)
 
 
 def _plain_name(name: Any) -> str:
     """A file directly in the folder: a path would lead out of it."""
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise ValueError(f"{name!r} is not a file of an artefact")
-    if "\0" in name or name in (MANIFEST, SIGNATURE):
+    reserved = ("", ".", "..", MANIFEST, SIGNATURE)
+    if not isinstance(name, str) or name in reserved or set(name) & set("/\\\0"):
         raise ValueError(f"{name!r} is not a file of an artefact")
     return name

@@ -6,18 +6,20 @@ itself costs (benchmarks/results, rmsnorm_t5). Blocks here keep their pages and 
 
 A block is an ordinary storage of PyTorch's own allocator: private to the process after a fork,
 resizable, and refused with PyTorch's own error when memory is out. The pool keeps a hold on every
-block it made, up to its limit, and a block is free when nobody else holds it.
+block it made, up to its limit, and a block is free when nobody else holds it. `release_memory`
+frees what is unused, here and in the frames of programs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -233,7 +235,7 @@ def _ask_for_huge_pages(address: int, num_bytes: int) -> None:
 
 
 def _libc() -> ctypes.CDLL | None:
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         if sys.platform == "linux" and library.madvise:
             return library
@@ -266,7 +268,29 @@ def allocator(smallest: int) -> Callable[..., torch.Tensor]:
     return empty_strided
 
 
-def trim_heap() -> None:
-    """Ask the C library to give free memory back to the system, where it can."""
+class IdleFrames(list[Any]):
+    """The frames of one program, or of one program on one stream, that no call uses now."""
+
+    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        _EVERY.add(self)
+
+
+_EVERY: WeakSet[IdleFrames] = WeakSet()
+
+
+def release_memory() -> None:
+    """Release memory that Perfuse keeps for later calls: pooled buffers and arenas.
+
+    Results that are still held, and what CUDA graphs recorded, stay as they are. The next call of
+    each compiled function allocates its memory again. On a GPU the memory goes back to PyTorch's
+    allocator: `torch.cuda.empty_cache()` hands it on to the system.
+    """
+    for frames in list(_EVERY):
+        frames.clear()
+    POOL.shrink()
     if _LIBC is not None and hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
+        _LIBC.malloc_trim(0)  # gives free memory back to the system

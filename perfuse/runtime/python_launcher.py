@@ -7,25 +7,15 @@ from typing import Any
 
 from perfuse.errors import PerfuseError
 
+# The names of the functions in the driver of NVIDIA and in that of AMD.
 NAMES = {
-    "cuda": {
-        "launch": "cuLaunchKernel",
-        "memset8": "cuMemsetD8Async",
-        "memset16": "cuMemsetD16Async",
-        "memset32": "cuMemsetD32Async",
-        "memset2d32": "cuMemsetD2D32Async",
-        "load_module": "cuModuleLoadData",
-        "get_function": "cuModuleGetFunction",
-    },
-    "hip": {
-        "launch": "hipModuleLaunchKernel",
-        "memset8": "hipMemsetD8Async",
-        "memset16": "hipMemsetD16Async",
-        "memset32": "hipMemsetD32Async",
-        "memset2d32": "hipMemsetD2D32Async",
-        "load_module": "hipModuleLoadData",
-        "get_function": "hipModuleGetFunction",
-    },
+    "launch": ("cuLaunchKernel", "hipModuleLaunchKernel"),
+    "memset8": ("cuMemsetD8Async", "hipMemsetD8Async"),
+    "memset16": ("cuMemsetD16Async", "hipMemsetD16Async"),
+    "memset32": ("cuMemsetD32Async", "hipMemsetD32Async"),
+    "memset2d32": ("cuMemsetD2D32Async", "hipMemsetD2D32Async"),
+    "load_module": ("cuModuleLoadData", "hipModuleLoadData"),
+    "get_function": ("cuModuleGetFunction", "hipModuleGetFunction"),
 }
 LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 INVALID_CONTEXT = 201
@@ -65,7 +55,7 @@ class PythonLibrary:
         try:
             self.driver = ctypes.CDLL(LIBRARIES[kind])
             self.calls: dict[str, Any] = {
-                what: getattr(self.driver, name) for what, name in NAMES[kind].items()
+                what: getattr(self.driver, names[self.is_hip]) for what, names in NAMES.items()
             }
         except (OSError, AttributeError) as error:
             raise PerfuseError(f"the driver of {kind} GPUs cannot be used: {error}") from error

@@ -8,16 +8,9 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-FUNCTIONS: dict[str, Any] = {
-    "__builtins__": {},
-    "math": math,
-    "max": max,
-    "min": min,
-    "abs": abs,
-    "int": int,
-    "float": float,
-    "round": round,
-}
+_BUILTINS = (max, min, abs, int, float, round)
+FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "math": math}
+FUNCTIONS |= {function.__name__: function for function in _BUILTINS}
 
 
 def evaluate(formula: CodeType, sizes: Mapping[str, int]) -> Any:

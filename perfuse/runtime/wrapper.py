@@ -190,7 +190,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
                 args.append(gradient if is_fit else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
-                return once.apply(backward(), facts, _marker(), *args)
+                return once.apply(backward(), facts, torch.empty(0, requires_grad=True), *args)
             return _plainly(backward(), args, is_autocast)
 
     call_backward_directly(CompiledGraph)
@@ -203,10 +203,6 @@ def _sizes_of(args: Sequence[Any], facts: RuntimeFacts) -> dict[str, int]:
         name: int(args[place] if dim is None else args[place].shape[dim])
         for name, place, dim in facts.sizes
     }
-
-
-def _marker() -> Tensor:
-    return torch.empty(0, requires_grad=True)
 
 
 class _Once(torch.autograd.Function):

@@ -12,13 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, Opaque, View
-from perfuse.schedule.arena import (
-    first_and_last,
-    is_forgotten_early,
-    num_bytes,
-    output_buffers,
-    touched,
-)
+from perfuse.schedule import arena
+from perfuse.schedule.arena import first_and_last, num_bytes, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, MemoryPlan, Scratch, Source, Turn
 
@@ -58,7 +53,7 @@ def freed_inputs(plan: Plan) -> set[str]:
     """Donated inputs that are freed after their last use."""
     buffers, smallest = plan.program.buffers, plan.thresholds.forget_bytes
     found = {name for name in plan.program.donated if name in buffers}
-    found = {name for name in found if is_forgotten_early(buffers[name], smallest)}
+    found = {name for name in found if arena.is_forgotten_early(buffers[name], smallest)}
     return found - leaving_names(plan)
 
 
@@ -114,9 +109,8 @@ class _Decision:
         if self._ends_turn(step, dying):
             self._end_turn(number + 1)
             return
-        temporaries = [
-            n for n in dying if n in self.buffers and self.buffers[n].kind == BufferKind.TEMP
-        ]
+        known = [self.buffers[n] for n in dying if n in self.buffers]
+        temporaries = [b.name for b in known if b.kind == BufferKind.TEMP]
         self.spare |= {n: size for n in temporaries if (size := self.alive[n])}
 
     def _ends_turn(self, step: Step, dying: Sequence[str]) -> bool:

@@ -18,7 +18,9 @@ from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import ARGUMENTS, Axis, Buffer, BufferKind, LibraryCall, Program
-from perfuse.schedule.arena import num_bytes, output_buffers, touched
+from perfuse.schedule import arena
+from perfuse.schedule.arena import output_buffers, touched
+from perfuse.schedule.domain import rewrite
 from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Member, Part, Refusal, Role, Step
 
 # Fewer kernels than this are not worth the table.
@@ -68,12 +70,7 @@ def batched(
 class Form:
     """A kernel over canonical names, and what these stand for."""
 
-    def __init__(
-        self,
-        template: Kernel,
-        buffers: tuple[Buffer, ...],
-        part: Part,
-    ) -> None:
+    def __init__(self, template: Kernel, buffers: tuple[Buffer, ...], part: Part) -> None:
         self.template = template
         self.buffers = buffers
         self.part = part
@@ -117,15 +114,10 @@ def _depends_on_call(member: Member) -> bool:
 
     A batch knows of its parts what is in its table: buffers, and how many elements each has.
     """
-    values = ex.walk(member.loop.value, set())
-    loads = [e for e in values if e.op == "load"]
-    indices = [member.loop.index, *(e.index for e in loads)]
-    numbers = [e.attr for e in values if e.op == "index"]
-    return any(e.args for e in loads) or any(
-        isinstance(atom, Indirect | Symbol)
-        for index in (*indices, *numbers)
-        for atom in ix.atoms_of(index)
-    )
+    values = [e for e in ex.walk(member.loop.value, set()) if e.op in ("load", "index")]
+    indices = (member.loop.index, *(e.index for e in values))
+    atoms = (a for index in indices for a in ix.atoms_of(index))
+    return any(e.args for e in values) or any(isinstance(a, Indirect | Symbol) for a in atoms)
 
 
 class _Renaming:
@@ -144,12 +136,10 @@ class _Renaming:
 
     def member(self, member: Member, number: int, axis: Axis | None) -> Member:
         loop, change = member.loop, self._change
-        value = change(loop.value)
+        value, out = change(loop.value), self._name(loop.out)
         is_reduced = member.role == Role.ALL
         axes = () if axis is None else (replace(axis, reduced=is_reduced),)
-        made = replace(
-            loop, out=self._name(loop.out), axes=axes, value=value, index=change.index(loop.index)
-        )
+        made = replace(loop, out=out, axes=axes, value=value, index=change.index(loop.index))
         return Member(made, Role.INNER if is_reduced else member.role, number, member.stage)
 
 
@@ -198,7 +188,7 @@ def _may_wait(kernel: Kernel, program: Program, stays: set[str], limit: int) -> 
         is_argument = buffer.kind in ARGUMENTS and name not in given
         if is_argument or name in stays:
             continue
-        size = num_bytes(buffer)
+        size = arena.num_bytes(buffer)
         if size is None or size > limit:
             return False
     return True
@@ -223,17 +213,8 @@ def _single(form: Form) -> Form:
     """The form of the same loops with one step."""
     atom = form.template.axes[0].atom
     assert atom is not None
-    change = ex.Substitution({atom: 0})
-    members = tuple(
-        replace(
-            m,
-            loop=replace(
-                m.loop, axes=(), value=change(m.loop.value), index=change.index(m.loop.index)
-            ),
-        )
-        for m in form.template.members
-    )
-    template = replace(form.template, axes=(), members=members)
+    members = [replace(m, loop=rewrite(m.loop, {atom: 0}, axes=())) for m in form.template.members]
+    template = replace(form.template, axes=(), members=tuple(members))
     return Form(template, form.buffers, form.part)
 
 
@@ -244,15 +225,14 @@ def _chosen(
     refusals: list[Refusal] = []
     for numbers in classes:
         kernels = [k for n in numbers if isinstance(k := steps[n], Kernel)]
-        reason = ""
+        is_large = sum(k.num_bytes for k in kernels) > len(kernels) * _MUCH_BYTES
+        reason = "each is large enough by itself"
         if len(kernels) < LEAST_PARTS:
             reason = f"{len(kernels)} equal kernels are too few for a batch"
-        elif len(kernels) < MANY_PARTS:
-            if sum(k.num_bytes for k in kernels) > len(kernels) * _MUCH_BYTES:
-                reason = "each is large enough by itself"
-        if not reason:
+        elif len(kernels) >= MANY_PARTS or not is_large:
             chosen.append(numbers)
-        elif len(kernels) > 1:
+            continue
+        if len(kernels) > 1:
             refusals.append(Refusal(kernels[0].name, kernels[-1].name, reason))
     return chosen, refusals
 
@@ -295,19 +275,9 @@ def _joined(
 
 def _batch(steps: Sequence[Step], numbers: list[int], forms: dict[int, Form]) -> Kernel:
     kernels = tuple(k for n in numbers if isinstance(k := steps[n], Kernel))
-    first = forms[numbers[0]]
-    batch = Batch(
-        first.template,
-        {b.name: b for b in first.buffers},
-        tuple(forms[n].part for n in numbers),
-        kernels,
-    )
-    return Kernel(
-        kernels[0].name,
-        (),
-        tuple(m for k in kernels for m in k.members),
-        frozenset().union(*(k.stored for k in kernels)),
-        sum(k.num_bytes for k in kernels),
-        sum(k.num_flops for k in kernels),
-        batch,
-    )
+    first, parts = forms[numbers[0]], tuple(forms[n].part for n in numbers)
+    batch = Batch(first.template, {b.name: b for b in first.buffers}, parts, kernels)
+    members = tuple(m for k in kernels for m in k.members)
+    stored = frozenset[str]().union(*(k.stored for k in kernels))
+    num_bytes, num_flops = sum(k.num_bytes for k in kernels), sum(k.num_flops for k in kernels)
+    return Kernel(kernels[0].name, (), members, stored, num_bytes, num_flops, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
@@ -69,20 +70,15 @@ def axis_names(sizes: Sequence[Dim]) -> list[Dim]:
 
 def joined(sizes: Sequence[Dim], variables: Sequence[Dim], parts: Sequence[int]) -> Dim:
     """One position made of several axes, outermost first."""
-    total: Dim = 0
-    for p in parts:
-        total = ix.add(ix.mul(total, sizes[p]), variables[p])
-    return total
+    return ix.flat([sizes[p] for p in parts], [variables[p] for p in parts])
 
 
 def rewrite(loop: Loop, mapping: dict[Atom, Dim], axes: tuple[Axis, ...]) -> Loop:
     """A loop over other axes, its variables replaced everywhere."""
     if not mapping:
-        return Loop(loop.out, axes, loop.kind, loop.value, loop.index, loop.origin)
+        return replace(loop, axes=axes)
     change = ex.Substitution(mapping)
-    return Loop(
-        loop.out, axes, loop.kind, change(loop.value), change.index(loop.index), loop.origin
-    )
+    return replace(loop, axes=axes, value=change(loop.value), index=change.index(loop.index))
 
 
 def natural_order(loop: Loop) -> tuple[Axis, ...]:

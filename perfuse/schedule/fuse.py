@@ -46,17 +46,13 @@ def group_of(number: int, node: Node) -> Group:
     """The group a node starts as."""
     if isinstance(node, LibraryCall):
         return Group((number,), (), None, (), is_fixed=True)
-    axes = domain.natural_order(node)
-    return _group_over(number, node, axes)
+    return _group_over(number, node, domain.natural_order(node))
 
 
 def _group_over(number: int, node: Loop, axes: tuple[Axis, ...]) -> Group:
     sizes = tuple(a.size for a in axes)
-    variables = domain.axis_names(sizes)
-    mapping: dict[Atom, Dim] = {}
-    for axis, variable in zip(axes, variables, strict=True):
-        if axis.atom is not None and variable is not ix.var(axis.name, axis.size):
-            mapping[axis.atom] = variable
+    pairs = zip((a.atom for a in axes), domain.axis_names(sizes), strict=True)
+    mapping = {atom: x for atom, x in pairs if atom is not None and ix.as_atom(x) is not atom}
     role, inner = _role(node, axes)
     renamed = tuple(Axis(f"x{i}", a.size, a.reduced) for i, a in enumerate(axes))
     loop = domain.rewrite(node, mapping, renamed)
@@ -135,12 +131,7 @@ def _common(a: Group, b: Group) -> _Joined | None:
     if flags_a is not None and flags_b is not None and flags_a != flags_b:
         return None
     flags = flags_a if flags_a is not None else flags_b
-    return (
-        tuple(sizes),
-        flags,
-        _moved(a, sizes, parts_a, flags),
-        _moved(b, sizes, parts_b, flags),
-    )
+    return tuple(sizes), flags, _moved(a, sizes, parts_a), _moved(b, sizes, parts_b)
 
 
 def _spread(
@@ -156,10 +147,10 @@ def _spread(
 
 
 def _moved(
-    group: Group, sizes: list[Dim], parts: list[list[int]], inner: tuple[bool, ...] | None
+    group: Group, sizes: list[Dim], parts: list[list[int]], role: Role | None = None
 ) -> tuple[Member, ...]:
-    """The group's members over finer axes."""
-    if tuple(sizes) == group.sizes:
+    """The group's members over finer axes, in another role if those are not all."""
+    if role is None and tuple(sizes) == group.sizes:
         return group.members
     variables = domain.axis_names(sizes)
     mapping: dict[Atom, Dim] = {}
@@ -170,20 +161,16 @@ def _moved(
             mapping[atom] = target
     made = []
     for member in group.members:
-        reduced = {
-            p for axis in member.loop.axes if axis.reduced for p in parts[int(axis.name[1:])]
-        }
-        used = {p for axis in member.loop.axes for p in parts[int(axis.name[1:])]}
-        axes = tuple(Axis(f"x{p}", sizes[p], p in reduced) for p in sorted(used))
-        made.append(replace(member, loop=domain.rewrite(member.loop, mapping, axes)))
+        pieces = [(p, a.reduced) for a in member.loop.axes for p in parts[int(a.name[1:])]]
+        axes = tuple(Axis(f"x{p}", sizes[p], reduced) for p, reduced in sorted(pieces))
+        loop = domain.rewrite(member.loop, mapping, axes)
+        made.append(replace(member, loop=loop, role=role or member.role))
     return tuple(made)
 
 
 def _rows_of(a: Group, b: Group) -> _Joined | None:
     """`b` maps over just the rows of `a`: it runs once per row, next to a's columns."""
-    if a.inner is None:
-        return None
-    if not any(a.inner):
+    if a.inner is None or not any(a.inner):
         return None
     kept = [i for i, flag in enumerate(a.inner) if not flag]
     found = domain.refine([a.sizes[i] for i in kept], b.sizes)
@@ -203,21 +190,8 @@ def _rows_of(a: Group, b: Group) -> _Joined | None:
             sizes.append(a.sizes[i] if piece is None else fine[piece])
         parts_a.append(positions)
     inner = _spread(a.inner, parts_a, len(sizes))
-    moved_b = _moved_to(b, sizes, [[place[p] for p in parts] for parts in parts_b])
-    return tuple(sizes), inner, _moved(a, sizes, parts_a, inner), moved_b
-
-
-def _moved_to(b: Group, sizes: list[Dim], parts: list[list[int]]) -> tuple[Member, ...]:
-    variables = domain.axis_names(sizes)
-    mapping: dict[Atom, Dim] = {}
-    for i, (size, positions) in enumerate(zip(b.sizes, parts, strict=True)):
-        atom = ix.as_atom(ix.var(f"x{i}", size))
-        if atom is not None:
-            mapping[atom] = domain.joined(sizes, variables, positions)
-    axes = tuple(Axis(f"x{p}", sizes[p]) for p in sorted(p for ps in parts for p in ps))
-    return tuple(
-        replace(m, loop=domain.rewrite(m.loop, mapping, axes), role=Role.ROW) for m in b.members
-    )
+    moved_b = _moved(b, sizes, [[place[p] for p in parts] for parts in parts_b], Role.ROW)
+    return tuple(sizes), inner, _moved(a, sizes, parts_a), moved_b
 
 
 class Fuser:
@@ -256,13 +230,9 @@ class Fuser:
                 self._writers.setdefault(name, []).append(number)
 
     def _enter(self, number: int, node: Node, reads: list[str], writes: list[str]) -> None:
-        needs = 0
-        for name in reads:
-            for writer in self._writers.get(name, ()):
-                needs |= 1 << writer
-        for name in writes:
-            for other in (*self._writers.get(name, ()), *self._readers.get(name, ())):
-                needs |= 1 << other
+        before = [n for name in (*reads, *writes) for n in self._writers.get(name, ())]
+        before += [n for name in writes for n in self._readers.get(name, ())]
+        needs = sum(1 << n for n in set(before))
         self.needs.append(needs)
         self.home.append(number)
         self.groups[number] = group_of(number, node)
@@ -271,7 +241,7 @@ class Fuser:
 
     def _closure(self, needs: int) -> int:
         total = 0
-        for group in {self.home[n] for n in _bits(needs)}:
+        for group in {self.home[n] for n in bits(needs)}:
             total |= self.above[group] | self.inside[group]
         return total
 
@@ -333,7 +303,7 @@ class Fuser:
             between = 0
             for node in self.groups[end].nodes:
                 between |= self.needs[node]
-            for group in {self.home[n] for n in _bits(between)} - {start, end}:
+            for group in {self.home[n] for n in bits(between)} - {start, end}:
                 if self.above[group] & self.inside[start]:
                     return True
         return False
@@ -363,7 +333,8 @@ def _transposed(first: Group, second: Group) -> list[Group]:
     return [_group_over(second.nodes[0], loop, order) for order in orders if order != loop.axes]
 
 
-def _bits(mask: int) -> list[int]:
+def bits(mask: int) -> list[int]:
+    """The numbers of the bits that are set."""
     found = []
     while mask:
         low = mask & -mask

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from perfuse.ir.program import ARGUMENTS, Program
 from perfuse.schedule.arena import output_buffers
-from perfuse.schedule.fuse import Fuser, accesses
+from perfuse.schedule.fuse import Fuser, accesses, bits
 from perfuse.schedule.lifetimes import buffer_bytes
 
 Rank = Callable[[int], tuple[int, int]]
@@ -20,9 +20,8 @@ def program_order(fuser: Fuser) -> list[int]:
 
 def frugal_order(fuser: Fuser, program: Program) -> list[int]:
     """The program's order, but groups that free at least what they allocate run early."""
-    needs = _Needs(fuser)
     held = _Held(fuser, program)
-    return _ordered(fuser, needs, held.rank, held.run)
+    return _ordered(fuser, _Needs(fuser), held.rank, held.run)
 
 
 class _Needs:
@@ -32,13 +31,7 @@ class _Needs:
         self.waiting: dict[int, set[int]] = {}
         self.users: dict[int, list[int]] = {}
         for home, group in fuser.groups.items():
-            needs: set[int] = set()
-            for node in group.nodes:
-                mask = fuser.needs[node]
-                while mask:
-                    low = mask & -mask
-                    needs.add(fuser.home[low.bit_length() - 1])
-                    mask ^= low
+            needs = {fuser.home[n] for node in group.nodes for n in bits(fuser.needs[node])}
             needs.discard(home)
             self.waiting[home] = needs
             for need in needs:
@@ -81,12 +74,9 @@ class _Held:
         self._bytes = _freeable_bytes(program)
         self._leaving = output_buffers(program)
         for home, group in fuser.groups.items():
-            reads: set[str] = set()
-            makes: set[str] = set()
-            for number in group.nodes:
-                read, made = accesses(program.nodes[number])
-                reads.update(read)
-                makes.update(made)
+            both = [accesses(program.nodes[number]) for number in group.nodes]
+            reads = {name for names, _ in both for name in names}
+            makes = {name for _, names in both for name in names}
             self._reads[home], self._makes[home] = reads - makes, makes
             for name in reads:
                 self._readers.setdefault(name, set()).add(home)
@@ -118,9 +108,6 @@ class _Held:
 
 def _freeable_bytes(program: Program) -> Mapping[str, int]:
     """The size of each buffer whose memory comes or goes with the program."""
-    given = set(program.donated)
-    return {
-        name: buffer_bytes(buffer, program.hints)
-        for name, buffer in program.buffers.items()
-        if buffer.kind not in ARGUMENTS or name in given
-    }
+    buffers, given = program.buffers.values(), set(program.donated)
+    counted = [b for b in buffers if b.kind not in ARGUMENTS or b.name in given]
+    return {b.name: buffer_bytes(b, program.hints) for b in counted}

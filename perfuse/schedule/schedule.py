@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -164,22 +165,17 @@ def _kernel(
     axes, members = shape.collapse(shape.axes_of(group), group.members)
     members = shape.stage(members)
     stored = set()
-    several: dict[str, int] = {}
-    for m in members:
-        several[m.loop.out] = several.get(m.loop.out, 0) + 1
+    several = Counter(m.loop.out for m in members)
     for m in members:
         out = m.loop.out
         is_used_elsewhere = bool(uses.get(out, set()) - {home})
-        if is_used_elsewhere or program.buffers[out].kind != BufferKind.TEMP or several[out] > 1:
-            stored.add(out)
-        elif m.role in (Role.OUTER, Role.ALL, Role.SCATTER, Role.SCAN):
+        is_shared = program.buffers[out].kind != BufferKind.TEMP or several[out] > 1
+        is_late = m.role in (Role.OUTER, Role.ALL, Role.SCATTER, Role.SCAN)
+        if is_used_elsewhere or is_shared or is_late:
             stored.add(out)
     made = Kernel(name, axes, members, frozenset(stored))
-    return replace(
-        made,
-        num_bytes=arena.kernel_bytes(made, program.buffers),
-        num_flops=_flops(made),
-    )
+    num_bytes = arena.kernel_bytes(made, program.buffers)
+    return replace(made, num_bytes=num_bytes, num_flops=_flops(made))
 
 
 def _flops(kernel: Kernel) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom, Indirect
+from perfuse.ir.atoms import Atom
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis
@@ -45,15 +46,8 @@ def _all_indices(members: Sequence[Member]) -> list[Dim]:
     seen: set[Expr] = set()
     for m in members:
         found.append(m.loop.index)
-        exprs = ex.walk(m.loop.value, seen)
-        for atom in ix.atoms_of(m.loop.index):
-            if isinstance(atom, Indirect):
-                exprs += ex.walk(atom.value, seen)
-        for e in exprs:
-            if e.op == "load":
-                found.append(e.index)
-            elif e.op == "index":
-                found.append(e.attr)
+        for value in (m.loop.value, *(atom.value for atom in ex.value_atoms(m.loop.index))):
+            found += [e.index for e in ex.walk(value, seen) if e.op in ("load", "index")]
     return list(dict.fromkeys(found))
 
 
@@ -62,8 +56,6 @@ def _can_merge(outer: Axis, inner: Axis, members: Sequence[Member], indices: Seq
         return False
     for m in members:
         flags = {a.name: a.reduced for a in m.loop.axes}
-        if (outer.name in flags) != (inner.name in flags):
-            return False
         if flags.get(outer.name) != flags.get(inner.name):
             return False
         if m.role == Role.SCAN and outer.reduced:
@@ -126,9 +118,7 @@ def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:
     for i, m in enumerate(members):
         for read in m.loop.reads():
             users.setdefault(read.buffer, []).append(i)
-    writers: dict[str, int] = {}
-    for m in members:
-        writers[m.loop.out] = writers.get(m.loop.out, 0) + 1
+    writers = Counter(m.loop.out for m in members)
     overwritten: set[str] = set()
     for i in reversed(range(len(members))):
         m = members[i]

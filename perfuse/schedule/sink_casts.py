@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom
-from perfuse.ir.index import Dim
 from perfuse.ir.program import BufferKind, Loop, Program
 from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.fuse import accesses
@@ -23,11 +21,8 @@ def narrow_reductions(program: Program) -> Program:
         if not isinstance(node, Loop) or not node.is_reduction or node.kind.startswith("arg"):
             continue
         users = readers.get(node.out, [])
-        if (
-            len(users) != 1
-            or node.out in leaving
-            or program.buffers[node.out].kind != BufferKind.TEMP
-        ):
+        is_temporary = program.buffers[node.out].kind == BufferKind.TEMP
+        if len(users) != 1 or node.out in leaving or not is_temporary:
             continue
         user = program.nodes[users[0]]
         merged = _merged(node, user, program) if isinstance(user, Loop) else None
@@ -77,10 +72,8 @@ def _merged(node: Loop, copy: Loop, program: Program) -> Loop | None:
         return None
     if program.buffers[copy.out].dtype.compute is not copy.value.dtype:
         return None
-    mapping: dict[Atom, Dim] = {}
-    for theirs, own in zip(copy.axes, kept, strict=True):
-        if theirs.atom is not None and own.atom is not None:
-            mapping[theirs.atom] = ix.var(own.name, own.size)
+    pairs = zip(copy.axes, kept, strict=True)
+    mapping = {t.atom: ix.var(o.name, o.size) for t, o in pairs if t.atom is not None}
     change = ex.Substitution(mapping)
     if change.index(value.index) is not node.index:
         return None

@@ -76,12 +76,9 @@ def step_timeline(
     made = {item.buffer: item for item in forward.items if item.kind == "result"}
     results = {name for name in forward.outputs[:num_results] if name in made}
     saved = _saved_until(forward, backward, links, made.keys() - results)
-    return Timeline(
-        (
-            *_forward_moments(forward, made, results),
-            *_backward_moments(backward, made, results, saved, {link.input for link in links}),
-        )
-    )
+    inputs = {link.input for link in links}
+    before = _forward_moments(forward, made, results)
+    return Timeline((*before, *_backward_moments(backward, made, results, saved, inputs)))
 
 
 def _saved_until(
@@ -102,18 +99,7 @@ def _forward_moments(
 ) -> Iterator[Moment]:
     mine = held((made[name] for name in results), forward.num_turns)
     saved = held((made[name] for name in made.keys() - results), forward.num_turns)
-    temporaries, workspace = forward.series("temporary"), forward.series("workspace")
-    for turn, label in enumerate(forward.labels):
-        inner = forward.arena_bytes + temporaries[turn]
-        yield Moment(
-            half="forward",
-            label=label,
-            results=mine[turn],
-            saved=saved[turn],
-            gradients=0,
-            temporaries=inner,
-            workspace=workspace[turn],
-        )
+    return _moments("forward", forward, mine, saved, [0] * forward.num_turns)
 
 
 def _backward_moments(
@@ -123,15 +109,19 @@ def _backward_moments(
     saved_until: dict[str, int],
     saved_inputs: set[int],
 ) -> Iterator[Moment]:
-    mine = sum(made[name].num_bytes for name in results)
+    mine = [sum(made[name].num_bytes for name in results)] * backward.num_turns
     kept = [replace(made[name], first=0, last=last) for name, last in saved_until.items()]
     names = {backward.inputs[i] for i in saved_inputs}
     inputs = [i for i in backward.items if i.kind == "input" and i.buffer not in names]
     results_of_backward = [i for i in backward.items if i.kind == "result"]
     saved = held(kept, backward.num_turns)
     gradients = held((*inputs, *results_of_backward), backward.num_turns)
-    temporaries, workspace = backward.series("temporary"), backward.series("workspace")
-    for turn, label in enumerate(backward.labels):
-        inner = backward.arena_bytes + temporaries[turn]
-        rest = (saved[turn], gradients[turn], inner, workspace[turn])
-        yield Moment("backward", label, mine, *rest)
+    return _moments("backward", backward, mine, saved, gradients)
+
+
+def _moments(
+    half: str, plan: Lifetimes, results: list[int], saved: list[int], gradients: list[int]
+) -> Iterator[Moment]:
+    inner = [plan.arena_bytes + size for size in plan.series("temporary")]
+    parts = zip(results, saved, gradients, inner, plan.series("workspace"), strict=True)
+    return (Moment(half, label, *sizes) for label, sizes in zip(plan.labels, parts, strict=True))

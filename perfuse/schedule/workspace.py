@@ -204,8 +204,7 @@ def _gpu_embedding_backward(call: Call) -> int:
 
 
 def _gpu_sort(call: Call) -> int:
-    values = call.operands[0]
-    return 2 * (values.num_bytes + INDEX_BYTES * values.num_elements)
+    return 2 * _copy_with_indices(call)
 
 
 def _gpu_index_put(call: Call) -> int:
@@ -215,7 +214,7 @@ def _gpu_index_put(call: Call) -> int:
     return 5 * INDEX_BYTES * max((o.num_elements for o in indices), default=0) * is_summed
 
 
-def _all_but_a_copy(call: Call) -> int:
+def _copy_with_indices(call: Call) -> int:
     values = call.operands[0]
     return values.num_bytes + INDEX_BYTES * values.num_elements
 
@@ -224,15 +223,13 @@ def _one_copy(call: Call) -> int:
     return call.operands[0].num_bytes
 
 
-_EVERYWHERE: dict[str, Row] = {
-    "linalg_inv_ex": _one_copy,
-}
+_EVERYWHERE: dict[str, Row] = {"linalg_inv_ex": _one_copy}
 _ON_CPU: dict[str, Row] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _cpu_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_attention_backward,
-    "kthvalue": _all_but_a_copy,
+    "kthvalue": _copy_with_indices,
 }
 _ON_GPU: dict[str, Row] = {
     "convolution": _gpu_convolution,

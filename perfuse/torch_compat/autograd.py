@@ -91,10 +91,7 @@ class SimpleMetadata:
 
 
 def simple_metadata(takes_any_size: bool = False) -> SimpleMetadata | str:
-    """The metadata of the graph that AOTAutograd has just traced, or why it is not simple.
-
-    Sizes that are saved for the backward are simple only where `takes_any_size`.
-    """
+    """AOTAutograd's last analysis, or why it is not simple: saved sizes need `takes_any_size`."""
     tracing = TracingContext.try_get()
     found = None if tracing is None else tracing.fw_metadata
     if tracing is None or found is None:
@@ -106,17 +103,14 @@ def simple_metadata(takes_any_size: bool = False) -> SimpleMetadata | str:
         return reason
     if found.num_symints_saved_for_bw and not takes_any_size:
         return "sizes"
-    tangents = [_output_index(desc) for desc in found.traced_tangents_descs]
+    descriptions: list[Any] = found.traced_tangents_descs
+    tangents = [getattr(desc.output, "idx", None) for desc in descriptions]
     return SimpleMetadata(
         tuple(found.mutated_graph_handled_indices_seen_by_autograd),
         tuple(bool(info.requires_grad) for info in found.output_info),
         tuple(index for index in tangents if index is not None),
         int(found.num_symints_saved_for_bw or 0),
     )
-
-
-def _output_index(description: Any) -> int | None:
-    return getattr(description.output, "idx", None)
 
 
 def _reason_not_simple(found: Any) -> str | None:

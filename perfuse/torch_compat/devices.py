@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload as OpOverload
-from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+_PRIVATE: Any = torch._C  # untyped in part
 
 
 @contextmanager
@@ -44,7 +44,8 @@ def faked_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     shape, strides = tuple(tensor.shape), tensor.stride()
     made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
     made.requires_grad_(tensor.requires_grad)
-    return torch.nn.Parameter(made, tensor.requires_grad) if _is_parameter(tensor) else made
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
 
 
 def as_if_on(device: torch.device, value: Any) -> Any:
@@ -58,34 +59,27 @@ def as_if_on(device: torch.device, value: Any) -> Any:
     return moved
 
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter)
-
-
 def raw_stream_getter() -> Callable[[int], int]:
     """A function: the number of a GPU -> the handle of the stream that work is now put on."""
-    private: Any = torch._C
-    getter: Callable[[int], int] = private._cuda_getCurrentRawStream
+    getter: Callable[[int], int] = _PRIVATE._cuda_getCurrentRawStream
     return getter
 
 
 def current_gpu_getter() -> Callable[[], int]:
     """A function that returns the index of the current GPU."""
-    private: Any = torch._C
-    getter: Callable[[], int] = private._cuda_getDevice
+    getter: Callable[[], int] = _PRIVATE._cuda_getDevice
     return getter
 
 
 def capture_getter() -> Callable[[], bool]:
     """A function that returns whether the current stream is being recorded as a graph."""
-    private: Any = torch._C
-    getter: Callable[[], bool] | None = getattr(private, "_cuda_isCurrentStreamCapturing", None)
+    getter: Callable[[], bool] | None = getattr(_PRIVATE, "_cuda_isCurrentStreamCapturing", None)
     return getter or torch.cuda.is_current_stream_capturing
 
 
 def gpu_allocator() -> Callable[..., torch.Tensor]:
     """A function: shape, strides, dtype -> memory on the current GPU, contents undefined."""
-    guards: Any = torch._C._dynamo.guards
+    guards = _PRIVATE._dynamo.guards
     found: Callable[..., torch.Tensor] | None = getattr(guards, "_empty_strided_cuda", None)
     return found or _empty_on_gpu
 

@@ -5,8 +5,6 @@ remembers which sizes changed between calls. `call_isolated` captures a function
 either.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os
@@ -122,7 +120,7 @@ class GraphBreak:
     line: str | None
 
     @staticmethod
-    def of(error: BaseException) -> GraphBreak | None:
+    def of(error: BaseException) -> "GraphBreak | None":
         """The graph break that this error reports; None for any other error."""
         from torch._dynamo import exc
 

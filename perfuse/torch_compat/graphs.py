@@ -5,17 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload as OpOverload
-from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
 def source_line(node: Any) -> str:
-    """The user's line an FX node comes from, as file:line, or "".
-
-    The innermost frame that is not PyTorch's own: a user asks where, not which file of PyTorch.
-    """
+    """The user's line an FX node comes from, the innermost not PyTorch's own: file:line, or ""."""
     frames = []
     for line in (node.meta.get("stack_trace") or "").splitlines():
         line = line.strip()

@@ -5,8 +5,6 @@ then asks of that symbol becomes a guard: a result of tracing holds for those va
 it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +52,7 @@ class SymbolTable:
     symbols: tuple[sympy.Symbol, ...]
 
     @staticmethod
-    def of(module: GraphModule) -> SymbolTable:
+    def of(module: GraphModule) -> "SymbolTable":
         """The symbols of a graph that Dynamo just captured."""
         metas = (node.meta for node in module.graph.nodes)
         values = [meta.get("example_value", meta.get("val")) for meta in metas]
@@ -70,16 +68,12 @@ class SymbolTable:
         ranges = self.env.var_to_range
         rows = [
             f"{str(s).rstrip('0123456789')} {s.is_integer} {s in self.env.backed_var_to_val} "
-            f"{ranges.get(s)} {self._replacement(s)}"
+            f"{ranges.get(s)} {self.env.replacements.get(s, '')}"
             for s in self.symbols
         ]
         known = set(self.symbols)
         guards = [g.expr for g in self.env.guards if g.expr.free_symbols & known]
         return [*rows, *sorted(str(expr.xreplace(names)) for expr in guards)]
-
-    def _replacement(self, symbol: sympy.Symbol) -> str:
-        found = self.env.replacements.get(symbol)
-        return "" if found is None else str(found)
 
     def values(self) -> list[str] | None:
         """The value of each symbol; None where one has none, being known from data alone."""
@@ -184,12 +178,8 @@ def graph_assumptions(values: Iterable[Any]) -> list[str]:
     env = leaves[0].node.shape_env
     symbols = {symbol for leaf in leaves for symbol in leaf.node.expr.free_symbols}
     guards = {str(guard.expr) for guard in env.guards if guard.expr.free_symbols & symbols}
-    deferred = {
-        str(late.expr)
-        for lates in env.deferred_runtime_asserts.values()
-        for late in lates
-        if late.expr.free_symbols & symbols
-    }
+    lates = itertools.chain.from_iterable(env.deferred_runtime_asserts.values())
+    deferred = {str(late.expr) for late in lates if late.expr.free_symbols & symbols}
     return [f"guard {text}" for text in sorted(guards)] + [f"check {t}" for t in sorted(deferred)]
 
 
@@ -205,7 +195,7 @@ class SizeNames:
     guards: tuple[Any, ...]  # formulas over the names that must be true
 
     @staticmethod
-    def of(arguments: Iterable[Any], others: Iterable[Any]) -> SizeNames:
+    def of(arguments: Iterable[Any], others: Iterable[Any]) -> "SizeNames":
         """Names for the traced arguments. The graph's `others` have the sizes they have now."""
         given = [value for value in arguments if isinstance(value, Tensor)]
         sizes = [size for value in given for size in value.shape]

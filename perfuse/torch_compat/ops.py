@@ -71,13 +71,10 @@ def flop_formula(op: OpOverload) -> Callable[..., Any] | None:
     return formula
 
 
+_FLASH = "_scaled_dot_product_flash_attention"
 _SAME_FLOPS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        torch.ops.aten._scaled_dot_product_flash_attention
-    ),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ),
+    getattr(torch.ops.aten, f"{_FLASH}_for_cpu{half}"): getattr(torch.ops.aten, f"{_FLASH}{half}")
+    for half in ("", "_backward")
 }
 
 

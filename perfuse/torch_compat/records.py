@@ -3,8 +3,6 @@
 Looked up when they are used, and done without where a version of PyTorch does not have them.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence

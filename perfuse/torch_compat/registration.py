@@ -4,9 +4,6 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from torch._ops import OpOverload as OpOverload
-from torch._ops import OpOverloadPacket as OpOverloadPacket
-
 
 def add_dynamo_backend(entry_point: EntryPoint) -> None:
     """Put a backend into Dynamo's table of those that are imported on first use."""

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload as OpOverload
-from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import free_symbols, guard_or_false
 
 

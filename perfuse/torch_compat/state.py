@@ -5,8 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload as OpOverload
-from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
@@ -27,15 +25,9 @@ def ambient_state() -> tuple[Any, ...]:
     from torch.fx.experimental import _config as fx_config
 
     backends: Any = torch.backends
-    cudnn, mkldnn, cuda, einsum = (
-        backends.cudnn, backends.mkldnn, backends.cuda, backends.opt_einsum
-    )  # fmt: skip
-    attention = (
-        cuda.flash_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-    )
+    cudnn, mkldnn, einsum = backends.cudnn, backends.mkldnn, backends.opt_einsum
+    kernels = ("flash", "math", "mem_efficient", "cudnn")
+    attention = tuple(getattr(backends.cuda, f"{name}_sdp_enabled")() for name in kernels)
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -55,8 +47,7 @@ def ambient_state() -> tuple[Any, ...]:
 
 
 def numeric_state() -> str:
-    """The global switches that compiling an ATen graph reads: dtypes it fills in, and how constants
-    are folded."""
+    """The global switches that compiling an ATen graph reads, for dtypes and folded constants."""
     return f"default dtype {torch.get_default_dtype()} flushes {_flushes_denormals()}"
 
 
@@ -73,12 +64,8 @@ def is_autocast_enabled() -> bool:
 def has_tracing_hooks() -> bool:
     """Whether something around this call would change what a trace sees or saves."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    modes = [mode for mode in _get_current_dispatch_mode_stack() if not _is_fake(mode)]
-    return hooks is not None or bool(modes)
-
-
-def _is_fake(mode: Any) -> bool:
-    return type(mode).__name__ == "FakeTensorMode"
+    modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+    return hooks is not None or not modes <= {"FakeTensorMode"}
 
 
 def disabled_autocast() -> AbstractContextManager[Any]:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload as OpOverload
-from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 from perfuse.torch_compat.state import disable_dispatch_modes
 
@@ -87,8 +85,7 @@ def cpu_allocations(step: Callable[[], Any]) -> list[tuple[int, int]]:
 
 def storage_users(storage: Any) -> int:
     """How many tensors and handles hold this memory."""
-    private: Any = torch._C
-    return int(private._storage_Use_Count(storage_handle(storage)))
+    return storage_use_counter()(storage_handle(storage))
 
 
 def storage_use_counter() -> Callable[[int], int]:

@@ -87,7 +87,7 @@ def test_run_and_get_code() -> None:
 
 
 def test_run_and_get_code_leaves_others_compiled() -> None:
-    """No function is compiled anew, and the one that is looked at keeps its own options."""
+    """No function is recompiled, and the one that is looked at keeps its own options."""
     other = torch.compile(lambda x: x.sin() * 3, backend="perfuse")
     guarded = torch.compile(function, backend="perfuse", options={"verify": True})
     x = randn(16, 32)

@@ -93,7 +93,7 @@ class Scene:
         return Context(host_target(settings), settings, Counters())
 
     def run(self) -> Tensor:
-        """What the victim does, with a compiler that answers at once."""
+        """The victim's process, with a compiler that answers at once."""
         loader._loaded.clear()
         is_watched = type(system()) is not System
         with nullcontext() if is_watched else replaced(Double()):
@@ -365,7 +365,7 @@ def test_nothing_of_another_user_is_executed(scene: Scene, row: str, is_open_bef
 
 
 def test_the_mark_works(scene: Scene) -> None:
-    """What the attacker made does run, once it is the victim's own: the tests above can fail."""
+    """The attacker's code does run once the victim owns it: the tests above can fail."""
     for path in [scene.evil, *scene.evil.rglob("*")]:
         os.chown(path, 0, 0)
     shutil.rmtree(scene.root)
@@ -395,7 +395,7 @@ def test_exchanged_at_any_moment(scene: Scene, level: str) -> None:
 
 
 def exchange(scene: Scene, level: str) -> None:
-    """What the attacker would see done, by root: owners stay the attacker's."""
+    """Done by root on the attacker's behalf: owners stay the attacker's."""
     pairs = {
         "root": [(scene.evil, scene.root)],
         "entries": [(scene.evil / "entries", scene.root / "entries")],

@@ -1,4 +1,4 @@
-"""What a program may do besides computing: change, alias, take odd layouts and dtypes."""
+"""Programs that do more than compute: mutate, alias, take odd layouts and dtypes."""
 
 from __future__ import annotations
 

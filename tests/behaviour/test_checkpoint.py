@@ -101,7 +101,7 @@ def test_policies(keep: CheckpointPolicy, again: CheckpointPolicy) -> None:
 
 
 def test_policies_under_a_budget() -> None:
-    """What must be saved or recomputed is, however little memory there is."""
+    """Values that must be saved or recomputed are, however small the budget."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", perfuse.BudgetWarning)
         kept = cut_of(selective({MM: MUST_SAVE}, MUST_AGAIN), memory_budget=0.0)

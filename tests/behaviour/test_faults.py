@@ -138,7 +138,7 @@ NEXT: dict[str, tuple[Callable[[Place], Tensor], ...]] = {
 
 
 class Tally:
-    """What was tried, and what came of it."""
+    """An attempt and its outcome."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -29,7 +29,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def given(shape: tuple[int, ...]) -> Tensor:
-    """What main.cpp fills its argument with."""
+    """The values that main.cpp fills its argument with."""
     numbers = torch.arange(torch.Size(shape).numel()) % 7 - 3
     return numbers.float().view(shape)
 

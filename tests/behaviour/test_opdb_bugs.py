@@ -1,4 +1,4 @@
-"""What the operator database found: a row for each bug, as small as it gets."""
+"""Bugs that the operator database found: a minimal row for each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gradients that go to the elements equal to a maximum: the backward must find the same elements.
 
-An element computed again in another kernel may be rounded differently, and no element is then equal
+An element recomputed in another kernel may be rounded differently, and no element is then equal
 to the maximum that was kept: the gradient, shared among none, is not a number.
 """
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from perfuse import config
-from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.ties import compared_with_themselves
 from tests.behaviour.row import Behaviour, randn
 from tests.harness.backend import compiled
@@ -86,7 +85,7 @@ def test_within_a_memory_budget(budget: float) -> None:
 def test_the_comparison_is_kept(level: int) -> None:
     joint = traced_joint(REDUCTIONS["amax"], (torch.randn(34, 70),)).graph
     assert [n.target for n in compared_with_themselves(joint)] == [torch.ops.aten.mul.Tensor]
-    targets = [n.target for n in kept(joint, SavePolicy(level=level))]
+    targets = [n.target for n in kept(joint, level)]
     assert torch.ops.aten.mul.Tensor in targets or torch.ops.aten.eq.Tensor in targets
 
 

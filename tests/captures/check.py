@@ -22,7 +22,7 @@ FALLBACK = Tolerance(1e-4, 1e-4)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a program: `pass`, `wrong`, `error`, or `foreign` where PyTorch's own
+    """The outcome of a program: `pass`, `wrong`, `error`, or `foreign` where PyTorch's own
     tracing (`aot_eager`) makes the same mistake."""
 
     seed: int
@@ -119,7 +119,7 @@ def check_program(seed: int, process: int) -> Outcome:
 
 
 def difference(runner: Runner, compiled: Callable[..., Any], values: Values) -> str:
-    """What is wrong with a call; "" where nothing is, or where eager refuses it too."""
+    """A complaint about a call; "" if there is none, or if eager refuses the call too."""
     try:
         eager = runner.call(runner.function, values)
     except Exception:

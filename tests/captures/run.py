@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def run_process(first: int, count: int, process: int, cache: Path) -> list[dict[str, Any]]:
-    """What each program became in a new process on this cache, and the counters of captures."""
+    """The outcome of each program in a new process on this cache, and the counters of captures."""
     made = subprocess.run(
         [sys.executable, "-m", "tests.captures.run", "--only", str(process), "--seed", str(first),
          "--count", str(count)],

@@ -28,7 +28,7 @@ class Build:
         return f"{self.compiler.split('/')[-1]} -O{self.opt_level} {self.isa}"
 
     def environment(self) -> dict[str, str]:
-        """What makes a process build its kernels this way."""
+        """The environment in which a process builds its kernels this way."""
         found = {
             "PERFUSE_CPU_COMPILER": self.compiler,
             "PERFUSE_CPU_OPT_LEVEL": str(self.opt_level),

@@ -1,4 +1,4 @@
-"""What a worker's result means for the test of its row."""
+"""Turn a worker's result into the outcome of its row's test."""
 
 from __future__ import annotations
 

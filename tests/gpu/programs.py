@@ -41,7 +41,7 @@ def swish(x: Tensor) -> Tensor:
 
 
 def at_least_f32(x: Tensor) -> Tensor:
-    """What a model writes as `.float()`, without spoiling the float64 reference."""
+    """The `.float()` of a model, without spoiling the float64 reference."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -1,4 +1,4 @@
-"""What only a device shows: streams, alignment, memory, randomness, sizes past 32 bits."""
+"""Behaviours that only a device shows: streams, alignment, memory, randomness, 64-bit sizes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What one output is held against, besides eager."""
+    """References that one output is compared with, besides eager."""
 
     exact: Tensor | None = None
     spreads: list[Tensor] = field(default_factory=list)
@@ -82,7 +82,7 @@ def complaints(
     eps: float = 0.0,
     draws: Sequence[tuple[Any, Any]] = (),
 ) -> list[str]:
-    """What is wrong with `got`, in words; an empty list is a pass.
+    """Complaints about `got`, in words; an empty list is a pass.
 
     `eps` is the coarsest rounding on the way, where that is coarser than the output's own dtype.
     A draw is what eager and float64 give for a program that is about the same.
@@ -315,7 +315,7 @@ def largest_finite(x: Tensor) -> float:
 
 
 def expected_largest(errors: Tensor) -> float:
-    """What the largest of so many errors of this mean square is expected not to exceed."""
+    """Bound on the largest of this number of errors of this mean square."""
     mean_square = float(errors.square().mean()) if errors.numel() else 0.0
     if not math.isfinite(mean_square):
         errors = errors[torch.isfinite(errors)]

@@ -71,7 +71,7 @@ MOVING = ("clone", "copy", "_to_copy", "empty", "new_", "zeros", "zero_", "ones"
 
 
 def rounded_at_random(evaluate: Callable[[], Any], eps: float) -> list[Any]:
-    """What a float64 program gives when its steps round, a few draws; none where it cannot run."""
+    """Results of a float64 program whose steps round, a few draws; none if it cannot run."""
     found = []
     for seed in range(NUM_DRAWS):
         with RandomRounding(eps, seed):

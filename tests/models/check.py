@@ -54,7 +54,7 @@ def check(model: nn.Module, inputs: Inputs, evaluate: Evaluate, backend: str | N
 def compiled_by(
     backend: str | None, model: nn.Module, inputs: Inputs, evaluate: Evaluate
 ) -> tuple[Any, int]:
-    """What the compiled model gives, and of how many graphs."""
+    """Results of the compiled model, and its number of graphs."""
     torch._dynamo.reset()
     counting = Counting(backend)
     with eager_random(counting.inner):

@@ -255,7 +255,7 @@ def tokens(taken: set[str]) -> Inputs:
 
 
 def later(taken: set[str]) -> Inputs:
-    """What a decoder is given beside an encoder's input."""
+    """Arguments of a decoder beside an encoder's input."""
     drawn = torch.randint(3, FIRST_SPECIAL, (BATCH, LENGTH), generator=seeded())
     return {"decoder_input_ids": drawn} if "decoder_input_ids" in taken else {}
 

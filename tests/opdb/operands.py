@@ -50,7 +50,7 @@ def _with_gaps(x: Tensor) -> Tensor:
 
 
 def _noise(x: Tensor, count: int) -> Tensor:
-    """What no op may read: NaN, or the largest number."""
+    """A value that no op may read: NaN, or the largest number."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return x.new_full((count,), float("nan"))
     largest = True if x.dtype is torch.bool else torch.iinfo(x.dtype).max

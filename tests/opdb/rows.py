@@ -57,7 +57,7 @@ def operator_of(row: Row) -> Any:
 
 
 def rows(dtypes: Sequence[str], modes: Sequence[str] = MODES, device: str = "cpu") -> Iterator[Row]:
-    """What eager supports; backward is asked of float32 alone."""
+    """Rows that eager supports; backward in float32 only."""
     for name, op in operators().items():
         supported = op.supported_dtypes(device)
         for dtype in dtypes:

@@ -80,7 +80,7 @@ def check_sizes(
 def wrong_values(
     program: Program, values: list[Any], got: list[Any], eager: list[Any]
 ) -> list[str]:
-    """What is outside its limits. Wider ones are derived only where the last ones fail: eager's own
+    """Outputs out of limits. Wider ones are derived only where the last ones fail: eager's own
     error and spreads, then steps that round at random, then eager with other roundings."""
     eps = program.float_eps()
     exact, *spreads = (exact_of(program, values, eps, way) for way in ("", *DIRECTIONS))

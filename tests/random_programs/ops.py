@@ -1,4 +1,4 @@
-"""What a random program is made of: rows of (weight, kind, text).
+"""The parts of a random program: rows of (weight, kind, text).
 
 In a text, `{x}`, `{y}` and `{z}` are operands, `{d}` a dimension of x, `{k}` keepdim, `{n}` a small
 number, `{i}` an integer operand used as index, `{m}` a bool operand, `{to}` a dtype.

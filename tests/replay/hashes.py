@@ -13,7 +13,7 @@ Hashes = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was generated, and by which packages the graphs were made."""
+    """Hashes of generated texts, and the packages that made the graphs."""
 
     packages: dict[str, str]
     programs: dict[str, Hashes]

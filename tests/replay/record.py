@@ -1,4 +1,4 @@
-"""What a program becomes for each target: every source and host program, generated and not built.
+"""Every source and host program of a program for each target, generated and not built.
 
 Targets are spelled out, never those of the machine, and folders of this checkout are replaced by
 their names: the same text comes out everywhere. Graphs are traced once, on the CPU, and moved to a

@@ -5,7 +5,7 @@ python -m tests.replay.run --only 'model/.*'       some of the corpus
 python -m tests.replay.run --update                keep what is generated now
 
 A change that only moves code around changes no hash. One that means to change generated code keeps
-the new hashes in the same commit, and says why. The text of before is generated anew, by the commit
+the new hashes in the same commit, and says why. The earlier text is generated again, by the commit
 that last kept hashes (or `--against`), in a worktree of its own.
 """
 

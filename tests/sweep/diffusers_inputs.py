@@ -1,4 +1,4 @@
-"""What the rows of diffusers are made of: small settings and inputs that many of them share."""
+"""Parts of the rows of diffusers: small settings and inputs that many of them share."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def compared(subject: Subject, eager: list[Tensor], backend: str) -> Result:
 
 
 def compiled_by(backend: str, subject: Subject) -> tuple[list[Tensor], int]:
-    """What the compiled subject gives, and of how many graphs."""
+    """Results of the compiled subject, and its number of graphs."""
     torch._dynamo.reset()
     counting = Counting(backend)
     compile_it: Any = functools.partial(torch.compile, backend=counting)
@@ -69,7 +69,7 @@ def compiled_by(backend: str, subject: Subject) -> tuple[list[Tensor], int]:
 
 
 def complaints_of(subject: Subject, eager: list[Tensor], got: list[Tensor]) -> list[str]:
-    """What is outside its limits. The next wider limits are derived only where the last ones fail:
+    """Outputs out of limits. The next wider limits are derived only where the last ones fail:
     eager's own error, then spreads and draws, then runs of eager with other roundings."""
     if len(got) != len(eager):
         return [f"{len(got)} results, eager gives {len(eager)}"]

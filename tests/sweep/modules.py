@@ -63,7 +63,7 @@ def make(name: str, variant: str) -> Subject:
 
 
 def each(run: Any, parts: nn.Module, call: Call, compile_it: Compile) -> list[Tensor]:
-    """What each module gives, compiled by itself: samples differ in rank and in options."""
+    """Results of each module, compiled by itself: samples differ in rank and in options."""
     assert isinstance(parts, nn.ModuleList)
     results = []
     for part, given in zip(parts, call[0], strict=True):

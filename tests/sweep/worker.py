@@ -27,7 +27,7 @@ def handle(task: Task) -> Result:
 
 
 def cpu_seconds() -> float:
-    """What this process and the compilers it started have used."""
+    """Processor time of this process and the compilers it started."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

@@ -1,6 +1,6 @@
 """Generated Triton is a product: a change of it is seen and meant.
 
-`python -m tests.triton.goldens` writes the files anew; read the difference before it is kept.
+`python -m tests.triton.goldens` rewrites the files; read the difference before it is kept.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
-from perfuse.graph.partition import partition_joint
 from perfuse.pipeline import plan_graph
 from perfuse.schedule.plan import Plan
+from tests.unit.graph.joint import partition_joint
 
 CONTEXT = Context.default()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfuse.capture.interpreter import check_interpreter
+from perfuse.capture.backend import check_interpreter
 from perfuse.errors import UnsupportedPython
 
 ROOT = Path(__file__).parent.parent.parent

@@ -104,7 +104,7 @@ def test_the_code_of_a_kind_is_there(kind: Kind) -> None:
 
 
 def test_every_key_comes_from_the_one_function() -> None:
-    """Whoever makes a key by hand leaves out a version."""
+    """A key made by hand leaves out a version."""
     names = {kind.name for kind in KINDS}
     literals = [
         (path.name, node.value)

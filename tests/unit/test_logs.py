@@ -30,7 +30,7 @@ torch.compile(function, backend="perfuse")(torch.ones(4, 8)).backward()
 
 
 def run(folder: Path, **variables: str) -> str:
-    """What a program writes to stderr under these variables."""
+    """The stderr of a program under these variables."""
     own = {"PERFUSE_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT), **variables}
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("TORCH", "PERFUSE"))}
     done = subprocess.run(

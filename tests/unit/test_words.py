@@ -1,4 +1,4 @@
-"""The prose of perfuse/: docstrings open with a verb or a noun, and use the field's terms."""
+"""The prose of the code: docstrings open with a verb or a noun, and use the field's terms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def comments(path: Path) -> Iterator[str]:
 
 
 def sources() -> list[Path]:
-    return sorted((ROOT / "perfuse").rglob("*.py"))
+    rooms = ("perfuse", "tests", "benchmarks", "tools", "examples")
+    found = sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
+    return [path for path in found if path != Path(__file__)]
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:

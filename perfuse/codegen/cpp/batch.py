@@ -6,10 +6,8 @@ by the thread in whose share it begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from perfuse.codegen.cpp.frame import Frame
-from perfuse.codegen.cpp.kernel import element_weight, place_item
+from perfuse.codegen.cpp.kernel import KernelText, element_weight, place_item
 from perfuse.codegen.cpp.partials import Partials
 from perfuse.codegen.cpp.shape import BLOCK
 from perfuse.codegen.cpp.sweep import Sweeps
@@ -22,17 +20,11 @@ _LEAST_COST = 64
 _PER_LINE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class BatchText:
-    """A function without its name, and the template's buffers in the order of its table."""
+def generate_batch(batch: Batch, context: Context) -> KernelText:
+    """Write the function of a batch, with the template's buffers in the order of its table.
 
-    parameters: str
-    body: str
-    arguments: tuple[str, ...]
-
-
-def generate_batch(batch: Batch, context: Context) -> BatchText:
-    """Write the function of a batch. The items come first: what they use decides the pointers."""
+    The items come first: what they use decides the pointers.
+    """
     frame = Frame(batch.template, batch.buffers, context, frozenset(), {})
     sweeps = Sweeps(frame, Partials(frame))
     inner = Writer(4)
@@ -56,7 +48,7 @@ def generate_batch(batch: Batch, context: Context) -> BatchText:
         "void** p, const int32_t* places, const int64_t* starts, const int64_t* counts, "
         "int64_t parts, int threads"
     )
-    return BatchText(parameters, w.text(), tuple(frame.names.arguments))
+    return KernelText(parameters, w.text(), tuple(frame.names.arguments))
 
 
 def _part(frame: Frame, w: Writer) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from perfuse.codegen import emitter
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE, SPELLING, STORAGE_TYPE, literal
-from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Division, Indirect, Quotient
@@ -72,7 +71,7 @@ class Names(emitter.Names):
         return f"pf::{name}(int64_t({numerator}), int64_t({divisor}))"
 
 
-Scope = ScopeOf[Value]
+Scope = emitter.Scope[Value]
 Resolver = emitter.Resolver[Value]
 
 # Functions for lanes that are contiguous, a step apart, or anywhere.
@@ -172,7 +171,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         place = e.args[1]
         if e.op == "rand_f32" and place.op == "index" and self._stride(place.attr) == 1:
             # Neighbours share what is drawn: a quarter of the work.
-            return f"{SPELLING[e.op]}_row({args[0].text}, {self._base(place.attr)})"
+            return f"{SPELLING[e.op]}_row({args[0].text}, {self.index(place.attr)})"
         return f"{SPELLING[e.op]}({', '.join(a.text for a in args)})"
 
     # -- indices ---------------------------------------------------------------------------
@@ -190,18 +189,14 @@ class Emitter(emitter.Emitter[Names, Value]):
         self.names.needs_status = True
         size_text = self.index(size)
         limit = f"{size_text}, {size_text if _is_wrapped(value) else 0}"
-        if source.is_vector:
-            lanes = self.tail or "pf::lanes"
-            text = f"pf::checked_n({source.text}, {limit}, status, {lanes})"
-        else:
-            text = f"pf::checked({source.text}, {limit}, status)"
+        suffix, live = ("_n", f", {self.tail or 'pf::lanes'}") if source.is_vector else ("", "")
+        text = f"pf::checked{suffix}({source.text}, {limit}, status{live})"
         return self.named(Value(text, DType.I64, source.lanes))
 
     def _vector_index(self, index: Dim) -> str:
         if isinstance(index, int) or not self._varies(index):
             return f"pf::splat(int64_t({self.index(index)}))"
-        found = self.scope.known_indices.get(index)
-        if found is not None:
+        if (found := self.scope.known_indices.get(index)) is not None:
             return found
         pieces = []
         for monomial, coefficient in index.terms:
@@ -235,8 +230,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         mask = self.value(e.args[0]) if e.args else None
         stride = self._stride(index)
         if stride == 0 and (mask is None or not mask.is_vector):
-            at = self.index(index)
-            text = f"pf::load1<{kind}>({pointer} + {at})"
+            text = f"pf::load1<{kind}>({pointer} + {self.index(index)})"
             if mask is not None:
                 text = f"({mask.text} ? {text} : {self.value(e.args[1]).text})"
             return self.named(Value(text, e.dtype, False))
@@ -254,7 +248,7 @@ class Emitter(emitter.Emitter[Names, Value]):
             live = f"pf::land({live}, pf::first_lanes({self.tail}))"
         scalar_fill = literal(0, e.dtype) if fill.is_vector else fill.text
         if stride == 1:
-            text = f"pf::load_mask<{kind}>({pointer} + {self._base(index)}, {live}, {scalar_fill})"
+            text = f"pf::load_mask<{kind}>({pointer} + {self.index(index)}, {live}, {scalar_fill})"
         else:
             at = self._vector_index(index)
             text = f"pf::gather_mask<{kind}>({pointer}, {at}, {live}, {scalar_fill})"
@@ -283,17 +277,12 @@ class Emitter(emitter.Emitter[Names, Value]):
         """Which of `_LOADS` and `_STORES` reaches the lanes of an index, and by which arguments."""
         if stride is None:
             return 2, f"{pointer}, {self._vector_index(index)}"
+        # The lane variable holds the position of the first lane.
         step = "" if stride == 1 else f", {self.index(stride)}"
-        return int(stride != 1), f"{pointer} + {self._base(index)}{step}"
+        return int(stride != 1), f"{pointer} + {self.index(index)}{step}"
 
     def _stride(self, index: Dim) -> Dim | None:
-        if self.lane is None:
-            return 0
-        return ix.coefficient_of(index, self.lane)
-
-    def _base(self, index: Dim) -> str:
-        """The index at the first lane: the lane variable holds that position."""
-        return self.index(index)
+        return 0 if self.lane is None else ix.coefficient_of(index, self.lane)
 
     def store(self, buffer: str, index: Dim, value: Value, *, stream: bool = False) -> None:
         pointer, kind = self.names.target(buffer), self.names.storage(buffer)

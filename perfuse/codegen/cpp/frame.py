@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from perfuse.codegen.cpp.emit import Names, Value, sigmoids_used_once
 from perfuse.codegen.cpp.shape import KernelShape, shape_of
 from perfuse.codegen.cpp.spelling import ACCUMULATOR, COMPUTE_TYPE
-from perfuse.codegen.kernel_frame import KernelFrame
+from perfuse.codegen.emitter import KernelFrame
 from perfuse.codegen.writer import Writer
 from perfuse.context import Context
 from perfuse.ir import index as ix

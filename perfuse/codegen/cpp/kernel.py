@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfuse.codegen.cpp.frame import Frame
@@ -11,8 +10,6 @@ from perfuse.codegen.cpp.scatter import scan_item, scatter_item
 from perfuse.codegen.cpp.shape import TILE_ROWS
 from perfuse.codegen.cpp.sweep import Sweeps
 from perfuse.codegen.writer import Writer
-from perfuse.context import Context
-from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel
 
 
@@ -23,19 +20,12 @@ class KernelText:
     parameters: str
     body: str
     arguments: tuple[str, ...]  # buffers, in order
-    symbols: tuple[str, ...]
-    needs_status: bool
+    symbols: tuple[str, ...] = ()
+    needs_status: bool = False
 
 
-def generate(
-    kernel: Kernel,
-    buffers: Mapping[str, Buffer],
-    context: Context,
-    read_again: frozenset[str],
-    over: Mapping[str, str],
-) -> KernelText:
+def generate(frame: Frame) -> KernelText:
     """Write a kernel. The items come first: what they use decides the parameters."""
-    frame = Frame(kernel, buffers, context, read_again, over)
     partials = Partials(frame)
     sweeps = Sweeps(frame, partials)
     w = Writer(1)
@@ -55,12 +45,10 @@ def generate(
     w.line("const int used = pf::parallel(threads, body);")
     w.line("(void)used;")
     partials.combine(w)
-    names = frame.names
+    names, kernel = frame.names, frame.kernel
     assert all(names.is_written(name) for name in kernel.stored), f"{kernel.name} lacks a store"
-    return KernelText(
-        _parameters(frame), w.text(), tuple(names.arguments), tuple(names.symbols),
-        names.needs_status,
-    )  # fmt: skip
+    passed = (tuple(names.arguments), tuple(names.symbols), names.needs_status)
+    return KernelText(_parameters(frame), w.text(), *passed)
 
 
 def _parameters(frame: Frame) -> str:

@@ -14,7 +14,6 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Loop
 from perfuse.schedule.plan import Kernel
 
 
@@ -38,15 +37,12 @@ def rebased(kernel: Kernel, over: Mapping[str, str]) -> tuple[Kernel, dict[str, 
         name, index = read.attr
         return ex.load_at(read, ix.add(index, -starts[name])) if name in starts else read
 
-    change = ex.Substitution({}, moved)
-    members = tuple(replace(m, loop=_changed(m.loop, change)) for m in kernel.members)
-    return replace(kernel, members=members), starts
+    change, members = ex.Substitution({}, moved), []
+    for m in kernel.members:
+        value, index = change(m.loop.value), change.index(m.loop.index)
+        members.append(replace(m, loop=replace(m.loop, value=value, index=index)))
+    return replace(kernel, members=tuple(members)), starts
 
 
 def _constant(index: Dim) -> int:
     return index if isinstance(index, int) else index.const
-
-
-def _changed(loop: Loop, change: ex.Substitution) -> Loop:
-    value, index = change(loop.value), change.index(loop.index)
-    return Loop(loop.out, loop.axes, loop.kind, value, index, loop.origin)

@@ -12,10 +12,7 @@ COMPUTE_TYPE = {
     DType.I16: "int16_t", DType.U32: "uint32_t", DType.I32: "int32_t", DType.U64: "uint64_t",
     DType.I64: "int64_t", DType.F32: "float", DType.F64: "double",
 }  # fmt: skip
-STORAGE_TYPE = {
-    **COMPUTE_TYPE,
-    **{d: f"pf::{d.value}" for d in DType if d.is_narrow_float},
-}
+STORAGE_TYPE = {**COMPUTE_TYPE, **{d: f"pf::{d.value}" for d in DType if d.is_narrow_float}}
 # Every scalar op is a function of the header under its own name, for vectors and scalars alike.
 SPELLING = {name: f"pf::{name}" for name in SCALAR_OPS if name not in ("cast", "round_to")}
 

@@ -34,9 +34,8 @@ _LONG_CHAIN = 24
 def is_long(members: Sequence[Member]) -> bool:
     """Whether arithmetic dominates, so that neither loads nor the loop around matter."""
     cost = sum(m.loop.value.cost for m in members)
-    return cost > max(
-        _LONG_COST, _LONG_COST_PER_LOAD * sum(m.loop.value.num_loads for m in members)
-    )
+    num_loads = sum(m.loop.value.num_loads for m in members)
+    return cost > max(_LONG_COST, _LONG_COST_PER_LOAD * num_loads)
 
 
 def is_long_chain(members: Sequence[Member], stored: Set[str]) -> bool:
@@ -292,9 +291,8 @@ class Sweeps:
         total, start = f"int64_t({self.frame.dim(size)})", "0"
         with w.block("{"):
             if block is not None:
-                w.line(
-                    f"const int64_t last = first + {block} < {total} ? first + {block} : {total};"
-                )
+                end = f"first + {block}"
+                w.line(f"const int64_t last = {end} < {total} ? {end} : {total};")
                 total, start = "last", "first"
             w.line(f"int64_t at_{name} = {start};")
             has_rest = not (isinstance(size, int) and size % lanes == 0)
@@ -349,11 +347,9 @@ class Sweeps:
         if name in self.kernel.stored:
             emitter.store(name, m.loop.index, value, stream=name in self.streamed)
         if name in self.kept:
+            form, text = ("1", value.text) if self.shape.lane is None else ("v", value.vector)
             cpp, place = self._scratch_type(name), self._kept_place(name)
-            if self.shape.lane is None:
-                emitter.line(f"pf::store1<{cpp}>({place}, {value.text});")
-            else:
-                emitter.line(f"pf::storev<{cpp}>({place}, {value.vector});")
+            emitter.line(f"pf::store{form}<{cpp}>({place}, {text});")
 
     def _fold(self, emitter: Emitter, m: Member, u: int) -> None:
         arguments = [emitter.value(m.loop.value).vector]
@@ -362,11 +358,9 @@ class Sweeps:
         # Lanes that are rows of their own may hold anything past the end, unless all are joined.
         is_partial = emitter.tail is not None and (not self.shape.is_vertical or m.role == Role.ALL)
         live = emitter.tail if is_partial else "1" if self.shape.lane is None else None
-        method = "step"
-        if live is not None:
-            method = "step_n"
-            arguments.append(live)
-        emitter.line(f"{self._accumulator(m, u)}.{method}({', '.join(arguments)});")
+        method = "step" if live is None else "step_n"
+        passed = ", ".join(arguments if live is None else [*arguments, live])
+        emitter.line(f"{self._accumulator(m, u)}.{method}({passed});")
 
     def _position(self) -> str:
         """The place of an element among those reduced."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfuse.codegen.cpp.batch import BatchText, batch_tables, generate_batch
+from perfuse.codegen.cpp.batch import batch_tables, generate_batch
+from perfuse.codegen.cpp.frame import Frame
 from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
@@ -92,9 +93,8 @@ class _Sources:
             if kernels:
                 self._add_segment(kernels)
             self.steps += [step for step in steps if not isinstance(step, Kernel)]
-        lowered, texts = (self.long, self.wide), [*self.tables, *self.segments]
         return CppSources(
-            units=_units(self.functions, lowered, texts, self.context),
+            units=self._units() if self.segments else (),
             steps=tuple(self.steps),
             pointers=tuple(self.pointers),
             sizes=tuple(self.sizes),
@@ -108,7 +108,7 @@ class _Sources:
         checks_indices = any(needs_status for _, needs_status in rows)
         self.steps.append(Segment(name, tuple(k.name for k in kernels), checks_indices))
 
-    def _function(self, text: KernelText | BatchText) -> str:
+    def _function(self, text: KernelText) -> str:
         """The name of a function of this text."""
         key = f"({text.parameters}) {{\n{text.body}}}\n"
         return self.functions.setdefault(key, f"kernel{len(self.functions)}")
@@ -117,13 +117,30 @@ class _Sources:
         """The call of a kernel, and whether it reports a status."""
         plan = self.plan
         kernel, starts = rebased(step, plan.over)
-        text = generate(kernel, plan.program.buffers, self.context, self.read_again, plan.over)
+        buffers = plan.program.buffers
+        text = generate(Frame(kernel, buffers, self.context, self.read_again, plan.over))
         name = self._function(text)
         if is_long(kernel.members):
             self.long.add(name)
         elif _is_wide(kernel, text):
             self.wide.add(name)
-        return _call(name, text, plan, starts, self.pointers, self.sizes), text.needs_status
+        return self._call(name, text, starts), text.needs_status
+
+    def _call(self, name: str, text: KernelText, starts: dict[str, int]) -> str:
+        arguments = []
+        for buffer in text.arguments:
+            start = f" + {starts[buffer]}" if buffer in starts else ""
+            kind = STORAGE_TYPE[self.plan.program.buffers[buffer].dtype]
+            arguments.append(f"({kind}*)p[{self._place(buffer)}]{start}")
+        for symbol in text.symbols:
+            arguments.append(f"s[{self.sizes.setdefault(symbol, len(self.sizes)) + 1}]")
+        if text.needs_status:
+            arguments.append("(int64_t*)p[0]")
+        return f"{name}({', '.join(arguments)}, (int)s[0]);"
+
+    def _place(self, buffer: str) -> int:
+        """The place of a buffer in the table of pointers."""
+        return self.pointers.setdefault(buffer, len(self.pointers)) + 1
 
     def _batch(self, step: Kernel) -> tuple[str, bool]:
         """The call of a batch, whose table of pointers is built into the library."""
@@ -131,34 +148,34 @@ class _Sources:
         text = generate_batch(step.batch, self.context)
         name = self._function(text)
         order = [int(buffer[1:]) for buffer in text.arguments]  # t3: the fourth of a part's buffers
-        places = []
-        for part in step.batch.parts:
-            for number in order:
-                buffer = self.plan.over.get(part.buffers[number], part.buffers[number])
-                places.append(self.pointers.setdefault(buffer, len(self.pointers)) + 1)
+        buffers = [part.buffers[number] for part in step.batch.parts for number in order]
+        places = [self._place(self.plan.over.get(buffer, buffer)) for buffer in buffers]
         self.tables.append(batch_tables(step.name, step.batch, places))
         own = ", ".join(f"{what}_{step.name}" for what in ("places", "starts", "counts"))
         return f"{name}(p, {own}, {len(step.batch.parts)}, (int)s[0]);", False
 
-
-def _call(
-    name: str,
-    text: KernelText,
-    plan: Plan,
-    starts: dict[str, int],
-    pointers: dict[str, int],
-    sizes: dict[str, int],
-) -> str:
-    arguments = []
-    for buffer in text.arguments:
-        place = pointers.setdefault(buffer, len(pointers)) + 1
-        start = f" + {starts[buffer]}" if buffer in starts else ""
-        arguments.append(f"({STORAGE_TYPE[plan.program.buffers[buffer].dtype]}*)p[{place}]{start}")
-    for symbol in text.symbols:
-        arguments.append(f"s[{sizes.setdefault(symbol, len(sizes)) + 1}]")
-    if text.needs_status:
-        arguments.append("(int64_t*)p[0]")
-    return f"{name}({', '.join(arguments)}, (int)s[0]);"
+    def _units(self) -> tuple[tuple[str, str], ...]:
+        """The first unit calls the kernels of the others by name."""
+        target = self.context.target
+        header = HEADER.format(lanes=target.lanes, saturate=int(fp8_cast_saturates()))
+        functions = [(name, key) for key, name in self.functions.items()]
+        long, wide = ([f for f in functions if f[0] in names] for names in (self.long, self.wide))
+        first, more = _parted([f for f in functions if f[0] not in self.long | self.wide])
+        others = [
+            *((f"more_kernels{i}", header, group) for i, group in enumerate(more)),
+            *((f"{LONG_UNIT}{i}", CALLS_MATH + header, g) for i, g in enumerate(_shared_out(long))),
+            *((f"{WIDE_UNIT}{i}", header, group) for i, group in enumerate(_shared_out(wide))),
+        ]
+        called = [function for *_, group in others for function in group]
+        declared = [f"{HIDDEN}{name}{key[: key.index(') {') + 1]};" for name, key in called]
+        own = [f"\nstatic void {name}{key}" for name, key in first]
+        texts = "\n".join([*self.tables, *self.segments])
+        kernels = header + "".join((*declared, *own)) + "\n" + texts
+        units = [
+            (unit, head + "".join(f"{HIDDEN}{name}{key}" for name, key in group))
+            for unit, head, group in others
+        ]
+        return (("kernels", kernels), *units)
 
 
 def _is_wide(kernel: Kernel, text: KernelText) -> bool:
@@ -167,38 +184,6 @@ def _is_wide(kernel: Kernel, text: KernelText) -> bool:
     num_lines = text.body.count("\n")
     num_accesses = text.body.count("pf::load") + text.body.count("pf::store")
     return is_map and num_lines > _WIDE_LINES and 4 * num_accesses > num_lines
-
-
-def _units(
-    functions: dict[str, str],
-    lowered: tuple[set[str], set[str]],
-    segments: list[str],
-    context: Context,
-) -> tuple[tuple[str, str], ...]:
-    """The first unit calls the kernels of the others by name."""
-    if not segments:
-        return ()
-    header = HEADER.format(lanes=context.target.lanes, saturate=int(fp8_cast_saturates()))
-    long, wide = ([(n, key) for key, n in functions.items() if n in names] for names in lowered)
-    plain = [(n, key) for key, n in functions.items() if n not in lowered[0] | lowered[1]]
-    first, more = _parted(plain)
-    others = [
-        *((f"more_kernels{i}", header, group) for i, group in enumerate(more)),
-        *((f"{LONG_UNIT}{i}", CALLS_MATH + header, g) for i, g in enumerate(_shared_out(long))),
-        *((f"{WIDE_UNIT}{i}", header, group) for i, group in enumerate(_shared_out(wide))),
-    ]
-    declared = [
-        f"{HIDDEN}{name}{key[: key.index(') {') + 1]};"
-        for *_, group in others
-        for name, key in group
-    ]
-    own = [f"\nstatic void {name}{key}" for name, key in first]
-    kernels = header + "".join((*declared, *own)) + "\n" + "\n".join(segments)
-    units = [
-        (unit, head + "".join(f"{HIDDEN}{name}{key}" for name, key in group))
-        for unit, head, group in others
-    ]
-    return (("kernels", kernels), *units)
 
 
 def _parted(functions: list[Function]) -> tuple[list[Function], list[list[Function]]]:

@@ -98,12 +98,9 @@ class _GpuWriter(HostWriter):
         self.segments: list[tuple[int, int]] = []
         self.kept: list[KeptRow] = []
         self.sizes_now: list[str] = []  # lines that fill G for the records of the turn
-        self.scratch = {
-            scratch_name(kernel, scratch.name): scratch
-            for kernel, launches in zip(plan.kernels, sources.launches, strict=True)
-            for launch in launches
-            for scratch in launch.scratch
-        }
+        every = zip(plan.kernels, sources.launches, strict=True)
+        each = ((k, s) for k, runs in every for launch in runs for s in launch.scratch)
+        self.scratch = {scratch_name(kernel, s.name): s for kernel, s in each}
 
     def run(self) -> HostSource:
         w = self.w
@@ -311,9 +308,8 @@ def _reason_unfit(plan: Plan) -> str:
     program = plan.program
     outputs: list[Any] = list(program.outputs)
     windows = [o.buffer for o in outputs if isinstance(o, View)]
-    if any(program.buffers[name].kind == BufferKind.INPUT for name in windows):
-        return "result_is_an_input"
-    if any(isinstance(o, Opaque) and o.name in program.inputs for o in outputs):
+    passed = [isinstance(o, Opaque) and o.name in program.inputs for o in outputs]
+    if any(passed) or any(program.buffers[n].kind == BufferKind.INPUT for n in windows):
         return "result_is_an_input"
     if storage_inputs(plan):
         return "call_looks_at_storage"
@@ -332,6 +328,5 @@ def _reason_unfit(plan: Plan) -> str:
 
 def _moves_to_host(step: LibraryCall) -> bool:
     devices = [v for k, v in step.kwargs if k == "device" and isinstance(v, torch.device)]
-    return any(device.type == "cpu" for device in devices) or (
-        step.op.startswith("aten._to_copy") and bool(devices)
-    )
+    is_copy = step.op.startswith("aten._to_copy")
+    return any(is_copy or device.type == "cpu" for device in devices)

@@ -7,6 +7,7 @@ use: tables, arena, windows; calls that overlap take different frames.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,14 +108,10 @@ class HostWriter(WatchedMemory):
         dims: list[Any] = []
         for buffer in self.program.buffers.values():
             dims += [*buffer.shape, *buffer.strides]
-        for step in self.plan.steps:
-            if isinstance(step, LibraryCall):
-                for leaf in step.leaves():
-                    dims += (
-                        [*leaf.shape, *leaf.strides, leaf.offset]
-                        if isinstance(leaf, View)
-                        else [leaf]
-                    )
+        calls = [step for step in self.plan.steps if isinstance(step, LibraryCall)]
+        for leaf in (leaf for call in calls for leaf in call.leaves()):
+            is_view = isinstance(leaf, View)
+            dims += [*leaf.shape, *leaf.strides, leaf.offset] if is_view else [leaf]
         dims += list(self.program.outputs)
         found = symbols_in(dims) | set(self.sizes)
         return {s for s in found if not s.startswith("z")}
@@ -343,9 +340,8 @@ class _CpuWriter(HostWriter):
         if self.keeps_frames:
             w.line("frames.append(frame)")
         self._results()
-        return self._host_source(
-            segments=tuple(step.name for step in self.sources.steps if isinstance(step, Segment)),
-        )
+        segments = [step.name for step in self.sources.steps if isinstance(step, Segment)]
+        return self._host_source(tuple(segments))
 
     def _steps(self) -> None:
         turns = self.plan.memory.turns
@@ -371,20 +367,20 @@ class _CpuWriter(HostWriter):
 def _origins(steps: Sequence[Step]) -> str:
     """The user's lines of loops with data-dependent indices."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
-    lines = [loop.origin.line for loop in loops if loop.origin.line and _looks_up(loop)]
+    lines = [loop.origin.line for loop in loops if loop.origin.line and _lookups(loop)]
     return ", ".join(dict.fromkeys(lines))
 
 
-def _looks_up(loop: Loop) -> bool:
-    indices = [read.index for read in loop.reads()] + [loop.index]
-    return any(isinstance(atom, Indirect) for at in indices for atom in ix.atoms_of(at))
+def _lookups(loop: Loop) -> list[Indirect]:
+    """The indices of a loop that are read from data."""
+    indices = [*(read.index for read in loop.reads()), loop.index]
+    return [atom for at in indices for atom in ix.atoms_of(at) if isinstance(atom, Indirect)]
 
 
 def _checked_sizes(steps: Sequence[Step]) -> tuple[Dim, ...]:
     """The sizes that indices read from data are checked against."""
     loops = [m.loop for step in steps if isinstance(step, Kernel) for m in step.members]
-    indices = [at for loop in loops for at in [*(r.index for r in loop.reads()), loop.index]]
-    atoms = [atom for at in indices for atom in ix.atoms_of(at) if isinstance(atom, Indirect)]
+    atoms = [atom for loop in loops for atom in _lookups(loop)]
     return tuple(dict.fromkeys(atom.size for atom in sorted(atoms, key=lambda a: a.sort_key)))
 
 
@@ -417,35 +413,25 @@ def _is_expanded(view: View, buffer: Buffer) -> bool:
 
 
 def _is_transpose(view: View, buffer: Buffer) -> bool:
-    return (
-        view.offset == 0
-        and len(buffer.shape) == 2
-        and view.shape == buffer.shape[::-1]
-        and view.strides == buffer.strides[::-1]
-    )
+    turned = (buffer.shape[::-1], buffer.strides[::-1], 0)
+    return len(buffer.shape) == 2 and (view.shape, view.strides, view.offset) == turned
 
 
 def function_name(op: str) -> str:
-    """The variable that holds an op: see runtime.executable for how it is filled."""
+    """The variable that holds an op: runtime/host_names.py fills it."""
     return "op_" + "".join(c if c.isalnum() else "_" for c in op)
 
 
 def spell_python(value: Any) -> str:
     """A plain value as Python text that evaluates to it again."""
-    if value is None or isinstance(value, bool | int | str):
-        return repr(value)
     if isinstance(value, float):
-        return (
-            repr(value)
-            if value == value and abs(value) != float("inf")
-            else f"float({str(value)!r})"
-        )
+        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+    if value is None or isinstance(value, bool | int | str | complex):
+        return repr(value)
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return str(value)
     if isinstance(value, torch.device):
         return f"torch.device({str(value)!r})"
-    if isinstance(value, complex):
-        return repr(value)
     if isinstance(value, OpOverload):
         return f"torch.ops.{value}"
     raise ValueError(f"no Python text for {value!r} of type {type(value).__name__}")

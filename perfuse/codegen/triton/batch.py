@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.blocks import flat_members
@@ -97,18 +98,13 @@ class _Body:
         self.elements = frame.tile.rows * frame.tile.columns
 
     def blocks_of(self, part: Part) -> int:
-        is_one = self.is_single or self.reduces
-        return 1 if is_one else -(-part.count // self.elements)
+        return 1 if self.is_single or self.reduces else -(-part.count // self.elements)
 
     def first_blocks(self) -> list[int]:
         """The number of each part's first block; none where a part is a block."""
         if self.is_single or self.reduces:
             return []
-        found, total = [], 0
-        for part in self.batch.parts:
-            found.append(total)
-            total += self.blocks_of(part)
-        return found
+        return [0, *accumulate(self.blocks_of(part) for part in self.batch.parts)][:-1]
 
     def num_blocks(self) -> int:
         return sum(self.blocks_of(part) for part in self.batch.parts)
@@ -128,7 +124,7 @@ class _Body:
         carry.declare(around)
         scope = Scope(around, frozenset(), None)
         if self.is_single:
-            self._single(loops)
+            flat_members(frame, Scope(loops, frozenset(), None), Block({}, {}, {ROWS: _ZEROS}))
         else:
             self._loops(loops, scope)
         for m in carry.all:
@@ -143,21 +139,19 @@ class _Body:
     def _prologue(self, w: Writer) -> None:
         """Which part the block is of, and the part's size and pointers."""
         num_parts, arguments = len(self.batch.parts), self.frame.names.arguments
+        narrow = "" if self.frame.is_wide else ".to(tl.int32)"
         w.line("program = tl.program_id(0)")
-        skipped = 0
         if self.first_blocks():
-            skipped = num_parts
             w.line(f"parts = tl.arange(0, {power_of_two(num_parts)})")
             w.line(f"firsts = tl.load(w0 + parts, parts < {num_parts}, other={_MOST_NARROW})")
             w.line("is_before = firsts <= program")
             w.line("part = tl.sum(is_before.to(tl.int32)) - 1")
             w.line("first = tl.max(tl.where(is_before, firsts, 0))")
-            w.line(f"row = w0 + {skipped} + part * {1 + len(arguments)}")
+            w.line(f"row = w0 + {num_parts} + part * {1 + len(arguments)}")
         else:
             w.line(f"row = w0 + program * {1 + len(arguments)}")
         for symbol, name in self.frame.names.symbols.items():
             assert symbol == PART_SIZE, f"a batch has no size {symbol}"
-            narrow = "" if self.frame.is_wide else ".to(tl.int32)"
             w.line(f"{name} = tl.load(row){narrow}")
         aligned = set(self.varying())
         for number, (buffer, name) in enumerate(arguments.items()):
@@ -165,20 +159,12 @@ class _Body:
             text = f"tl.load(row + {1 + number}).to(tl.pointer_type({kind}))"
             w.line(f"{name} = {f'tl.multiple_of({text}, 16)' if buffer in aligned else text}")
         if self.first_blocks():
-            narrow = "" if self.frame.is_wide else ".to(tl.int32)"
             w.line(f"begin = (program - first){narrow} * {self.elements}")
             w.line(f"end = tl.minimum(begin + {self.elements}, n0)")
 
-    def _single(self, w: Writer) -> None:
-        block = Block({}, {}, {ROWS: _ZEROS})
-        flat_members(self.frame, Scope(w, frozenset(), None), block)
-
     def _loops(self, w: Writer, around: Scope) -> None:
         """Whole steps without a mask, which would keep loads from being vectors; then the rest."""
-        if self.first_blocks():
-            begin, end = "begin", "end"
-        else:
-            begin, end = "0", "n0"
+        begin, end = ("begin", "end") if self.first_blocks() else ("0", "n0")
         self.frame.names.symbol(PART_SIZE)
         w.line(f"whole = {begin} + ({end} - {begin}) // C * C")
         with w.indented(f"for start in tl.range({begin}, whole, C):"):

@@ -32,8 +32,9 @@ class Carry:
         self.all = frame.of_role(Role.ALL)
         self.outer = frame.of_role(Role.OUTER)
 
-    def declare(self, w: Writer) -> None:
-        for m in (*self.all, *self.outer):
+    def declare(self, w: Writer, *, is_swept: bool = False) -> None:
+        """The accumulators; those of columns of rows that are swept stay in memory."""
+        for m in self.all if is_swept else [*self.all, *self.outer]:
             self.frame.declare(w, m, self.shape)
 
     # -- whole-tensor results --------------------------------------------------------------
@@ -54,9 +55,8 @@ class Carry:
         places = [frame.scratch_of(m, programs)[0] for m in self.all]
         for m, place, total in zip(self.all, places, totals, strict=True):
             w.line(f"tl.store({place} + {number}, {reduce.kept(m, total)})")
-        counter = frame.need(
-            Scratch(f"{frame.kernel.name}_done", DType.I32, 1, fill=0, is_kept=True)
-        )
+        done = Scratch(f"{frame.kernel.name}_done", DType.I32, 1, fill=0, is_kept=True)
+        counter = frame.need(done)
         with w.indented(f"if pf_last_block({counter}, {frame.dim(programs)}):"):
             for m, place in zip(self.all, places, strict=True):
                 self._join_blocks(w, m, place, programs, scope)

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 
 from perfuse.codegen import emitter
 from perfuse.codegen.emitter import Value
-from perfuse.codegen.scope import Scope as ScopeOf
 from perfuse.codegen.triton.spelling import (
     COMPUTE_TYPE,
     NARROW_TYPE,
     POINTER_TYPE,
     literal,
-    quotient,
     spelling,
     typed,
 )
 from perfuse.ir import expr as ex
-from perfuse.ir.atoms import Atom, Division
+from perfuse.ir import index as ix
+from perfuse.ir.atoms import Atom, Division, Quotient
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
@@ -69,19 +68,22 @@ class Names(emitter.Names):
 
     def is_bits(self, dtype: DType) -> bool:
         """Whether a float of eight bits is converted by our own code, from and to its bits."""
-        return (
-            dtype.is_narrow_float and dtype.num_bytes == 1 and dtype not in self.dialect.native_fp8
-        )
+        is_small = dtype.is_narrow_float and dtype.num_bytes == 1
+        return is_small and dtype not in self.dialect.native_fp8
 
     def pointer_type(self, buffer: str) -> str:
         dtype = self.buffers[buffer].dtype
         return "*u8" if self.is_bits(dtype) else POINTER_TYPE[dtype]
 
     def quotient(self, atom: Division, numerator: str, divisor: str) -> str:
-        return quotient(atom, numerator, divisor)
+        # Triton's own round towards zero, an index's down.
+        is_quotient = isinstance(atom, Quotient)
+        if ix.is_nonnegative(ix.bounds(atom.numerator)[0]):
+            return f"(({numerator}) {'//' if is_quotient else '%'} ({divisor}))"
+        return f"{'pf_floordiv' if is_quotient else 'pf_mod'}({numerator}, {divisor})"
 
 
-Scope = ScopeOf[Value]
+Scope = emitter.Scope[Value]
 Resolver = emitter.Resolver[Value]
 
 
@@ -246,9 +248,7 @@ class Emitter(emitter.Emitter[Names, Value]):
 
 
 def _plain(value: bool | int | float) -> str:
-    if isinstance(value, float):
-        return literal(value, DType.F32)
-    return str(int(value))
+    return literal(value, DType.F32) if isinstance(value, float) else str(int(value))
 
 
 def _is_bounded(e: Expr, limit: float) -> bool:
@@ -272,7 +272,6 @@ def _is_bounded(e: Expr, limit: float) -> bool:
 
 def _divides_exactly(e: Expr) -> bool:
     """Whether a quotient is a product: by a power of two."""
-    divisor = e.args[-1] if e.op == "div" else None
-    if divisor is None or divisor.op != "const":
+    if e.op != "div" or e.args[-1].op != "const":
         return False
-    return math.frexp(abs(float(divisor.attr)))[0] == 0.5
+    return math.frexp(abs(float(e.args[-1].attr)))[0] == 0.5

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfuse.codegen.emitter import Formula, Value
-from perfuse.codegen.kernel_frame import KernelFrame
+from perfuse.codegen.emitter import Formula, KernelFrame, Resolver, Value
 from perfuse.codegen.triton import reduce
-from perfuse.codegen.triton.emit import (
-    COLUMNS,
-    ROWS,
-    Block,
-    Dialect,
-    Emitter,
-    Names,
-    Resolver,
-    Scope,
-)
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Names, Scope
 from perfuse.codegen.triton.spelling import POINTER_TYPE, start
 from perfuse.codegen.triton.streaming import streamed_places
 from perfuse.codegen.triton.tiling import columns_of, moves_float32, rows_of
@@ -55,11 +45,7 @@ class Frame(KernelFrame[Names, Value]):
     """One Triton function being written."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        buffers: Mapping[str, Buffer],
-        tile: Tile,
-        dialect: Dialect,
+        self, kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
     ) -> None:
         streamed = streamed_places(kernel, buffers, tile)
         is_rounded = not dialect.approximates and moves_float32(kernel, buffers)
@@ -121,7 +107,7 @@ class Frame(KernelFrame[Names, Value]):
                 return Formula(rounded, self._reading(maker, results))
         return None
 
-    def _reading(self, reader: Member, results: dict[str, Value]) -> Resolver:
+    def _reading(self, reader: Member, results: dict[str, Value]) -> Resolver[Value]:
         return lambda e: self.find(e, reader, results)
 
     def _read_first(self, emitter: Emitter, member: Member) -> None:
@@ -212,10 +198,9 @@ class Frame(KernelFrame[Names, Value]):
     def finished(self, emitter: Emitter, member: Member, text: str, lanes: int) -> Value:
         """The result of a reduction in its buffer's compute type."""
         name = self.names.local()
-        left = f"{name}, {name}_at" if reduce.is_position(member) else name
-        emitter.line(f"{left} = {text}")
-        own = f"{name}_at" if reduce.is_position(member) else name
-        value = Value(own, reduce.result_dtype(member), lanes)
+        names = (name, f"{name}_at") if reduce.is_position(member) else (name,)
+        emitter.line(f"{', '.join(names)} = {text}")
+        value = Value(names[-1], reduce.result_dtype(member), lanes)
         return emitter.converted(value, self.buffers[member.loop.out].dtype.compute)
 
     # -- scratch ---------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class Moments(Pair):
 def find_pair(kernel: Kernel, number: int) -> Pair | None:
     """The pair that makes up the sweeps of two stages, if they consist of just that."""
     found = dependent_pair(kernel, number)
-    return None if found is None else _PAIRS[found.kind](found.first, found.second)
+    return None if found is None else _PAIRS[found[0]](*found[1:])
 
 
 _PAIRS: dict[str, type[Pair]] = {"exponentials": Exponentials, "moments": Moments}

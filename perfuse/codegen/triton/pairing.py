@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.schedule.plan import Kernel, Member, Role
 
 
-@dataclass(frozen=True, slots=True)
-class Dependent:
-    """A maximum and a sum of exponentials below it, or a sum and squares about its mean."""
+def dependent_pair(kernel: Kernel, number: int) -> tuple[str, Member, Member] | None:
+    """The kind and members of the pair that is all of the sweeps of two stages, if one is.
 
-    kind: str
-    first: Member
-    second: Member
-
-
-def dependent_pair(kernel: Kernel, number: int) -> Dependent | None:
-    """The pair that makes up the sweeps of two stages, if they consist of just that."""
-    first = [m for m in kernel.members if m.stage == number and _sweeps(kernel, m)]
-    second = [m for m in kernel.members if m.stage == number + 1 and _sweeps(kernel, m)]
+    A maximum and a sum of exponentials below it, or a sum and squares about its mean.
+    """
+    first = [m for m in kernel.members if m.stage == number and sweeps(kernel, m)]
+    second = [m for m in kernel.members if m.stage == number + 1 and sweeps(kernel, m)]
     if len(first) != 1 or len(second) != 1:
         return None
     one, two = first[0], second[0]
@@ -31,27 +25,26 @@ def dependent_pair(kernel: Kernel, number: int) -> Dependent | None:
         return None
     value = _unfolded(kernel, two.loop.value)
     if one.loop.kind == "max" and _is_relative(value, one):
-        return Dependent("exponentials", one, two)
+        return "exponentials", one, two
     if one.loop.kind == "sum" and _is_square_about_mean(kernel, value, one):
-        return Dependent("moments", one, two)
+        return "moments", one, two
     return None
 
 
 def is_one_sweep(kernel: Kernel) -> bool:
     """Whether a pair is all there is to sweep for: a row swept in steps is read just once."""
-    sweeping = [m for m in kernel.members if _sweeps(kernel, m)]
+    sweeping = [m for m in kernel.members if sweeps(kernel, m)]
     return len(sweeping) == 2 and dependent_pair(kernel, sweeping[0].stage) is not None
 
 
 def sweeping_stages(kernel: Kernel) -> frozenset[int]:
     """The stages that go over whole rows."""
-    return frozenset(m.stage for m in kernel.members if _sweeps(kernel, m))
+    return frozenset(m.stage for m in kernel.members if sweeps(kernel, m))
 
 
-def _sweeps(kernel: Kernel, m: Member) -> bool:
-    return m.role not in (Role.ROW, Role.FULL) or (
-        m.role == Role.FULL and m.loop.out in kernel.stored
-    )
+def sweeps(kernel: Kernel, m: Member) -> bool:
+    """Whether a member has something to do for every column."""
+    return m.role != Role.ROW and (m.role != Role.FULL or m.loop.out in kernel.stored)
 
 
 def _unfolded(kernel: Kernel, value: Expr) -> Expr:
@@ -91,8 +84,5 @@ def _is_square_about_mean(kernel: Kernel, value: Expr, total: Member) -> bool:
 
 
 def _num_columns(kernel: Kernel) -> float:
-    count = 1.0
-    for axis in kernel.axes:
-        if axis.reduced:
-            count *= axis.size if isinstance(axis.size, int) else float("nan")
-    return count
+    sizes = [axis.size for axis in kernel.axes if axis.reduced]
+    return math.prod(float(n) if isinstance(n, int) else math.nan for n in sizes)

@@ -10,6 +10,7 @@ from perfuse.schedule.plan import Member, static_product
 
 # Beyond every position: lanes outside lose against any that is inside.
 _NOWHERE = {DType.I32: 2**31 - 1, DType.I64: 2**63 - 1}
+_SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
 
 
 def is_position(member: Member) -> bool:
@@ -27,24 +28,30 @@ def kind_dtype(member: Member) -> DType:
     return DType.BOOL if member.loop.kind in ("any", "all") else member.loop.value.dtype
 
 
+def part_dtypes(member: Member) -> tuple[DType, ...]:
+    """The dtypes of an accumulator's parts: the value, then the position where one is kept."""
+    own = kind_dtype(member)
+    return (own, position_dtype(member)) if is_position(member) else (own,)
+
+
 def result_dtype(member: Member) -> DType:
-    return position_dtype(member) if is_position(member) else kind_dtype(member)
+    return part_dtypes(member)[-1]
 
 
 def storage_dtypes(member: Member) -> tuple[DType, ...]:
     """How what a block found is kept in memory for others."""
-    own = DType.U8 if kind_dtype(member) is DType.BOOL else kind_dtype(member)
-    return (own, position_dtype(member)) if is_position(member) else (own,)
+    return tuple(DType.U8 if d is DType.BOOL else d for d in part_dtypes(member))
+
+
+def part_types(member: Member) -> tuple[str, ...]:
+    return tuple(COMPUTE_TYPE[dtype] for dtype in part_dtypes(member))
 
 
 def starts(member: Member) -> tuple[str, ...]:
     """Where each part of an accumulator begins."""
     dtype = kind_dtype(member)
     first = literal(start(member.loop.kind, dtype), dtype)
-    if not is_position(member):
-        return (first,)
-    kind = position_dtype(member)
-    return (first, literal(_NOWHERE[kind], kind))
+    return (first, *(literal(_NOWHERE[kind], kind) for kind in part_dtypes(member)[1:]))
 
 
 def declarations(member: Member, names: Sequence[str], shape: str) -> list[str]:
@@ -66,23 +73,14 @@ def read_back(member: Member, text: str) -> str:
     return f"({text} != 0)" if kind_dtype(member) is DType.BOOL else text
 
 
-def part_types(member: Member) -> tuple[str, ...]:
-    own = COMPUTE_TYPE[kind_dtype(member)]
-    return (own, COMPUTE_TYPE[position_dtype(member)]) if is_position(member) else (own,)
-
-
 def combined(member: Member, a: Sequence[str], b: Sequence[str]) -> str:
     """Two accumulators in one, as the right side of an assignment to all parts."""
     kind, dtype = member.loop.kind, kind_dtype(member)
     if is_position(member):
         return f"pf_{kind}({a[0]}, {a[1]}, {b[0]}, {b[1]})"
     x, y = a[0], b[0]
-    if kind == "sum":
-        return f"{x} + {y}"
-    if kind == "prod":
-        return f"{x} * {y}"
-    if kind in ("any", "all"):
-        return f"{x} {'|' if kind == 'any' else '&'} {y}"
+    if kind in _SIGNS:
+        return f"{x} {_SIGNS[kind]} {y}"
     if dtype.is_float:
         return f"pf_{kind}({x}, {y})"
     return f"tl.{'maximum' if kind == 'max' else 'minimum'}({x}, {y})"
@@ -98,12 +96,8 @@ def joined(member: Member, parts: Sequence[str], axis: int, *, keep: bool = True
     if is_position(member):
         return f"tl.reduce(({parts[0]}, {parts[1]}), {axis}, pf_{kind}{dims})"
     x = parts[0]
-    if kind == "sum":
-        return f"tl.sum({x}, {axis}{dims})"
-    if kind == "prod":
-        return f"tl.reduce({x}, {axis}, pf_mul{dims})"
     if kind in ("any", "all"):
         return f"(tl.{'max' if kind == 'any' else 'min'}({x}.to(tl.int32), {axis}{dims}) != 0)"
-    if dtype.is_float:
-        return f"tl.reduce({x}, {axis}, pf_{kind}{dims})"
+    if kind == "prod" or (dtype.is_float and kind != "sum"):
+        return f"tl.reduce({x}, {axis}, pf_{'mul' if kind == 'prod' else kind}{dims})"
     return f"tl.{kind}({x}, {axis}{dims})"

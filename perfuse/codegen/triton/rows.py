@@ -10,6 +10,7 @@ from perfuse.codegen.triton import online, reduce
 from perfuse.codegen.triton.carry import Carry
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Scope
 from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.pairing import sweeps
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
@@ -34,7 +35,7 @@ def rows_text(frame: Frame) -> KernelText:
         w.line(f"block = {frame.program(0)}")
         writer.block_of_rows(w)
         return frame.text((blocks, 1, 1))
-    writer.carry.declare_for(w, is_swept=tile.is_swept)
+    writer.carry.declare(w, is_swept=tile.is_swept)
     around = writer.around(w)
     first, loop = frame.program(0), w.child()
     with loop.indented(
@@ -47,22 +48,13 @@ def rows_text(frame: Frame) -> KernelText:
     return frame.text((tile.programs, 1, 1))
 
 
-class RowCarry(Carry):
-    """Accumulators of a kernel over rows; those of long rows' columns stay in memory."""
-
-    def declare_for(self, w: Writer, *, is_swept: bool) -> None:
-        held = self.all if is_swept else [*self.all, *self.outer]
-        for m in held:
-            self.frame.declare(w, m, self.shape)
-
-
 class Rows:
     """The text of a kernel's rows."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.tile = frame.tile
-        self.carry = RowCarry(frame, "[R, C]", frame.tile.programs or 1)
+        self.carry = Carry(frame, "[R, C]", frame.tile.programs or 1)
         self.width = frame.size(frame.columns)
         self.num_stages = 1 + max((m.stage for m in frame.kernel.members), default=0)
         self.pairs = [online.find_pair(frame.kernel, n) for n in range(self.num_stages)]
@@ -115,7 +107,7 @@ class Rows:
         for m in members:
             if m.role == Role.ROW:
                 self.row_value(row, m, stored=True)
-        swept = [m for m in members if m.role != Role.ROW and self._does_something(m)]
+        swept = [m for m in members if sweeps(self.frame.kernel, m)]
         if not swept:
             return
         if self.tile.is_swept:
@@ -128,9 +120,6 @@ class Rows:
             block = self.frame.block(row.masks)
             for m in swept:
                 self._held(row, block, m)
-
-    def _does_something(self, m: Member) -> bool:
-        return m.role != Role.FULL or m.loop.out in self.frame.kernel.stored
 
     def row_value(self, row: RowWriter, m: Member, *, stored: bool) -> None:
         frame = self.frame
@@ -155,14 +144,11 @@ class Rows:
         if m.role == Role.FULL:
             row.results[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
         elif m.role == Role.INNER:
-            lanes = frame.lanes_text(emitter, m, block.mask(COLUMNS), "[R, C]", self._position())
+            lanes = frame.lanes_text(emitter, m, block.mask(COLUMNS), "[R, C]", "column")
             self.store_result(row, m, frame.finished(emitter, m, reduce.joined(m, lanes, 1), ROWS))
         else:
             mask = block.mask(ROWS if m.role == Role.OUTER else ROWS | COLUMNS)
             frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
-
-    def _position(self) -> str:
-        return "column"
 
     # -- sweeps ----------------------------------------------------------------------------
 
@@ -236,14 +222,12 @@ class Rows:
         self.store_result(row, m, value)
 
     def join(self, row: RowWriter, m: Member) -> None:
-        emitter = self._row_emitter(row, m)
-        text = reduce.joined(m, self.frame.parts(m), 1)
-        self.store_result(row, m, self.frame.finished(emitter, m, text, ROWS))
+        self._finish_one(row, m, reduce.joined(m, self.frame.parts(m), 1))
 
     def _swept(self, emitter: Emitter, block: Block, m: Member) -> None:
         frame = self.frame
         needed = {Role.INNER: COLUMNS, Role.OUTER: ROWS, Role.ALL: ROWS | COLUMNS}[m.role]
-        lanes = frame.lanes_text(emitter, m, block.mask(needed), "[R, C]", self._position())
+        lanes = frame.lanes_text(emitter, m, block.mask(needed), "[R, C]", "column")
         if m.role == Role.OUTER:
             self._add_to_memory(emitter, block, m, lanes)
         else:

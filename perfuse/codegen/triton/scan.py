@@ -8,7 +8,6 @@ from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.rows import Rows, RowWriter
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
 from perfuse.codegen.triton.tiling import num_blocks
-from perfuse.codegen.writer import Writer
 from perfuse.schedule.plan import Member
 
 _COMBINE = {"cumsum": "pf_add", "cumprod": "pf_mul"}
@@ -23,7 +22,7 @@ def scan_text(frame: Frame) -> KernelText:
     row = rows.place_rows(w)
     if not frame.tile.is_swept:
         rows.place_columns(w, "0", row.masks)
-        _scan_block(frame, w, row.scope, row, m, None)
+        _scan_block(frame, row, m, None)
     else:
         kind = m.loop.value.dtype
         first = bare(start(m.loop.kind, kind), kind)
@@ -34,15 +33,13 @@ def scan_text(frame: Frame) -> KernelText:
             rows.place_columns(w, "start", masks)
             scope = Scope(w, frame.atoms(frame.columns), row.scope)
             inner = Scope(w, scope.variables, None)
-            _scan_block(frame, w, inner, RowWriter(inner, masks), m, "before")
+            _scan_block(frame, RowWriter(inner, masks), m, "before")
     return frame.text((num_blocks(frame.size(frame.rows), frame.tile.rows), 1, 1))
 
 
-def _scan_block(
-    frame: Frame, w: Writer, scope: Scope, row: RowWriter, m: Member, before: str | None
-) -> None:
-    block = frame.block(row.masks)
-    emitter = frame.emitter(scope, block, m, {})
+def _scan_block(frame: Frame, row: RowWriter, m: Member, before: str | None) -> None:
+    block, w = frame.block(row.masks), row.scope.writer
+    emitter = frame.emitter(row.scope, block, m, {})
     kind, combine = m.loop.value.dtype, _COMBINE[m.loop.kind]
     value = emitter.value(m.loop.value)
     mask, text = block.mask(COLUMNS), value.text

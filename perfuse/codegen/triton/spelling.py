@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from perfuse.ir import index as ix
-from perfuse.ir.atoms import Division, Quotient
 from perfuse.ir.dtype import DType
 
 COMPUTE_TYPE = {
@@ -158,11 +156,3 @@ def start(kind: str, dtype: DType) -> bool | int | float:
     if dtype is DType.BOOL:
         return not is_max
     return _INT_RANGE[dtype][0 if is_max else 1]
-
-
-def quotient(atom: Division, numerator: str, divisor: str) -> str:
-    """A quotient or remainder of an index. Triton's own round towards zero, an index's down."""
-    is_div = isinstance(atom, Quotient)
-    if ix.is_nonnegative(ix.bounds(atom.numerator)[0]):
-        return f"(({numerator}) {'//' if is_div else '%'} ({divisor}))"
-    return f"{'pf_floordiv' if is_div else 'pf_mod'}({numerator}, {divisor})"

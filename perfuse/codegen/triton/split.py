@@ -11,6 +11,7 @@ from dataclasses import replace
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import ROWS
 from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.pairing import sweeps
 from perfuse.codegen.triton.rows import Rows, RowWriter
 from perfuse.codegen.triton.tiling import num_blocks, power_of_two
 from perfuse.ir import index as ix
@@ -21,11 +22,8 @@ def split_texts(frame: Frame) -> list[KernelText]:
     """One launch per stage, and a last one if a stage ends in a reduction."""
     count = 1 + max(m.stage for m in frame.kernel.members)
     has_open_end = any(m.role == Role.INNER and m.stage == count - 1 for m in frame.kernel.members)
-    return [_Stage(_fresh(frame), number).text() for number in range(count + int(has_open_end))]
-
-
-def _fresh(frame: Frame) -> Frame:
-    return Frame(frame.kernel, frame.buffers, frame.tile, frame.names.dialect)
+    parts = (frame.kernel, frame.buffers, frame.tile, frame.names.dialect)
+    return [_Stage(Frame(*parts), number).text() for number in range(count + int(has_open_end))]
 
 
 class _Stage(Rows):
@@ -40,7 +38,6 @@ class _Stage(Rows):
         w.line(f"block = {frame.program(0)}")
         w.line(f"part = {frame.program(1)}")
         row = self.place_rows(w)
-        row = replace(row, masks={**row.masks})
         for number in range(self.number + 1):
             for m in frame.kernel.members:
                 if m.role == Role.INNER and m.stage == number - 1:
@@ -48,29 +45,22 @@ class _Stage(Rows):
             for m in frame.kernel.members:
                 if m.role == Role.ROW and m.stage == number:
                     self._row_value(row, m, is_new=number == self.number)
-        swept = [
-            m for m in frame.kernel.members
-            if m.stage == self.number and m.role != Role.ROW and self._does_something(m)
-        ]  # fmt: skip
-        splits = self.tile.splits
+        own = [m for m in frame.kernel.members if m.stage == self.number]
+        swept = [m for m in own if sweeps(frame.kernel, m)]
         if swept:
             self._own_share(row, swept)
         blocks = num_blocks(frame.size(frame.rows), self.tile.rows)
-        return frame.text((blocks, splits if swept else 1, 1))
+        return frame.text((blocks, self.tile.splits if swept else 1, 1))
 
     def _first_only(self, row: RowWriter) -> RowWriter:
         """The same rows, in which only the first block of each may store."""
-        frame = self.frame
-        name = frame.names.local()
-        own = row.masks.get(ROWS)
-        condition = f"(row >= 0) & (part == 0){f' & {own}' if own else ''}"
-        frame.w.line(f"{name} = {condition}")
+        name, own = self.frame.names.local(), row.masks.get(ROWS)
+        self.frame.w.line(f"{name} = (row >= 0) & (part == 0){f' & {own}' if own else ''}")
         return replace(row, masks={**row.masks, ROWS: name})
 
     def _row_value(self, row: RowWriter, m: Member, *, is_new: bool) -> None:
-        is_stored = m.loop.out in self.frame.kernel.stored and is_new
         self.row_value(row, m, stored=False)
-        if is_stored:
+        if m.loop.out in self.frame.kernel.stored and is_new:
             value = row.results[m.loop.out]
             emitter = self._row_emitter(self._first_only(row), m)
             wide = replace(value, lanes=value.lanes | ROWS)
@@ -91,8 +81,7 @@ class _Stage(Rows):
         for place, start in zip(self._places(m), reduce.starts(m), strict=True):
             name = frame.names.local()
             load = f"tl.load({place} + row * {splits} + {at}, {known}, other=0)"
-            is_value = not parts
-            text = reduce.read_back(m, load) if is_value else load
+            text = load if parts else reduce.read_back(m, load)
             w.line(f"{name} = tl.where({known}, {text}, {start})")
             parts.append(name)
         emitter = self._row_emitter(row, m)

@@ -337,16 +337,8 @@ def _split_tile(kernel: Kernel, height: int, width: int, machine: Machine) -> Ti
     block = max(64, 2048 // rows)
     blocks = -(-height // rows)
     splits = max(1, min(2 * machine.num_processors // blocks, -(-width // (2 * block)), 512))
-    return Tile(
-        kind="split",
-        rows=rows,
-        columns=block,
-        num_warps=8 if rows * block >= 2048 else 4,
-        num_stages=2,
-        is_swept=True,
-        programs=None,
-        splits=splits,
-    )
+    warps = 8 if rows * block >= 2048 else 4
+    return Tile("split", rows, block, warps, num_stages=2, is_swept=True, splits=splits)
 
 
 def num_blocks(size: Dim, block: int) -> Dim:
@@ -439,9 +431,8 @@ def _other_rows(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
         return _other_carrying(best, height, machine)
     changes = [*((1, w) for w in (0.5, 2.0, 4.0)), (2, 1.0), (2, 2.0), (0.5, 1.0)]
     found = [_scaled(best, r, w) for r, w in changes]
-    rounds = [replace(best, num_stages=3, programs=machine.num_processors * k)
-              for k in (2, 8) if k * best.num_warps <= 64]  # fmt: skip
-    found += [t for t in rounds if (t.programs or 0) <= height]
+    counts = [machine.num_processors * k for k in (2, 8) if k * best.num_warps <= 64]
+    found += [replace(best, num_stages=3, programs=n) for n in counts if n <= height]
     if best.columns >= 8192:
         found.append(Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True))
         found.append(Tile("rows", 1, 1024, 4, num_stages=4, is_swept=True))

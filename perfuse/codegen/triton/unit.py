@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
-from perfuse.codegen.triton.blocks import (
-    columns_text,
-    flat_text,
-    grouped_text,
-    scatter_text,
-    stacked_text,
-    transposed_text,
-)
 from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import Frame, KernelText
@@ -22,8 +15,9 @@ from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.split import split_texts
-from perfuse.codegen.triton.tiling import Machine, choose_tile, widest_of
+from perfuse.codegen.triton.tiling import Machine, choose_tile, smaller, widest_of
 from perfuse.context import Context
+from perfuse.errors import KernelTooLarge
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel, Plan, Role
@@ -37,14 +31,14 @@ from triton.language.extra import libdevice
 """
 
 _ONE_LAUNCH = {
-    "flat": flat_text,
-    "grouped": grouped_text,
-    "stacked": stacked_text,
-    "transposed": transposed_text,
-    "scatter": scatter_text,
+    "flat": blocks.flat_text,
+    "grouped": blocks.grouped_text,
+    "stacked": blocks.stacked_text,
+    "transposed": blocks.transposed_text,
+    "scatter": blocks.scatter_text,
     "scan": scan_text,
     "rows": rows_text,
-    "columns": columns_text,
+    "columns": blocks.columns_text,
 }
 
 
@@ -59,11 +53,7 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
         tile = tile_of(kernel, plan, context)
         for text in _texts_of(kernel, plan, tile, dialect):
             made = _function(text, known, functions)
-            steps.append(
-                Launch(
-                    made.name, text.buffers, text.symbols, text.grid, scratch=text.scratch
-                )
-            )  # fmt: skip
+            steps.append(Launch(made.name, text.buffers, text.symbols, text.grid, text.scratch))
         launches.append(tuple(steps))
     code = "".join(functions)
     module = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
@@ -80,31 +70,32 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     return choose_tile(kernel, machine_of(context.target), widest)
 
 
+def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: Context) -> Plan:
+    """The plan with smaller tiles for the kernels that the error names; the error, at the end."""
+    tiles = dict(plan.tiles)
+    for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
+        if any(launch.kernel in error.kernels for launch in launches):
+            less = smaller(tile_of(kernel, plan, context))
+            if less is None:
+                raise error
+            tiles[kernel.name] = less
+    return replace(plan, tiles=tiles)
+
+
 def _function(
     text: KernelText, known: dict[tuple[object, ...], TritonKernel], functions: list[str]
 ) -> TritonKernel:
     tile = text.tile
-    key = (
-        text.parameters,
-        text.body,
-        text.promised,
-        tile.rows,
-        tile.columns,
-        tile.num_warps,
-        tile.num_stages,
-    )
+    constants = (("R", tile.rows), ("C", tile.columns))
+    threads = (tile.num_warps, tile.num_stages)
+    key = (text.parameters, text.body, text.promised, constants, threads)
     if key not in known:
         name = f"kernel{len(known)}"
         inner = ", ".join([*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"])
         functions.append(f"\n\n@triton.jit\ndef {name}({inner}):\n{text.body}")
-        known[key] = TritonKernel(
-            name,
-            text.parameters,
-            (("R", text.tile.rows), ("C", text.tile.columns)),
-            frozenset(p for p, kind in text.parameters if kind.startswith("*")) | text.promised,
-            text.tile.num_warps,
-            text.tile.num_stages,
-        )
+        pointers = frozenset(p for p, kind in text.parameters if kind.startswith("*"))
+        divisible = pointers | text.promised
+        known[key] = TritonKernel(name, text.parameters, constants, divisible, *threads)
     return known[key]
 
 

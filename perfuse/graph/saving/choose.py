@@ -11,25 +11,22 @@ small part of that: bytes decide, and among equals the least work.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from torch.fx import Graph, Node
 
 from perfuse.graph.aliases import Aliases, is_view
-from perfuse.graph.facts import is_pure, is_sym, tensor_of
+from perfuse.graph.facts import is_pure, is_sym, reached, tensor_of
 from perfuse.graph.saving.costs import (
     Work,
     is_cheap,
     is_tuple,
     num_bytes,
     num_elements,
-    num_flops,
     recompute_price,
     work_of,
 )
 from perfuse.graph.saving.min_cut import INFINITE, SINK, SOURCE, Network
-from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles, is_tagged_backward
 from perfuse.graph.saving.ties import compared_with_themselves
 
@@ -51,17 +48,23 @@ MAX_ORIGINS = 8
 UNWANTED = 1000
 
 
-def choose_saved(graph: Graph, roles: Roles, policy: SavePolicy) -> list[Node]:
-    """The values to save, in the order of the graph."""
-    levels = range(min(policy.level, Work.LOOP), policy.level + 1)
-    choices = [_kept_under(graph, roles, replace(policy, level=level)) for level in levels]
+def choose_saved(graph: Graph, roles: Roles, level: int) -> list[Node]:
+    """The values to save, in the order of the graph; at a higher level at most as many bytes.
+
+    0  only views are recomputed: what the backward reads is saved
+    1  and what fuses into a loop: pointwise work, casts, masks
+    2  and single passes over memory: reductions, gathers, scans
+    3  and matmuls, convolutions and attention: all but random values, effects, collectives
+    """
+    levels = range(min(level, Work.LOOP), level + 1)
+    choices = [_kept_under(graph, roles, limit) for limit in levels]
     # What a higher level may do costs something, so its cut could be cheaper and yet larger.
     kept = min(choices, key=lambda nodes: sum(map(kept_bytes, nodes)))
     return [node for node in graph.nodes if node in kept]
 
 
-def _kept_under(graph: Graph, roles: Roles, policy: SavePolicy) -> set[Node]:
-    problem = _Problem(graph, roles, policy)
+def _kept_under(graph: Graph, roles: Roles, level: int) -> set[Node]:
+    problem = _Problem(graph, roles, level)
     recomputed = _least_cut(problem, frozenset())
     too_far = _chain_ends(problem, recomputed)
     if too_far:
@@ -72,12 +75,10 @@ def _kept_under(graph: Graph, roles: Roles, policy: SavePolicy) -> set[Node]:
 class _Problem:
     """The properties of each value of a joint graph that the cut needs."""
 
-    def __init__(self, graph: Graph, roles: Roles, policy: SavePolicy) -> None:
+    def __init__(self, graph: Graph, roles: Roles, level: int) -> None:
         self.nodes: list[Node] = list(graph.nodes)
         self._roles = roles
-        self._policy = policy
-        self._must_save = frozenset(policy.must_save)
-        self._must_recompute = frozenset(policy.must_recompute)
+        self._level = level
         self._compared = compared_with_themselves(graph)
         self._aliases = Aliases.of(graph)
         for node in roles.overwritten:
@@ -95,7 +96,7 @@ class _Problem:
         return {n for n in read if n not in self._roles.backward and n.op != "get_attr"}
 
     def can_recompute(self, node: Node) -> bool:
-        """The policy lets the backward compute it, and its inputs will hold what they hold now."""
+        """The level lets the backward compute it, and its inputs will hold what they hold now."""
         if node not in self._recomputable:
             self._recomputable[node] = self._may_recompute(node) and not any(
                 self._aliases.of_node(n).is_mutated or (is_tuple(n) and not self.can_recompute(n))
@@ -106,21 +107,10 @@ class _Problem:
     def _may_recompute(self, node: Node) -> bool:
         if node.op != "call_function" or is_sym(node) or not is_pure(node):
             return False
-        if node in self._compared:
+        if node in self._compared or user_policy(node) in ("MUST_SAVE", "PREFER_SAVE"):
             return False
-        if node.name in self._must_save or user_policy(node) in ("MUST_SAVE", "PREFER_SAVE"):
-            return False
-        if self.is_wanted(node):
-            return True
-        work = work_of(node)
-        if node not in self._roles.forward and is_cheap(node):
-            return True  # nothing but the backward wants it
-        limit = self._policy.max_recompute_flops
-        return work <= self._policy.level and (limit is None or num_flops(node) <= limit)
-
-    def is_wanted(self, node: Node) -> bool:
-        """The user asked for it to be recomputed."""
-        return node.name in self._must_recompute or _is_checkpointed(node)
+        is_backwards_own = node not in self._roles.forward and is_cheap(node)
+        return _is_checkpointed(node) or is_backwards_own or work_of(node) <= self._level
 
     def keep_price(self, node: Node) -> float:
         if is_tuple(node):
@@ -131,14 +121,14 @@ class _Problem:
             price *= SHARE_OF_A_RESULT if whole in self._results else 1.0
         else:
             price = kept_bytes(node) * (1 + 1 / SLACK)
-        if self.is_wanted(node) and self.can_recompute(node):
+        if _is_checkpointed(node) and self.can_recompute(node):
             price *= UNWANTED
         return price
 
     def recompute_price(self, node: Node) -> float:
         if not self.can_recompute(node):
             return INFINITE
-        if self.is_wanted(node) or node not in self._roles.forward:
+        if _is_checkpointed(node) or node not in self._roles.forward:
             return 0.0  # asked for, or computed once whichever half does it
         return recompute_price(node) + self._more_reads.get(node, 0) * num_bytes(node) / SLACK
 
@@ -181,19 +171,8 @@ class _Problem:
 
     def frontier(self, recomputed: set[Node]) -> set[Node]:
         """The values at which a walk back from the backward's work stops: what it really reads."""
-        found: set[Node] = set()
-        seen: set[Node] = set()
-        stack = list(self.read)
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in recomputed:
-                stack.extend(node.all_input_nodes)
-            elif node.op != "get_attr":
-                found.add(node)
-        return found
+        seen = reached(self.read, lambda node: node.all_input_nodes if node in recomputed else ())
+        return {node for node in seen if node not in recomputed and node.op != "get_attr"}
 
 
 def _sources(node: Node) -> Iterable[Node]:
@@ -245,7 +224,7 @@ def _chain_ends(problem: _Problem, recomputed: set[Node]) -> frozenset[Node]:
         if node in recomputed:
             length = max((lengths.get(n, 0) for n in node.all_input_nodes), default=0)
             length += work_of(node) is not Work.FREE
-            if length > MAX_CHAIN and not is_tuple(node) and not problem.is_wanted(node):
+            if length > MAX_CHAIN and not is_tuple(node) and not _is_checkpointed(node):
                 ends.add(node)
                 length = 0
             lengths[node] = length

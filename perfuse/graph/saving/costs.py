@@ -50,10 +50,8 @@ def work_of(node: Node) -> Work:
         return Work.FREE
     if not is_pure(node) or not is_known(node):
         return Work.NEVER
-    if not isinstance(node.target, OpOverload):
-        return Work.FREE  # a part of a tuple
-    if is_view(node):
-        return Work.FREE
+    if not isinstance(node.target, OpOverload) or is_view(node):
+        return Work.FREE  # a part of a tuple, or a view
     if is_cheap(node):
         return Work.LOOP
     if packet_name(node) == "normal_at":

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from perfuse.graph.facts import ancestors, has_effects, is_sym
+from perfuse.graph.facts import ancestors, has_effects, is_part, is_sym
 from perfuse.graph.saving.costs import is_cheap
 
 
@@ -13,8 +13,7 @@ class Roles:
     """Where each node of a joint graph belongs."""
 
     forward: set[Node]  # needed for the forward's results, or an effect of the forward
-    backward: set[Node]  # must run in the backward
-    needed_backward: set[Node]  # reached from the gradients
+    backward: set[Node]  # must run in the backward: needed for its gradients or effects
     results: list[Node]  # what the caller gets of the forward
     gradients: list[Node]
     overwritten: list[Node]  # primals that get a new value before the backward runs
@@ -34,21 +33,14 @@ class Roles:
         late = [n for n in effects if n in after or is_tagged_backward(n)]
         forward = _with_getitems(graph, ancestors([*results, *early]))
         needed = ancestors([*gradients, *late])
-        backward = {
-            n
-            for n in needed
-            if n in after or (n not in forward and n.op == "call_function" and not _is_movable(n))
-        }
-        return Roles(forward, backward, needed, results, gradients, overwritten)
+        # What is cheap could run on either side.
+        fixed = (n for n in needed - forward if not is_sym(n) and not is_cheap(n))
+        own = {n for n in fixed if n.op == "call_function"}
+        return Roles(forward, (needed & after) | own, results, gradients, overwritten)
 
 
 def is_tagged_backward(node: Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
-
-
-def _is_movable(node: Node) -> bool:
-    """It could run on either side, for little."""
-    return is_sym(node) or is_cheap(node)
 
 
 def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:
@@ -62,12 +54,6 @@ def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:
 def _with_getitems(graph: Graph, nodes: set[Node]) -> set[Node]:
     """A tuple cannot be kept, its parts can: they belong where the tuple is made."""
     for node in graph.nodes:
-        if _is_part(node) and node.all_input_nodes[0] in nodes:
+        if is_part(node) and node.all_input_nodes[0] in nodes:
             nodes.add(node)
     return nodes
-
-
-def _is_part(node: Node) -> bool:
-    """The node takes one result out of a call that has several."""
-    is_getitem = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-    return is_getitem and isinstance(node.args[0], Node)

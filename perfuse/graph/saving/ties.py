@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import is_view
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import COMPARED, packet_name, tensor_of
+from perfuse.graph.facts import COMPARED, is_part, packet_name, tensor_of
 
 _COMPARISONS = frozenset({"eq", "ge", "gt", "isclose", "le", "lt", "ne"})
 
@@ -62,7 +62,7 @@ def _sources(graph: Graph) -> tuple[list[Node], dict[Node, int]]:
     sources: list[Node] = []
     of_node: dict[Node, int] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and _is_choosing(node):
+        if is_part(node) or is_view(node) or packet_name(node) in _CHOOSING:
             chosen = 0
             for source in node.all_input_nodes:
                 chosen |= of_node[source] if _is_float(source) else 0
@@ -71,11 +71,6 @@ def _sources(graph: Graph) -> tuple[list[Node], dict[Node, int]]:
             of_node[node] = 1 << len(sources)
             sources.append(node)
     return sources, of_node
-
-
-def _is_choosing(node: Node) -> bool:
-    is_part = getattr(node.target, "__name__", "") == "getitem"
-    return is_part or is_view(node) or packet_name(node) in _CHOOSING
 
 
 def _is_float(node: Node) -> bool:

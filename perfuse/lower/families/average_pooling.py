@@ -13,12 +13,11 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.pooling import MOST_TAPS, PoolingWindow, covering, taps, window_of
-from perfuse.lower.families.views import guarded, inside, reindex_unchecked
+from perfuse.lower.families import pooling
+from perfuse.lower.families.pooling import MOST_TAPS, PoolingWindow, covering, in_memory, summed
+from perfuse.lower.families.views import all_inside, guarded, reindex_unchecked
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor, positions
-
-_CHEAP_COST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +56,20 @@ def _product(a: Expr, b: Expr) -> Expr:
     return ex.apply("mul", a, b)
 
 
-def _average(builder: Builder, x: Tensor, window: PoolingWindow, divisor: Divisor) -> Tensor:
+def _average(builder: Builder, x: Tensor, divisor: Divisor) -> Tensor:
     if not x.dtype.is_float:
         raise CannotLower(f"average pooling of {x.dtype}")
-    if x.value.cost > _CHEAP_COST:
-        x = builder.realize(x)
+    x, window = in_memory(builder, x), divisor.window
     shape = (*x.shape[: x.ndim - window.ndim], *window.outs)
     compute = x.dtype.compute
     if window.num_taps <= MOST_TAPS:
-        total = _tap_sum(x, shape, window)
+        total = summed(
+            value for value, _, _ in pooling.taps(x, shape, window, ex.const(0, compute))
+        )
     else:
         total = _tap_loop(builder, x, shape, window)
     by = ex.cast(divisor.at(positions(shape)[-window.ndim :]), compute)
     return Tensor(shape, x.dtype, ex.apply("div", total, by))
-
-
-def _tap_sum(x: Tensor, shape: Sequence[Dim], window: PoolingWindow) -> Expr:
-    zero = ex.const(0, x.dtype.compute)
-    total: Expr | None = None
-    for value, _, _ in taps(x, shape, window, zero):
-        total = value if total is None else ex.apply("add", total, value)
-    assert total is not None
-    return total
 
 
 def _tap_loop(builder: Builder, x: Tensor, shape: tuple[Dim, ...], window: PoolingWindow) -> Expr:
@@ -86,91 +77,68 @@ def _tap_loop(builder: Builder, x: Tensor, shape: tuple[Dim, ...], window: Pooli
     full = (*shape, *window.kernel)
     at = positions(full)
     lead = len(shape) - window.ndim
-    mask = ex.const(True, DType.BOOL)
-    where: list[Dim] = []
-    for d, size in enumerate(window.sizes):
-        position = ix.add(window.start(d, at[lead + d]), at[len(shape) + d])
-        mask = ex.apply("land", mask, inside(position, size))
-        where.append(position)
+    steps = at[len(shape) :]
+    where = [ix.add(window.start(d, at[lead + d]), step) for d, step in enumerate(steps)]
     wide = x.dtype.compute
     moved = reindex_unchecked(x, full, [*at[:lead], *where])
-    value = guarded(moved.value, mask, ex.const(0, wide))
+    value = guarded(moved.value, all_inside(where, window.sizes), ex.const(0, wide))
     reduced = range(len(shape), len(full))
     return builder.reduce("sum", Tensor(full, wide, value), list(reduced), wide).value
 
 
+def _average_backward(builder: Builder, grad: Tensor, x: Tensor, divisor: Divisor) -> Tensor:
+    """Each input position sums the gradients of the windows over it."""
+    spread = math.prod(divisor.window.reach)
+    if spread > MOST_TAPS or not grad.dtype.is_float:
+        raise CannotLower("gradient of average pooling with many windows per position")
+    grad = in_memory(builder, grad) if spread > 1 else grad
+    compute = grad.dtype.compute
+    parts = []
+    for read, where, mask in covering(grad, x.shape, divisor.window):
+        # Outside of the mask the divisor may be anything but must not trap: it is a float.
+        by = ex.cast(divisor.at(where), compute)
+        part = ex.apply("div", read(grad), by)
+        is_fixed = by.op == "const"
+        parts.append(part if is_fixed else ex.apply("where", mask, part, ex.const(0, compute)))
+    return Tensor(x.shape, grad.dtype, summed(parts))
+
+
+def _divisor(
+    x: Tensor,
+    ndim: int,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Divisor:
+    window = pooling.window_of(x, ndim, kernel, stride, padding, 1, ceil_mode)
+    return Divisor(window, count_include_pad, divisor_override)
+
+
 def _average_pool(ndim: int) -> Callable[..., Tensor]:
-    def lower(
-        builder: Builder,
-        x: Tensor,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: Any = None,
-    ) -> Tensor:
-        window = window_of(x, kernel, stride, padding, 1, ceil_mode, ndim)
-        divisor = Divisor(window, count_include_pad, divisor_override)
-        return _average(builder, x, window, divisor)
+    def lower(builder: Builder, x: Tensor, *args: Any, **kw: Any) -> Tensor:
+        return _average(builder, x, _divisor(x, ndim, *args, **kw))
 
     return lower
 
 
 def _average_pool_backward(ndim: int) -> Callable[..., Tensor]:
-    def lower(
-        builder: Builder,
-        grad: Tensor,
-        x: Tensor,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: Any,
-    ) -> Tensor:
-        window = window_of(x, kernel, stride, padding, 1, ceil_mode, ndim)
-        divisor = Divisor(window, count_include_pad, divisor_override)
-        return _average_backward(builder, grad, x.shape, window, divisor)
+    def lower(builder: Builder, grad: Tensor, x: Tensor, *args: Any, **kw: Any) -> Tensor:
+        return _average_backward(builder, grad, x, _divisor(x, ndim, *args, **kw))
 
     return lower
 
 
-lowers("aten.avg_pool1d.default")(_average_pool(1))
-lowers("aten.avg_pool2d.default")(_average_pool(2))
-lowers("aten.avg_pool3d.default")(_average_pool(3))
-lowers("aten.avg_pool2d_backward.default")(_average_pool_backward(2))
-lowers("aten.avg_pool3d_backward.default")(_average_pool_backward(3))
+for _ndim in (1, 2, 3):
+    lowers(f"aten.avg_pool{_ndim}d.default")(_average_pool(_ndim))
+for _ndim in (2, 3):
+    lowers(f"aten.avg_pool{_ndim}d_backward.default")(_average_pool_backward(_ndim))
 
 
-def _average_backward(
-    builder: Builder,
-    grad: Tensor,
-    shape: tuple[Dim, ...],
-    window: PoolingWindow,
-    divisor: Divisor,
-) -> Tensor:
-    """Each input position sums the gradients of the windows over it."""
-    spread = math.prod(-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True))
-    if spread > MOST_TAPS or not grad.dtype.is_float:
-        raise CannotLower("gradient of average pooling with many windows per position")
-    if grad.value.cost > _CHEAP_COST and spread > 1:
-        grad = builder.realize(grad)
-    compute = grad.dtype.compute
-    total: Expr | None = None
-    for read, where, mask in covering(grad, shape, window):
-        # Outside of the mask the divisor may be anything but must not trap: it is a float.
-        by = ex.cast(divisor.at(where), compute)
-        part = ex.apply("div", read(grad), by)
-        if by.op != "const":
-            part = ex.apply("where", mask, part, ex.const(0, compute))
-        total = part if total is None else ex.apply("add", total, part)
-    assert total is not None
-    return Tensor(shape, grad.dtype, total)
-
-
-def _adaptive_window(x: Tensor, outs: Sequence[Any]) -> PoolingWindow:
-    """The plain window an adaptive pooling amounts to when the sizes divide."""
+def _adaptive_divisor(x: Tensor, outs: Sequence[Any]) -> Divisor:
+    """Of the plain window an adaptive pooling amounts to when the sizes divide."""
     sizes = x.shape[-len(outs) :]
     if not all(isinstance(n, int) for n in (*x.shape, *outs)):
         raise CannotLower("adaptive pooling of a dynamic size")
@@ -178,17 +146,15 @@ def _adaptive_window(x: Tensor, outs: Sequence[Any]) -> PoolingWindow:
     if any(o == 0 or n % o for n, o in pairs):
         raise CannotLower("adaptive pooling into windows of different sizes")
     kernel = [n // o for n, o in pairs]
-    return window_of(x, kernel, kernel, 0, 1, False, len(outs))
+    return _divisor(x, len(outs), kernel)
 
 
 @lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(builder: Builder, x: Tensor, outs: Sequence[Any]) -> Tensor:
-    window = _adaptive_window(x, outs)
-    return _average(builder, x, window, Divisor(window, True, None))
+    return _average(builder, x, _adaptive_divisor(x, outs))
 
 
 @lowers("aten._adaptive_avg_pool2d_backward.default")
 def adaptive_avg_pool2d_backward(builder: Builder, grad: Tensor, x: Tensor) -> Tensor:
-    window = _adaptive_window(x, grad.shape[-2:])
-    made = _average_backward(builder, grad, x.shape, window, Divisor(window, True, None))
-    return cast_tensor(made, x.dtype)
+    divisor = _adaptive_divisor(x, grad.shape[-2:])
+    return cast_tensor(_average_backward(builder, grad, x, divisor), x.dtype)

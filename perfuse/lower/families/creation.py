@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,16 @@ from perfuse.lower.tensor import Tensor, positions
 from perfuse.torch_compat.tensors import overlaps
 
 
-def requested_dtype(dtype: Any, default: torch.dtype) -> DType:
-    found = from_torch(default if dtype is None else dtype)
+def requested_dtype(dtype: Any, default: torch.dtype | DType) -> DType:
+    wanted = default if dtype is None else dtype
+    found = wanted if isinstance(wanted, DType) else from_torch(wanted)
     if found is None:
         raise CannotLower(f"dtype {dtype}")
     return found
+
+
+def _filled(shape: Sequence[Dim], dtype: DType, value: Any) -> Tensor:
+    return Tensor(tuple(shape), dtype, ex.round_to(element(value, dtype.compute), dtype))
 
 
 def _dtype_of_scalar(value: Any) -> torch.dtype:
@@ -32,55 +37,47 @@ def _dtype_of_scalar(value: Any) -> torch.dtype:
 
 @lowers("aten.full.default")
 def full(builder: Builder, size: Sequence[Dim], value: Any, dtype: Any = None, **kw: Any) -> Tensor:
-    chosen = requested_dtype(dtype, _dtype_of_scalar(value))
-    if isinstance(value, float) and chosen is DType.BOOL:
-        value = bool(value)
-    return Tensor(tuple(size), chosen, ex.round_to(element(value, chosen.compute), chosen))
+    return _filled(size, requested_dtype(dtype, _dtype_of_scalar(value)), value)
 
 
 @lowers("aten.scalar_tensor.default")
 def scalar_tensor(builder: Builder, value: Any, dtype: Any = None, **kw: Any) -> Tensor:
-    if dtype is None:
-        dtype = torch.get_default_dtype()
-    return full(builder, (), value, dtype)
+    return full(builder, (), value, dtype or torch.get_default_dtype())
 
 
-@lowers("aten.zeros.default", "aten.new_zeros.default")
-def zeros(builder: Builder, first: Any, size: Any = None, dtype: Any = None, **kw: Any) -> Tensor:
-    like = first if isinstance(first, Tensor) else None
-    shape = size if like is not None else first
-    chosen = (
-        like.dtype
-        if like is not None and dtype is None
-        else requested_dtype(dtype, torch.get_default_dtype())
-    )
-    return Tensor(tuple(shape), chosen, ex.const(0, chosen.compute))
+@lowers("aten.fill.Scalar", "aten.full_like.default")
+def full_like(builder: Builder, x: Tensor, value: Any, dtype: Any = None, **kw: Any) -> Tensor:
+    return _filled(x.shape, requested_dtype(dtype, x.dtype), value)
 
 
-@lowers("aten.ones.default", "aten.new_ones.default")
-def ones(builder: Builder, first: Any, size: Any = None, dtype: Any = None, **kw: Any) -> Tensor:
-    made = zeros(builder, first, size, dtype)
-    return Tensor(made.shape, made.dtype, ex.const(1, made.dtype.compute))
+@lowers("aten.new_full.default")
+def new_full(
+    builder: Builder, x: Tensor, size: Sequence[Dim], value: Any, dtype: Any = None, **kw: Any
+) -> Tensor:
+    return _filled(size, requested_dtype(dtype, x.dtype), value)
 
 
-@lowers("aten.zeros_like.default", "aten.empty_like.default")
-def zeros_like(builder: Builder, x: Tensor, dtype: Any = None, **kw: Any) -> Tensor:
-    chosen = x.dtype if dtype is None else requested_dtype(dtype, torch.float32)
-    return Tensor(x.shape, chosen, ex.const(0, chosen.compute))
+def _repeated(number: int) -> Callable[..., Tensor]:
+    """One number in a given size, or in the size and dtype of a tensor unless others are given."""
+
+    def lower(
+        builder: Builder, like: Any, size: Any = None, dtype: Any = None, **kw: Any
+    ) -> Tensor:
+        if not isinstance(like, Tensor):
+            shape, chosen = like, requested_dtype(dtype, torch.get_default_dtype())
+        else:
+            shape = like.shape if size is None else size
+            chosen = requested_dtype(dtype, like.dtype)
+        return Tensor(tuple(shape), chosen, ex.const(number, chosen.compute))
+
+    return lower
 
 
-@lowers("aten.ones_like.default")
-def ones_like(builder: Builder, x: Tensor, dtype: Any = None, **kw: Any) -> Tensor:
-    chosen = x.dtype if dtype is None else requested_dtype(dtype, torch.float32)
-    return Tensor(x.shape, chosen, ex.const(1, chosen.compute))
-
-
-@lowers("aten.empty.memory_format", "aten.new_empty.default",
-        "aten.empty_permuted.default")  # fmt: skip
-def empty(builder: Builder, first: Any, *rest: Any, dtype: Any = None, **kw: Any) -> Tensor:
-    if isinstance(first, Tensor):
-        return zeros(builder, first, rest[0], dtype)
-    return zeros(builder, first, None, dtype)
+zeros = _repeated(0)
+lowers("aten.zeros.default", "aten.new_zeros.default", "aten.zeros_like.default")(zeros)
+lowers("aten.empty.memory_format", "aten.new_empty.default", "aten.empty_like.default")(zeros)
+lowers("aten.empty_permuted.default")(zeros)
+lowers("aten.ones.default", "aten.new_ones.default", "aten.ones_like.default")(_repeated(1))
 
 
 @lowers("aten.empty_strided.default", "aten.new_empty_strided.default")
@@ -88,15 +85,7 @@ def empty_strided(builder: Builder, *args: Any, dtype: Any = None, **kw: Any) ->
     size, strides = args[-2:]
     if not all(isinstance(n, int) for n in (*size, *strides)) or overlaps(size, strides):
         raise CannotLower("elements may overlap in memory")
-    return empty(builder, *args, dtype=dtype)
-
-
-@lowers("aten.new_full.default")
-def new_full(
-    builder: Builder, x: Tensor, size: Sequence[Dim], value: Any, dtype: Any = None, **kw: Any
-) -> Tensor:
-    chosen = x.dtype if dtype is None else requested_dtype(dtype, torch.float32)
-    return Tensor(tuple(size), chosen, ex.round_to(element(value, chosen.compute), chosen))
+    return zeros(builder, *args[:-1], dtype=dtype)
 
 
 @lowers("aten.arange.start_step", "prims.iota.default")
@@ -110,13 +99,12 @@ def arange(builder: Builder, start: Any, *rest: Any, dtype: Any = None, **kw: An
         length = max(-int((start - end) // step), 0)
     plain = all(isinstance(v, int | Index) for v in (start, step))
     chosen = requested_dtype(dtype, torch.int64 if plain else torch.get_default_dtype())
-    at = ex.index_value(positions((length,))[0])
+    (at,) = positions((length,))
     if plain:
-        at = ex.index_value(positions((length,))[0] * step + start)
-        value = ex.cast(at, chosen)
+        value = ex.cast(ex.index_value(at * step + start), chosen)
     else:
         wide = DType.F64
-        stepped = ex.apply("mul", ex.cast(at, wide), element(float(step), wide))
+        stepped = ex.apply("mul", ex.cast(ex.index_value(at), wide), element(float(step), wide))
         value = ex.cast(ex.apply("add", stepped, element(float(start), wide)), chosen)
     return Tensor((length,), chosen, ex.round_to(value, chosen))
 

@@ -17,7 +17,7 @@ from perfuse.lower.tensor import Tensor
 @lowers("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
 def div(builder: Builder, a: Any, b: Any) -> Tensor:
     dtype = promote(a, b, int_to_float=True)
-    return elementwise(builder, [a, b], dtype.compute, dtype, op("div"))
+    return elementwise(builder, [a, b], dtype, op("div"))
 
 
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
@@ -28,10 +28,8 @@ def div_mode(builder: Builder, a: Any, b: Any, rounding_mode: str | None = None)
     if rounding_mode == "floor":
         return divided(builder, a, b, "floordiv")
     if dtype.is_float:
-        return elementwise(
-            builder, [a, b], dtype.compute, dtype,
-            lambda x, y: ex.apply("trunc", ex.apply("div", x, y)),
-        )  # fmt: skip
+        trunc = op("trunc")
+        return elementwise(builder, [a, b], dtype, lambda x, y: trunc(ex.apply("div", x, y)))
     return divided(builder, a, b, "truncdiv")
 
 
@@ -42,11 +40,9 @@ def divided(builder: Builder, a: Any, b: Any, scalar_op: str) -> Tensor:
     so all are computed here, where no mask of a later op hides or invents a divisor.
     """
     dtype = promote(a, b)
-    made = elementwise(
-        builder, [a, b], dtype.compute, dtype,
-        op(scalar_op) if dtype.is_float or builder.is_gpu
-        else lambda x, y: ex.apply(scalar_op, x, _reported(y)),
-    )  # fmt: skip
+    reports = not dtype.is_float and not builder.is_gpu
+    checked = _reported if reports else lambda divisor: divisor
+    made = elementwise(builder, [a, b], dtype, lambda x, y: ex.apply(scalar_op, x, checked(y)))
     is_reported = made.value.op == scalar_op and made.value.args[1].op == "divisor"
     return builder.realize(made) if is_reported else made
 

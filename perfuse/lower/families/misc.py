@@ -29,16 +29,17 @@ def round_decimals(builder: Builder, x: Tensor, *, decimals: int) -> Tensor:
     def formula(value: Expr) -> Expr:
         return ex.apply(back, ex.apply("round", ex.apply(there, value, scale)), scale)
 
-    return elementwise(builder, [x], x.dtype.compute, x.dtype, formula)
+    return elementwise(builder, [x], x.dtype, formula)
 
 
 @lowers("aten.ldexp.Tensor")
 def ldexp(builder: Builder, x: Tensor, exponent: Tensor) -> Tensor:
     dtype = promote(x, exponent, int_to_float=True)
-    return elementwise(
-        builder, [x, exponent], dtype.compute, dtype,
-        lambda a, b: ex.apply("mul", a, ex.apply("exp2", b)),
-    )  # fmt: skip
+
+    def formula(a: Expr, b: Expr) -> Expr:
+        return ex.apply("mul", a, ex.apply("exp2", b))
+
+    return elementwise(builder, [x, exponent], dtype, formula)
 
 
 @lowers("aten.angle.default")
@@ -51,7 +52,7 @@ def angle(builder: Builder, x: Tensor) -> Tensor:
         turned = ex.apply("where", ex.apply("lt", value, zero), half_turn, zero)
         return ex.apply("where", ex.apply("isnan", value), value, turned)
 
-    return elementwise(builder, [x], dtype.compute, dtype, formula)
+    return elementwise(builder, [x], dtype, formula)
 
 
 # -- primitives that PyTorch's reference formulas are made of ------------------------------------
@@ -76,7 +77,5 @@ def prims_sum(builder: Builder, x: Tensor, dims: Any = None, **kw: Any) -> Tenso
 
 
 @lowers("prims.var.default")
-def prims_var(
-    builder: Builder, x: Tensor, dims: Any = None, correction: float = 1, **kw: Any
-) -> Tensor:
-    return variance(builder, x, dims, float(correction), False)[0]
+def prims_var(builder: Builder, x: Tensor, dims: Any, correction: float = 1, **kw: Any) -> Tensor:
+    return variance(builder, x, dims, correction)[0]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from perfuse.ir import expr as ex
@@ -14,7 +15,8 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.views import guarded, inside, reindex_unchecked
+from perfuse.lower.families.pointwise import op
+from perfuse.lower.families.views import all_inside, guarded, inside, reindex_unchecked
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions
 
@@ -42,15 +44,26 @@ class PoolingWindow:
     def num_taps(self) -> int:
         return math.prod(self.kernel)
 
+    @property
+    def reach(self) -> list[int]:
+        """By dimension, the number of windows that may cover a position."""
+        return [-(-k // s) for k, s in zip(self.kernel, self.stride, strict=True)]
+
     def start(self, d: int, out: Dim) -> Dim:
         """Where the window of an output position begins in dimension d; may be in the padding."""
         return ix.add(ix.mul(out, self.stride[d]), -self.padding[d])
 
 
 def window_of(
-    x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, ndim: int
+    x: Tensor,
+    ndim: int,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> PoolingWindow:
-    def spread(value: Any, default: Any) -> tuple[int, ...]:
+    def spread(value: Any, default: Any = ()) -> tuple[int, ...]:
         values = list(value) if isinstance(value, list | tuple) else [value]
         values = values or list(default)
         return tuple(values * ndim if len(values) == 1 else values)
@@ -58,7 +71,7 @@ def window_of(
     sizes = x.shape[-ndim:]
     if not all(isinstance(s, int) and s > 0 for s in x.shape):
         raise CannotLower("pooling of a dynamic or empty size")
-    k = spread(kernel, ())
+    k = spread(kernel)
     s, p, d = spread(stride, k), spread(padding, (0,)), spread(dilation, (1,))
     outs = tuple(_out_size(*dims, ceil_mode) for dims in zip(sizes, k, s, p, d, strict=True))
     return PoolingWindow(tuple(int(n) for n in sizes if isinstance(n, int)), outs, k, s, p, d)
@@ -80,14 +93,12 @@ def taps(
     starts = [window.start(d, at[lead + d]) for d in range(window.ndim)]
     for steps in itertools.product(*(range(k) for k in window.kernel)):
         where = [ix.add(s, t * d) for s, t, d in zip(starts, steps, window.dilation, strict=True)]
-        mask = ex.const(True, DType.BOOL)
-        for position, size in zip(where, window.sizes, strict=True):
-            mask = ex.apply("land", mask, inside(position, size))
+        mask = all_inside(where, window.sizes)
         moved = reindex_unchecked(x, shape, [*at[:lead], *where])
         yield guarded(moved.value, mask, fill), mask, where
 
 
-def _in_memory(builder: Builder, x: Tensor) -> Tensor:
+def in_memory(builder: Builder, x: Tensor) -> Tensor:
     """Each element is read by many windows: an expensive one is computed once."""
     return builder.realize(x) if x.value.cost > _CHEAP_COST else x
 
@@ -98,30 +109,15 @@ def _lowest(dtype: DType) -> Expr:
     return ex.const(-(1 << (8 * dtype.num_bytes - 1)) if dtype.is_signed else 0, dtype)
 
 
-@lowers("aten.max_pool2d_with_indices.default")
-def max_pool2d_with_indices(
-    builder: Builder,
-    x: Tensor,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    return _max_pool(builder, x, window_of(x, kernel, stride, padding, dilation, ceil_mode, 2))
+def _max_pool_with_indices(ndim: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def lower(builder: Builder, x: Tensor, *args: Any, **kw: Any) -> tuple[Tensor, Tensor]:
+        return _max_pool(builder, x, window_of(x, ndim, *args, **kw))
+
+    return lower
 
 
-@lowers("aten.max_pool3d_with_indices.default")
-def max_pool3d_with_indices(
-    builder: Builder,
-    x: Tensor,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    return _max_pool(builder, x, window_of(x, kernel, stride, padding, dilation, ceil_mode, 3))
+lowers("aten.max_pool2d_with_indices.default")(_max_pool_with_indices(2))
+lowers("aten.max_pool3d_with_indices.default")(_max_pool_with_indices(3))
 
 
 def _max_pool(builder: Builder, x: Tensor, window: PoolingWindow) -> tuple[Tensor, Tensor]:
@@ -129,7 +125,7 @@ def _max_pool(builder: Builder, x: Tensor, window: PoolingWindow) -> tuple[Tenso
         raise CannotLower(f"max pooling over {window.num_taps} taps")
     if x.dtype is DType.BOOL:
         raise CannotLower("max pooling of bools")
-    x = _in_memory(builder, x)
+    x = in_memory(builder, x)
     shape = (*x.shape[: x.ndim - window.ndim], *window.outs)
     best = _lowest(x.dtype)
     for value, _, _ in taps(x, shape, window, best):
@@ -143,13 +139,10 @@ def _first_match(x: Tensor, best: Tensor, window: PoolingWindow) -> Expr:
     found = ex.const(0, DType.I64)
     every = list(taps(x, best.shape, window, _lowest(x.dtype)))
     for i, (value, mask, where) in enumerate(reversed(every)):
-        flat: Dim = 0
-        for position, size in zip(where, window.sizes, strict=True):
-            flat = ix.add(ix.mul(flat, size), position)
         same = ex.apply("eq", value, best.value)
         if x.dtype.is_float:
             same = ex.apply("lor", same, ex.apply("isnan", value))
-        here = ex.index_value(flat)
+        here = ex.index_value(ix.flat(window.sizes, where))
         found = ex.apply("where", ex.apply("land", mask, same), here, found) if i else here
     return found
 
@@ -160,8 +153,7 @@ def covering(
     """The windows that cover each input position: (read a tensor there, position, mask)."""
     lead = len(shape) - window.ndim
     at = positions(shape)
-    reach = [-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True)]
-    for steps in itertools.product(*(range(r) for r in reach)):
+    for steps in itertools.product(*(range(r) for r in window.reach)):
         mask = ex.const(True, DType.BOOL)
         where: list[Dim] = []
         for d, step in enumerate(steps):
@@ -179,39 +171,25 @@ def covering(
         yield read, where, mask
 
 
-def _num_covering(window: PoolingWindow) -> int:
-    return math.prod(-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True))
-
-
-def _sum(values: Sequence[Expr]) -> Expr:
-    total = values[0]
-    for value in values[1:]:
-        total = ex.apply("add", total, value)
-    return total
+def summed(values: Iterable[Expr]) -> Expr:
+    return reduce(op("add"), values)
 
 
 @lowers("aten.max_pool2d_with_indices_backward.default")
 def max_pool2d_with_indices_backward(
-    builder: Builder,
-    grad: Tensor,
-    x: Tensor,
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    indices: Tensor,
+    builder: Builder, grad: Tensor, x: Tensor, *args: Any
 ) -> Tensor:
     """Each input position asks the windows over it whether it was their maximum."""
-    window = window_of(x, kernel, stride, padding, dilation, ceil_mode, 2)
-    if any(d != 1 for d in window.dilation) or _num_covering(window) > MOST_TAPS:
+    *spec, indices = args
+    window = window_of(x, 2, *spec)
+    if any(d != 1 for d in window.dilation) or math.prod(window.reach) > MOST_TAPS:
         raise CannotLower("gradient of max pooling with dilation or many windows per position")
-    grad, indices = _in_memory(builder, grad), builder.realize(indices)
+    grad, indices = in_memory(builder, grad), builder.realize(indices)
     at = positions(x.shape)
-    own = ex.index_value(ix.add(ix.mul(at[-2], window.sizes[1]), at[-1]))
+    own = ex.index_value(ix.flat(window.sizes, at[-2:]))
     zero = ex.const(0, grad.dtype.compute)
     parts = []
     for read, _, mask in covering(grad, x.shape, window):
         chosen = ex.apply("land", mask, ex.apply("eq", read(indices), own))
         parts.append(ex.apply("where", chosen, read(grad), zero))
-    return Tensor(x.shape, grad.dtype, _sum(parts))
+    return Tensor(x.shape, grad.dtype, summed(parts))

@@ -1,4 +1,4 @@
-"""Reductions: sums, products, extrema, their positions, any/all, variance."""
+"""Reductions: sums, products, extrema, their positions, any/all, variance; running sums."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.index import Dim
-from perfuse.lower.builder import Builder
+from perfuse.ir.program import Loop
+from perfuse.lower.builder import Builder, axes_over
 from perfuse.lower.families.pointwise import elementwise, op
 from perfuse.lower.families.views import reshape
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, cast_tensor
+from perfuse.lower.tensor import Tensor, cast_tensor, positions
 
 
 def dims_of(x: Tensor, dim: Any) -> list[int]:
@@ -38,26 +39,15 @@ def _sum_like(kind: str) -> Callable[..., Tensor]:
         builder: Builder, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     ) -> Tensor:
         result = accumulate_dtype(x, dtype)
-        value = ex.cast(x.value, result)
-        widened = Tensor(x.shape, result, value)
+        widened = Tensor(x.shape, result, ex.cast(x.value, result))
         return builder.reduce(kind, widened, dims_of(x, dim), result, keepdim)
 
     return lower
 
 
 sum_over = _sum_like("sum")
-lowers("aten.sum.dim_IntList")(sum_over)
-lowers("aten.prod.dim_int")(_sum_like("prod"))
-
-
-@lowers("aten.sum.default")
-def sum_all(builder: Builder, x: Tensor, dtype: Any = None) -> Tensor:
-    return sum_over(builder, x, None, False, dtype)
-
-
-@lowers("aten.prod.default")
-def prod_all(builder: Builder, x: Tensor, dtype: Any = None) -> Tensor:
-    return _sum_like("prod")(builder, x, None, False, dtype)
+lowers("aten.sum.default", "aten.sum.dim_IntList")(sum_over)
+lowers("aten.prod.default", "aten.prod.dim_int")(_sum_like("prod"))
 
 
 def count(x: Tensor, dims: Sequence[int]) -> Dim:
@@ -73,9 +63,7 @@ def scaled_by_count(builder: Builder, total: Tensor, num: Dim, less: float = 0) 
         number = ex.cast(ex.index_value(num), compute)
         divisor = ex.apply("sub", number, ex.const(less, compute))
         divisor = ex.apply("max", divisor, ex.const(0, compute))
-    return elementwise(
-        builder, [total], compute, total.dtype, lambda v: ex.apply("div", v, divisor)
-    )
+    return elementwise(builder, [total], total.dtype, lambda v: ex.apply("div", v, divisor))
 
 
 @lowers("aten.mean.dim", "aten.mean.default")
@@ -94,14 +82,9 @@ def _wide_sum(builder: Builder, x: Tensor, dims: list[int], keepdim: bool, like:
     return builder.reduce("sum", Tensor(x.shape, wide, ex.cast(x.value, wide)), dims, wide, keepdim)
 
 
-def _correction(correction: Any, unbiased: Any) -> float:
-    if correction is not None:
-        return float(correction)
-    return 0.0 if unbiased is False else 1.0
-
-
+@lowers("aten.var_mean.correction")
 def variance(
-    builder: Builder, x: Tensor, dim: Any, correction: float, keepdim: bool
+    builder: Builder, x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(var, mean) in two sweeps: exact about large means, and the rows are in cache anyway.
 
@@ -115,41 +98,25 @@ def variance(
     total = _wide_sum(builder, x, dims, True, x.dtype)
     average = builder.realize(scaled_by_count(builder, total, num))
 
-    deviation = elementwise(builder, [x, average], wide, wide, op("sub"))
-    square = elementwise(builder, [deviation], wide, wide, lambda d: ex.apply("mul", d, d))
+    deviation = elementwise(builder, [x, average], wide, op("sub"))
+    square = elementwise(builder, [deviation], wide, lambda d: ex.apply("mul", d, d))
     squares = builder.reduce("sum", square, dims, wide, True)
-    exact = squares
     if not builder.is_gpu:  # a GPU's many short sums leave the mean nearly exact
         drift = builder.reduce("sum", deviation, dims, wide, True)
-        lost = elementwise(
-            builder, [drift, scaled_by_count(builder, drift, num)], wide, wide, op("mul")
+        lost = elementwise(builder, [drift, scaled_by_count(builder, drift, num)], wide, op("mul"))
+        rest = elementwise(builder, [squares, lost], wide, op("sub"))
+        squares = elementwise(
+            builder, [rest], wide, lambda r: ex.apply("max", r, ex.const(0, wide))
         )
-        exact = elementwise(
-            builder, [squares, lost], wide, wide,
-            lambda s, d: ex.apply("max", ex.apply("sub", s, d), ex.const(0, wide)),
-        )  # fmt: skip
-    var = scaled_by_count(builder, exact, num, correction)
-    results = []
-    for t in (var, average):
-        t = cast_tensor(t, x.dtype)
-        if not keepdim:
-            t = reshape(builder, t, [s for i, s in enumerate(t.shape) if i not in dims])
-        results.append(t)
+    var = scaled_by_count(builder, squares, num, 1.0 if correction is None else float(correction))
+    shape = [s for i, s in enumerate(var.shape) if keepdim or i not in dims]
+    results = [reshape(builder, cast_tensor(t, x.dtype), shape) for t in (var, average)]
     return results[0], results[1]
 
 
 @lowers("aten.var.correction")
-def var(
-    builder: Builder, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Tensor:
-    return variance(builder, x, dim, _correction(correction, None), keepdim)[0]
-
-
-@lowers("aten.var_mean.correction")
-def var_mean(
-    builder: Builder, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    return variance(builder, x, dim, _correction(correction, None), keepdim)
+def var(builder: Builder, x: Tensor, dim: Any = None, **kw: Any) -> Tensor:
+    return variance(builder, x, dim, **kw)[0]
 
 
 def _extremum(kind: str) -> Callable[..., Tensor]:
@@ -162,20 +129,6 @@ def _extremum(kind: str) -> Callable[..., Tensor]:
         return builder.reduce(kind, x, dims, x.dtype, keepdim)
 
     return lower
-
-
-lowers("aten.amax.default")(_extremum("max"))
-lowers("aten.amin.default")(_extremum("min"))
-
-
-@lowers("aten.max.default")
-def max_all(builder: Builder, x: Tensor) -> Tensor:
-    return _extremum("max")(builder, x)
-
-
-@lowers("aten.min.default")
-def min_all(builder: Builder, x: Tensor) -> Tensor:
-    return _extremum("min")(builder, x)
 
 
 def _position(kind: str) -> Callable[..., Tensor]:
@@ -192,10 +145,6 @@ def _position(kind: str) -> Callable[..., Tensor]:
     return lower
 
 
-lowers("aten.argmax.default")(_position("argmax"))
-lowers("aten.argmin.default")(_position("argmin"))
-
-
 def _with_position(kind: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(
         builder: Builder, x: Tensor, dim: int, keepdim: bool = False
@@ -208,8 +157,10 @@ def _with_position(kind: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return lower
 
 
-lowers("aten.max.dim")(_with_position("max"))
-lowers("aten.min.dim")(_with_position("min"))
+for _kind in ("max", "min"):
+    lowers(f"aten.a{_kind}.default", f"aten.{_kind}.default")(_extremum(_kind))
+    lowers(f"aten.arg{_kind}.default")(_position(f"arg{_kind}"))
+    lowers(f"aten.{_kind}.dim")(_with_position(_kind))
 
 
 def _truth(kind: str) -> Callable[..., Tensor]:
@@ -222,5 +173,23 @@ def _truth(kind: str) -> Callable[..., Tensor]:
     return lower
 
 
-lowers("aten.any.default", "aten.any.dim", "aten.any.dims")(_truth("any"))
-lowers("aten.all.default", "aten.all.dim", "aten.all.dims")(_truth("all"))
+def _scan(kind: str) -> Callable[..., Tensor]:
+    def lower(builder: Builder, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        result = accumulate_dtype(x, dtype)
+        if x.ndim == 0 or x.shape[dim] == 1 or any(size == 0 for size in x.shape):
+            return cast_tensor(x, result)
+        along = f"d{dim % x.ndim}"
+        axes = sorted(axes_over(x.shape), key=lambda axis: axis.name == along)
+        buffer = builder.new_buffer(result, x.shape)
+        index = buffer.index(positions(x.shape))
+        value = ex.cast(x.value, result)
+        builder.nodes.append(Loop(buffer.name, tuple(axes), kind, value, index, builder.origin))
+        return builder.tensor_of(buffer)
+
+    return lower
+
+
+for _kind in ("any", "all"):
+    lowers(*(f"aten.{_kind}.{o}" for o in ("default", "dim", "dims")))(_truth(_kind))
+for _kind in ("cumsum", "cumprod"):
+    lowers(f"aten.{_kind}.default")(_scan(_kind))

@@ -9,8 +9,8 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis, Loop
-from perfuse.lower.builder import Builder, unsqueeze_dims
+from perfuse.ir.program import Loop
+from perfuse.lower.builder import Builder, axes_over, unsqueeze_dims
 from perfuse.lower.families.indexing import checked_index, data_index, places_of
 from perfuse.lower.families.pointwise import element
 from perfuse.lower.families.views import clamp_slice, guarded, inside, reindex_unchecked
@@ -37,7 +37,7 @@ def stored_at(
     for i, (values, position) in enumerate(stores):
         if any(size == 0 for size in values.shape):
             continue
-        axes = tuple(Axis(f"d{d}", size) for d, size in enumerate(values.shape) if size != 1)
+        axes = axes_over(values.shape)
         kind = "scatter_add" if accumulate and i == len(stores) - 1 else "map"
         value = ex.cast(values.value, buffer.dtype)
         index = buffer.index(tuple(position))

@@ -36,17 +36,10 @@ class _Storage:
     def place(self, size: Sequence[Dim], stride: Sequence[Dim], offset: Any) -> Dim:
         """Position in `flat` of each element of such a window."""
         at: Dim = 0 if offset is None else ix.add(offset, ix.mul(self.start, -1))
-        at = ix.add(at, _dot(positions(size), stride))
+        at = ix.add(at, ix.dot(positions(size), stride))
         if 0 not in size and not ix.is_within(at, self.flat.numel):
             raise CannotLower("as_strided reads outside its argument")
         return at
-
-
-def _dot(at: Sequence[Dim], stride: Sequence[Dim]) -> Dim:
-    total: Dim = 0
-    for position, step in zip(at, stride, strict=True):
-        total = ix.add(total, ix.mul(position, step))
-    return total
 
 
 def _storage_of(builder: Builder, x: Tensor) -> _Storage:
@@ -89,12 +82,12 @@ def as_strided_scatter(
     made = _written(storage.flat, values, stride, place)
     if made is None:
         made = stored_at(builder, storage.flat, [(values, [place])], accumulate=False)
-    return reindex(made, x.shape, [_dot(positions(x.shape), storage.strides)])
+    return reindex(made, x.shape, [ix.dot(positions(x.shape), storage.strides)])
 
 
 def _written(flat: Tensor, values: Tensor, stride: Sequence[Dim], place: Dim) -> Tensor | None:
     """The memory afterwards as one formula; None where positions have no simple inverse."""
-    first = ix.add(place, ix.mul(_dot(positions(values.shape), stride), -1))
+    first = ix.add(place, ix.mul(ix.dot(positions(values.shape), stride), -1))
     at = ix.add(positions(flat.shape)[0], ix.mul(first, -1))
     order = dense_order(values.shape, tuple(stride))
     if order is not None and first == 0 and values.numel == flat.numel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 from perfuse.ir import expr as ex
@@ -14,11 +15,12 @@ from perfuse.ir.index import Dim, Index
 from perfuse.lower.builder import Builder, unsqueeze_dims
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, cast_tensor, positions, reindex
+from perfuse.lower.tensor import Tensor, cast_tensor, permuted, positions, reindex
 
 
 @lowers("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default",
-        "aten.alias_copy.default", "aten.detach_copy.default")  # fmt: skip
+        "aten.alias_copy.default", "aten.detach_copy.default",
+        "aten.positive.default")  # fmt: skip
 def alias(builder: Builder, x: Tensor) -> Tensor:
     return x
 
@@ -32,13 +34,7 @@ def expand(builder: Builder, x: Tensor, size: Sequence[Dim], implicit: bool = Fa
 
 @lowers("aten.permute.default", "aten.permute_copy.default")
 def permute(builder: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
-    order = [d % x.ndim for d in dims]
-    shape = [x.shape[d] for d in order]
-    at = positions(shape)
-    source: list[Dim] = [0] * x.ndim
-    for new, old in enumerate(order):
-        source[old] = at[new]
-    return reindex(x, shape, source)
+    return permuted(x, [d % x.ndim for d in dims])
 
 
 @lowers("aten.transpose.int", "aten.transpose_copy.int", "aten.swapaxes.default")
@@ -123,16 +119,9 @@ def reshaped_position(old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
             return _flat_position(old, new)
         source += _split_flat(
             [old[g] for g in group_old],
-            _flat([new[g] for g in group_new], [at[g] for g in group_new]),
+            ix.flat([new[g] for g in group_new], [at[g] for g in group_new]),
         )
     return source
-
-
-def _flat(sizes: Sequence[Dim], at: Sequence[Dim]) -> Dim:
-    total: Dim = 0
-    for size, position in zip(sizes, at, strict=True):
-        total = ix.add(ix.mul(total, size), position)
-    return total
 
 
 def _split_flat(sizes: Sequence[Dim], flat: Dim) -> list[Dim]:
@@ -149,35 +138,28 @@ def _split_flat(sizes: Sequence[Dim], flat: Dim) -> list[Dim]:
 def _flat_position(old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
     if any(s == 0 for s in (*old, *new)):
         return [0] * len(old)
-    return _split_flat(old, _flat(new, positions(new)))
+    return _split_flat(old, ix.flat(new, positions(new)))
 
 
 def _is_tangled(source: Sequence[Dim]) -> bool:
-    return any(
-        isinstance(atom, Division)
-        for s in source
-        if isinstance(s, Index)
-        for monomial, _ in s.terms
-        for atom in monomial
-    )
+    monomials = [m for s in source if isinstance(s, Index) for m, _ in s.terms]
+    return any(isinstance(atom, Division) for monomial in monomials for atom in monomial)
 
 
 def clamp_slice(start: Any, end: Any, size: Dim) -> tuple[Dim, Dim]:
     """Python's slice rules for one dimension."""
 
     def wrapped(given: Any, default: Dim) -> Dim:
-        value: Dim = default if given is None else given
         if given is None:
             return default
-        if isinstance(value, int) and value >= 2**62:
+        if isinstance(given, int) and given >= 2**62:
             return size
-        if isinstance(value, int) and value < 0:
-            value = ix.add(value, size)
+        value: Dim = given + size if isinstance(given, int) and given < 0 else given
         if isinstance(value, int) and isinstance(size, int):
             return min(max(value, 0), size)
         if isinstance(value, int) and value <= 0:
             return 0
-        if ix.is_nonnegative(ix.add(size, ix.mul(value, -1))) and ix.is_nonnegative(value):
+        if ix.is_nonnegative(size - value) and ix.is_nonnegative(value):
             return value
         raise CannotLower("slice bound that cannot be compared with the size")
 
@@ -193,9 +175,8 @@ def slice_(
 ) -> Tensor:
     dim %= x.ndim
     first, last = clamp_slice(start, end, x.shape[dim])
-    length = ix.floordiv(ix.add(ix.add(last, ix.mul(first, -1)), ix.add(step, -1)), step)
-    shape = list(x.shape)
-    shape[dim] = length
+    length = ix.floordiv(last - first + step - 1, step)
+    shape = [*x.shape[:dim], length, *x.shape[dim + 1 :]]
     source = list(positions(shape))
     source[dim] = ix.add(ix.mul(source[dim], step), first)
     return reindex(x, shape, source)
@@ -277,9 +258,8 @@ def unfold(builder: Builder, x: Tensor, dim: int, size: int, step: int) -> Tenso
 
 @lowers("aten.repeat.default")
 def repeat(builder: Builder, x: Tensor, repeats: Sequence[Dim]) -> Tensor:
+    x = builder.realize(x) if x.value.cost >= 4 else x
     padded = unsqueeze_dims(x, list(range(len(repeats) - x.ndim)))
-    if padded.value.cost >= 4:
-        padded = unsqueeze_dims(builder.realize(x), list(range(len(repeats) - x.ndim)))
     shape = [ix.mul(s, r) for s, r in zip(padded.shape, repeats, strict=True)]
     if any(s == 0 for s in shape):
         return Tensor(tuple(shape), x.dtype, ex.const(0, x.dtype.compute))
@@ -323,11 +303,8 @@ def constant_pad(builder: Builder, x: Tensor, pad: Sequence[int], value: Any = 0
         return Tensor(tuple(shape), x.dtype, fill)
     at = positions(shape)
     source = [ix.add(p, ix.mul(b, -1)) for p, b in zip(at, before, strict=True)]
-    mask = ex.const(True, DType.BOOL)
-    for position, size in zip(source, x.shape, strict=True):
-        mask = ex.apply("land", mask, inside(position, size))
     inner = reindex_unchecked(x, shape, source)
-    return Tensor(tuple(shape), x.dtype, guarded(inner.value, mask, fill))
+    return Tensor(tuple(shape), x.dtype, guarded(inner.value, all_inside(source, x.shape), fill))
 
 
 def inside(position: Dim, size: Dim) -> Expr:
@@ -339,6 +316,10 @@ def inside(position: Dim, size: Dim) -> Expr:
     if high is None or not ix.is_nonnegative(ix.add(ix.add(size, ix.mul(high, -1)), -1)):
         mask = ex.apply("land", mask, ex.apply("lt", at, ex.index_value(size)))
     return mask
+
+
+def all_inside(at: Sequence[Dim], sizes: Sequence[Dim]) -> Expr:
+    return reduce(partial(ex.apply, "land"), map(inside, at, sizes), ex.const(True, DType.BOOL))
 
 
 def reindex_unchecked(x: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tensor:
@@ -356,7 +337,7 @@ def cat(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     shape = list(parts[0].shape)
-    shape[dim] = sum_dims([p.shape[dim] for p in parts])
+    shape[dim] = sum(p.shape[dim] for p in parts)
     if builder.is_gpu and _can_choose(parts):
         return _chosen_parts(parts, shape, dim)
     buffer = builder.new_buffer(dtype, shape)
@@ -389,21 +370,14 @@ def _chosen_parts(parts: Sequence[Tensor], shape: Sequence[Dim], dim: int) -> Te
         source[dim] = ix.add(at[dim], ix.mul(start, -1))
         own = reindex_unchecked(part, shape, source).value
         position = ex.index_value(at[dim])
-        mask = ex.apply("ge", position, ex.index_value(start)) if start != 0 else None
-        below = ex.apply("lt", position, ex.index_value(end))
-        held = below if mask is None else ex.apply("land", mask, below)
+        held = below = ex.apply("lt", position, ex.index_value(end))
+        if start != 0:
+            held = ex.apply("land", ex.apply("ge", position, ex.index_value(start)), below)
         own = ex.guard_loads(own, held)
         value = own if value is None else ex.apply("where", below, own, value)
         end = start
     assert value is not None
     return Tensor(tuple(shape), parts[0].dtype, value)
-
-
-def sum_dims(sizes: Sequence[Dim]) -> Dim:
-    total: Dim = 0
-    for size in sizes:
-        total = ix.add(total, size)
-    return total
 
 
 @lowers("aten.stack.default")

@@ -1,4 +1,4 @@
-"""Small programs with the C++ that they become; run as a module, it writes the sources anew."""
+"""Small programs with the C++ that they become; run as a module, it rewrites the sources."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """C++ sources: complete tables, stable text, equal kernels once, and every instruction set.
 
-A golden source that changed for a good reason is written anew: python -m tests.unit.codegen.goldens
+A golden source that changed for a good reason is rewritten: python -m tests.unit.codegen.goldens
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_a_product_with_a_sigmoid_is_a_division(name: str) -> None:
 
 
 def streams(fn: Callable[..., Any], *inputs: Tensor, limit: int | None = None) -> bool:
-    """Whether a kernel of `fn` writes past the caches, on a machine with a last cache of 64 KiB."""
+    """Whether a kernel of `fn` uses non-temporal stores with a last-level cache of 64 KiB."""
     target = replace(GOLDEN_CONTEXT.target, l3_bytes=64 << 10)
     settings = Settings(cpu=replace(GOLDEN_CONTEXT.settings.cpu, stream_store_bytes=limit))
     context = Context(target, settings, Counters())

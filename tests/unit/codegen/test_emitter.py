@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfuse.codegen.emitter import Emitter, Formula, Names, Resolver, Value
-from perfuse.codegen.kernel_frame import KernelFrame
-from perfuse.codegen.scope import Scope
+from perfuse.codegen.emitter import Emitter, Formula, KernelFrame, Names, Resolver, Scope, Value
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
@@ -77,7 +75,7 @@ class Loops:
         self.emitter = PythonEmitter(self.names, self.scope, self.resolve)
 
     def run(self, value: Value, **buffers: list[Any]) -> list[Any]:
-        """What the loops append, one value for each row and column."""
+        """The values that the loops append, one for each row and column."""
         lines = [f"for i in range({ROWS.size}):", self.outer.text().rstrip("\n")]
         lines += [f"  for j in range({COLUMNS.size}):", self.inner.text().rstrip("\n")]
         lines += [f"    out.append({value.text})"]

@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from perfuse.config import Settings
+from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.facts import output_leaves
-from perfuse.graph.partition import partition_joint
+from perfuse.graph.partition import Joint, plain_cut
 from perfuse.graph.saving.choose import choose_saved
-from perfuse.graph.saving.policy import SavePolicy
+from perfuse.graph.saving.costs import Work
 from perfuse.graph.saving.roles import Roles
 
 aten = torch.ops.aten
@@ -71,9 +73,23 @@ def roles_of(graph: Graph, num_results: int = 1) -> Roles:
     )
 
 
-def kept(graph: Graph, policy: SavePolicy | None = None, num_results: int = 1) -> list[Node]:
-    """The values, besides the caller's own, that a policy keeps."""
-    chosen = choose_saved(graph, roles_of(graph, num_results), policy or SavePolicy())
+def partition_joint(
+    joint: GraphModule,
+    joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    settings: Settings | None = None,
+    **kwargs: Any,
+) -> tuple[GraphModule, GraphModule]:
+    """The joint graph's forward and backward: a `partition_fn` for AOTAutograd."""
+    context = Context.default(settings or Settings())
+    cut = plain_cut(Joint.of(joint, num_fwd_outputs, context), context.settings)
+    return cut.forward, cut.backward
+
+
+def kept(graph: Graph, level: int = Work.LOOP, num_results: int = 1) -> list[Node]:
+    """The values, besides the caller's own, that are kept at a level of recomputation."""
+    chosen = choose_saved(graph, roles_of(graph, num_results), level)
     return [node for node in chosen if node.op != "placeholder"]
 
 

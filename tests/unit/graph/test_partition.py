@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.facts import output_leaves
-from perfuse.graph.partition import partition_joint
+from tests.unit.graph.joint import partition_joint
 from tests.unit.graph.tracing import after_passes
 
 Halves = tuple[GraphModule, GraphModule]

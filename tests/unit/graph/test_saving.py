@@ -1,4 +1,4 @@
-"""What the forward keeps: the least cut, its prices, its bounds, and the policies over it."""
+"""Values that the forward saves: the minimum cut, its costs, its bounds, the levels of it."""
 
 import itertools
 import time
@@ -16,7 +16,6 @@ from perfuse.config import Settings
 from perfuse.graph.saving.choose import MAX_CHAIN, kept_bytes
 from perfuse.graph.saving.costs import Work, num_flops, work_of
 from perfuse.graph.saving.min_cut import INFINITE, SINK, SOURCE, Network
-from perfuse.graph.saving.policy import SavePolicy
 from perfuse.graph.saving.roles import Roles
 from perfuse.ir.program import View
 from tests.unit.graph.joint import Builder, aten, kept, roles_of, run_halves, traced_joint
@@ -52,7 +51,7 @@ def names(nodes: list[Node]) -> list[str]:
 
 
 def kept_of(fn: Callable[..., Tensor], *args: Tensor, level: int = Work.LOOP) -> list[Node]:
-    return kept(traced_joint(fn, args).graph, SavePolicy(level=level))
+    return kept(traced_joint(fn, args).graph, level)
 
 
 def test_the_source_of_a_cast_is_kept() -> None:
@@ -141,22 +140,10 @@ def test_random_values_are_kept_at_any_level() -> None:
     assert names(kept_of(noisy, torch.randn(8, 8), level=3)) == ["rand_like.default"]
 
 
-def test_named_values_rule_over_the_level() -> None:
-    graph = traced_joint(products, (torch.randn(32, 32), torch.randn(32, 32))).graph
-    (first, *_) = (n for n in graph.nodes if n.target is aten.tanh.default)
-    assert first not in kept(graph)
-    assert first in kept(graph, SavePolicy(must_save=(first.name,)))
-    (product, *_) = (n for n in graph.nodes if n.target is aten.mm.default)
-    assert product in kept(graph)
-    assert product not in kept(graph, SavePolicy(must_recompute=(product.name,)))
-
-
-def test_what_costs_more_than_the_limit_is_kept() -> None:
+def test_flops_of_a_product() -> None:
     graph = traced_joint(products, (torch.randn(32, 32), torch.randn(32, 32))).graph
     (product, *_) = (n for n in graph.nodes if n.target is aten.mm.default)
     assert num_flops(product) == 2 * 32**3
-    assert product in kept(graph, SavePolicy(3, max_recompute_flops=2 * 32**3 - 1))
-    assert product not in kept(graph, SavePolicy(3, max_recompute_flops=2 * 32**3))
 
 
 def test_flops_of_attention() -> None:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from perfuse.config import Settings
 from perfuse.graph.facts import is_pure, is_random
-from perfuse.graph.partition import partition_joint
 from perfuse.graph.random_ops import normal_at, seeds, uniform_at
-from tests.unit.graph.joint import run_halves, traced_joint
+from tests.unit.graph.joint import partition_joint, run_halves, traced_joint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -65,7 +64,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def watched(call: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """What a call gives, and what it keeps for its backward."""
+    """The results of a call, and what it saves for its backward."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ PLACES = tuple(places())
 
 
 def evaluate(index: Dim, place: Place) -> int:
-    """What an index comes to, read off its terms."""
+    """The value of an index, read off its terms."""
     if isinstance(index, int):
         return index
     total = index.const

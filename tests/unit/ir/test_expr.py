@@ -23,7 +23,7 @@ def load(name: str = "i0", index: ix.Dim = X, dtype: DType = F32) -> Expr:
 
 
 def formula() -> Expr:
-    """exp(i0[x] * 2 + 1), with the parts made anew."""
+    """exp(i0[x] * 2 + 1), with the parts made again."""
     scaled = ex.apply("mul", load(), ex.const(2, F32))
     return ex.apply("exp", ex.apply("add", scaled, ex.const(1, F32)))
 

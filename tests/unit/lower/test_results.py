@@ -1,4 +1,4 @@
-"""What leaves a graph is stored once, however many views of it leave or go to calls."""
+"""A result of a graph is stored once, however many views of it are returned or passed to calls."""
 
 from __future__ import annotations
 

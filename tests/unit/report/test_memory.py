@@ -1,4 +1,4 @@
-"""What is told of a training step's memory: rows, a line of bars, a picture."""
+"""Reports on a training step's memory: rows, a line of bars, a picture."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ import torch
 from perfuse import config
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import Bundle, CodeObject
-from perfuse.build.launcher import build_launcher
+from perfuse.build.triton import build_launcher
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow
 from perfuse.context import Context
+from perfuse.runtime.bind_gpu import launcher_of
 from perfuse.runtime.frame import GpuFrame
-from perfuse.runtime.load_gpu import launcher_of
 from perfuse.torch_compat.tensors import element_bytes
 
 stub = ctypes.CDLL("libcuda.so.1")

@@ -12,8 +12,7 @@ import torch
 
 from perfuse import config
 from perfuse.runtime import pool
-from perfuse.runtime.idle import release_memory
-from perfuse.runtime.pool import POOL, Pool, allocator
+from perfuse.runtime.pool import POOL, Pool, allocator, release_memory
 
 MIB = 1 << 20
 SMALLEST_POOLED = config.Settings().thresholds.pool_bytes

@@ -159,7 +159,7 @@ def twice_normalised(x: Tensor, y: Tensor) -> Tensor:
 
 
 def bytes_held_by_gpu_host(plan: Plan) -> list[int]:
-    """What each launch or call of the host runs with, inputs and scratch left out."""
+    """Memory in use at each launch or call of the host, without inputs and scratch."""
     text = generate_gpu_host(plan, generate_triton(plan, H100), H100.device).text
     sizes = {name: buffer_bytes(b, {}, "cuda") for name, b in plan.program.buffers.items()}
     memory: dict[str, str] = {}  # a name, and the one that its memory was made for

@@ -1,4 +1,4 @@
-"""What shares a kernel, in which role, and what stays apart and why."""
+"""Loops that share a kernel, in which role; loops that do not, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reduction reads once, and is large, leaves the cache first; all else stays."""
+"""Large buffers that a reduction reads once leave the cache first; others stay."""
 
 from __future__ import annotations
 
