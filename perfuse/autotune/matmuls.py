@@ -40,6 +40,8 @@ _EXACT_ROWS = 64
 
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
     """The plan with each large matmul computed by the library call that measured fastest."""
+    if is_selecting(context):  # whatever is compiled: an unknown name is an error
+        selected_sources(context.settings.max_autotune_gemm_backends)
     if context.target.gpu is not None or not _is_tuned(context):
         return plan
     # Below this the call itself costs more than any choice saves.

@@ -28,6 +28,7 @@ from perfuse.forking import ForkLock
 from perfuse.logs import channel
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+IDLE_SECONDS = 60.0  # after which workers, and the GPU memory they hold, are given up
 LOG = channel("tuning")
 T = TypeVar("T")
 
@@ -119,6 +120,7 @@ class TuningProcessPool:
         self._settings = settings
         self._lock = ForkLock()
         self._seats: list[_Seat] = []
+        self._idle: threading.Timer | None = None
         self.reasons: dict[Any, str] = {}  # of the last `benchmark`: why a choice has no time
         _POOLS.add(self)
 
@@ -166,8 +168,20 @@ class TuningProcessPool:
                 advance()
 
         with self._lock:
+            self._stop_waiting()
             _in_threads(serve, self._seats[: max(1, len(requests))])
+            self._wait_for_idle()
         return outcomes
+
+    def _wait_for_idle(self) -> None:
+        self._idle = threading.Timer(IDLE_SECONDS, self.terminate)
+        self._idle.daemon = True
+        self._idle.start()
+
+    def _stop_waiting(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = None
 
     @property
     def num_started(self) -> int:
@@ -180,11 +194,13 @@ class TuningProcessPool:
             seat.interrupt()
         with self._lock:
             seats, self._seats = self._seats, []
+            self._stop_waiting()
         for seat in seats:
             seat.close()
 
     def forget(self) -> None:
         """Leave the workers to the process that started them."""
+        self._idle = None  # its thread is not in this process
         seats, self._seats = self._seats, []
         for seat in seats:
             seat.forget()

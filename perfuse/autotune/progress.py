@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
-
-from rich.console import Console
-from rich.progress import Progress, TaskID
+from typing import TextIO
 
 SHOWN_AFTER_S = 1.0
 
@@ -20,30 +19,37 @@ class TuningProgress:
         self,
         subject: str,
         total: int,
-        console: Console | None = None,
+        file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._subject, self._total, self._done = subject, total, 0
-        self._console = console or Console(file=sys.stderr)
+        self._file = file or sys.stderr
         self._clock, self._start = clock, clock()
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._show: Callable[[int], object] | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> TuningProgress:
         return self
 
     def advance(self) -> None:
-        """One more candidate is done."""
+        """Count one more candidate as done."""
         self._done += 1
-        if self._bar is None and self._is_shown():
-            self._bar = Progress(console=self._console, transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(f"tuning {self._subject}", total=self._total)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done)
+        if self._show is None and self._is_shown():
+            self._show = self._opened()
+        if self._show is not None:
+            self._show(self._done)
 
     def _is_shown(self) -> bool:
-        return self._console.is_terminal and self._clock() - self._start > SHOWN_AFTER_S
+        return self._file.isatty() and self._clock() - self._start > SHOWN_AFTER_S
+
+    def _opened(self) -> Callable[[int], object]:
+        # Imported where it is shown: every compile imports this file, and few tune for long.
+        from rich.console import Console
+        from rich.progress import Progress
+
+        bar = self._stack.enter_context(Progress(console=Console(file=self._file), transient=True))
+        task = bar.add_task(f"tuning {self._subject}", total=self._total)
+        return lambda done: bar.update(task, completed=done)
 
     def __exit__(
         self,
@@ -51,5 +57,4 @@ class TuningProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._stack.close()

@@ -23,7 +23,7 @@ class AlwaysFails(ChoiceCaller):
 
 
 def measure(choice: Any, args: Any, out: torch.Tensor, times: torch.Tensor) -> None:
-    """What a child process does with a choice."""
+    """Measure a choice in a child process."""
     times.fill_(choice.benchmark(*args, out=out))
 
 

@@ -74,7 +74,7 @@ def source(fault: str, path: Path) -> Source:
 
 
 def refusal(explained: Any, fault: str) -> str:
-    """What the record says of the faulty candidate."""
+    """The reason in the record of the faulty candidate."""
     (graph,) = explained.graphs
     (decision,) = graph.decisions
     return {rival.choice.name: rival.refusal for rival in decision.rivals}[fault]

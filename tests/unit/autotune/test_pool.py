@@ -104,6 +104,12 @@ def test_termination_ends_workers_and_another_request_starts_new_ones() -> None:
     pool.terminate()
 
 
+def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfuse.autotune.pool.IDLE_SECONDS", 0.1)
+    pool = TuningProcessPool(config.Settings())
+    assert gone(pool.run([c.Pid()])[0].value)
+
+
 def test_each_worker_sees_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CUDA_VISIBLE_DEVICES, "3,5")
     pool = TuningProcessPool(config.Settings().with_overrides({"autotune_multi_device": True}))

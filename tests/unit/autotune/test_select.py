@@ -57,6 +57,13 @@ def test_an_unknown_backend_is_an_error_that_names_the_nearest() -> None:
         selected_sources(" , ")
 
 
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+def test_an_unknown_backend_fails_the_compile(target: str) -> None:
+    settings = {"max_autotune": True, "max_autotune_gemm_backends": "ATEM"}
+    with perfuse.config.patch(settings), pytest.raises(Exception, match="did you mean 'ATEN'"):
+        perfuse.codegen_for(torch.sin, torch.ones(3), target=target)
+
+
 def test_a_backend_without_candidates_is_reported(context: Context) -> None:
     offers = offers_for(PROBLEM, context)
     assert set(offers.silent) == {"TRITON", "CPP"} and offers.silent["TRITON"] == "not on cpu"
@@ -125,6 +132,29 @@ def test_a_wrong_candidate_never_gets_a_time(way: str, context: Context) -> None
     assert measured.failures[1].fate is Fate.WRONG and WAYS[way] in measured.failures[1].detail
     assert 1 not in measured.times
     assert set(measured.times) == {0, 2}, measured.failures
+
+
+class WrongRow(LibraryMatmul):
+    """Wrong in a row whose exact values are not computed."""
+
+    def loaded(self, inputs: tuple[torch.Tensor, ...], out: torch.Tensor | None) -> Run:
+        right = super().loaded(inputs, out)
+
+        def run() -> torch.Tensor:
+            result = right()
+            result[1, 0] += 0.01
+            return result
+
+        return run
+
+
+def test_every_row_is_compared(context: Context) -> None:
+    long = replace(PROBLEM, rows=700)
+    made = selection_of(long, context).contest
+    requests = [LibraryMatmul("aten.addmm.out", long), WrongRow("aten.addmm.out", long)]
+    measured = contest_here(made, requests, QUICK)
+    assert set(measured.times) == {0}
+    assert "its result differs by 0.01" in measured.failures[1].detail
 
 
 @dataclass(frozen=True)
