@@ -60,7 +60,7 @@ def turns(
     runs: Mapping[T, Run], rules: Rules, timer: Timer, clock: Clock = time.perf_counter
 ) -> dict[T, list[float]]:
     """Seconds of every turn of every rival."""
-    if len(runs) == 1:
+    if len(runs) == 1 and rules.band is None:
         rules = Rules(rules.margin, fewest_rounds=1, most_rounds=1)  # nothing to compare it with
     times: dict[T, list[float]] = {rival: [] for rival in runs}
     readings: dict[T, list[Reading]] = {rival: [] for rival in runs}

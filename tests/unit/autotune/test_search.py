@@ -101,8 +101,7 @@ def test_a_search_ends_and_measures_every_rival(times: list[float], seed: int) -
     machine.search({f"rival{i}": t for i, t in enumerate(times)})
     assert len(machine.num_runs) == len(times)
     assert max(machine.num_runs.values()) <= RULES.most_rounds
-    fewest = 1 if len(times) == 1 else RULES.fewest_rounds
-    assert min(machine.num_runs.values()) >= fewest
+    assert min(machine.num_runs.values()) >= RULES.fewest_rounds
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0, 0.3)), min_size=1, max_size=6))

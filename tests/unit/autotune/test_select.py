@@ -61,7 +61,7 @@ def test_an_unknown_backend_is_an_error_that_names_the_nearest() -> None:
 def test_an_unknown_backend_fails_the_compile(target: str) -> None:
     settings = {"max_autotune": True, "max_autotune_gemm_backends": "ATEM"}
     with perfuse.config.patch(settings), pytest.raises(Exception, match="did you mean 'ATEN'"):
-        perfuse.codegen_for(torch.sin, torch.ones(3), target=target)
+        perfuse.codegen_for(torch.sin, (torch.ones(3),), target=target)
 
 
 def test_a_backend_without_candidates_is_reported(context: Context) -> None:
