@@ -19,16 +19,15 @@ from perfuse.autotune.problem import Problem as Problem
 from perfuse.autotune.problem import choices_of as choices_of
 from perfuse.autotune.race import MOST_ERROR, Enter, Rules, error_gate, race
 from perfuse.autotune.select import Selection, is_selecting, select
-from perfuse.autotune.sources import ATEN, selected_sources
+from perfuse.autotune.sources import apply_of, offers_for, selected_sources
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
 from perfuse.cache.keys import key_of
 from perfuse.context import Context
-from perfuse.decision import Decision
-from perfuse.errors import NoValidChoicesError
+from perfuse.decision import Choice, Decision
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import RIVALS
-from perfuse.ir.program import BufferKind, Matmul, Node, Program
+from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.plan import Plan
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
@@ -45,51 +44,43 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     if context.target.gpu is not None or not _is_tuned(context):
         return plan
     # Below this the call itself costs more than any choice saves.
-    least = least_work(context)
+    least = max(1, context.settings.thresholds.tuned_matmul_work)
+    others: list[tuple[Matmul, Choice]] = []
     tuned: dict[int, Matmul] = {}
     decisions: dict[Problem, Decision] = {}
     buffers = dict(plan.program.buffers)
     for node in plan.program.nodes:
         problem = problem_of(node, plan.program, least) if isinstance(node, Matmul) else None
-        if problem is None:
-            _check_aten_is_allowed(node, context)
+        if problem is None or not _has_candidates(problem, context):
             continue
         assert isinstance(node, Matmul)
         decisions[problem] = decide(problem, context)
-        if decisions[problem].chosen != node.choice:
+        chosen = decisions[problem].chosen
+        if apply_of(chosen) is not None:
+            others.append((node, chosen))
+        elif chosen != node.choice:
             buffers[node.out] = replace(buffers[node.out], kind=BufferKind.EXTERN)
             reason = "measured fastest of the libraries here"
-            tuned[id(node)] = replace(node, choice=decisions[problem].chosen, reason=reason)
+            tuned[id(node)] = replace(node, choice=chosen, reason=reason)
     nodes = tuple(tuned.get(id(node), node) for node in plan.program.nodes)
     program = replace(plan.program, nodes=nodes, buffers=buffers)
     steps = tuple(tuned.get(id(step), step) for step in plan.steps)
     made = (*plan.decisions, *decisions.values())
-    return replace(plan, program=program, steps=steps, decisions=made)
+    plan = replace(plan, program=program, steps=steps, decisions=made)
+    for matmul, choice in others:
+        apply = apply_of(choice)
+        plan = plan if apply is None else apply(plan, matmul, choice, context)
+    return plan
+
+
+def _has_candidates(problem: Problem, context: Context) -> bool:
+    """Whether there is anything to choose from; tuners that follow may have candidates too."""
+    return not is_selecting(context) or bool(offers_for(problem, context).choices)
 
 
 def _is_tuned(context: Context) -> bool:
     has_rivals = any(row.is_available() for row in RIVALS)
     return is_selecting(context) or (context.settings.cpu.tune_matmuls and has_rivals)
-
-
-def least_work(context: Context) -> int:
-    """The multiplications of the smallest matmul that is measured."""
-    if is_selecting(context) and not _may_use_aten(context):
-        return 0  # whatever its size, one of the candidates has to compute it
-    return max(1, context.settings.thresholds.tuned_matmul_work)
-
-
-def _may_use_aten(context: Context) -> bool:
-    settings = context.settings
-    names = [source.name for source in selected_sources(settings.max_autotune_gemm_backends)]
-    return settings.autotune_fallback_to_aten or ATEN.name in names
-
-
-def _check_aten_is_allowed(node: Node, context: Context) -> None:
-    """Raise where settings exclude the library, and no source knows this kind of matmul."""
-    if isinstance(node, Matmul) and is_selecting(context) and not _may_use_aten(context):
-        named = context.settings.max_autotune_gemm_backends
-        raise NoValidChoicesError(f"{node.op} in {node.out}", {named: "no candidate"})
 
 
 def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:

@@ -64,13 +64,21 @@ def select(selection: Selection, context: Context) -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
             return _decided(selection, offers, key, context)
 
+    counter = "autotune.matmuls_measured"
     try:
-        return stored_or_measured(key, context, choices.index, measure, "autotune.matmuls_measured")
+        return stored_or_measured(key, context, choices.index, measure, counter)
     except NoValidChoicesError as error:
-        if not context.settings.autotune_fallback_to_aten:
-            raise
-        context.counters.inc("autotune.fallback_to_aten")
-        return Decision(str(selection.problem), selection.fallback, (), f"ATen, since {error}")
+        return fallen_back(str(selection.problem), selection.fallback, error, context)
+
+
+def fallen_back(
+    subject: str, fallback: Choice, error: NoValidChoicesError, context: Context
+) -> Decision:
+    """The decision for the library's call where nothing else is valid, if settings allow it."""
+    if not context.settings.autotune_fallback_to_aten:
+        raise error
+    context.counters.inc("autotune.fallback_to_aten")
+    return Decision(subject, fallback, (), f"ATen, since {error.message}")
 
 
 def _decided(selection: Selection, offers: Offers, key: str, context: Context) -> Decision:

@@ -15,7 +15,9 @@ from perfuse.autotune.request import BenchmarkRequest
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.errors import ConfigError, UnknownOption
+from perfuse.ir.program import Matmul
 from perfuse.logs import channel
+from perfuse.schedule.plan import Plan
 from perfuse.target import Target
 
 LOG = channel("tuning")
@@ -39,6 +41,8 @@ class Source:
     propose: Callable[[Any, Context], Sequence[Choice]] = _proposes_nothing
     request: Callable[[Any, Choice, Context], BenchmarkRequest] = _no_request
     build: Callable[[Any, Choice, Context], object] | None = None  # compiles it ahead of `request`
+    # Puts a choice for a matmul into a plan; None: a library call of the table of rivals.
+    apply: Callable[[Plan, Matmul, Choice, Context], Plan] | None = None
 
 
 def _library_choices(problem: Any, context: Context) -> Sequence[Choice]:
@@ -73,6 +77,31 @@ def selected_sources(text: str) -> tuple[Source, ...]:
     if not named:
         raise ConfigError(f"{SETTING} names no backend", hint=f"choose among {', '.join(known)}.")
     return tuple(source for name, source in known.items() if name in named)
+
+
+# Names of backends by the sources of choices; others are their own.
+_BACKENDS = {"library": ATEN.name}
+
+
+def is_selected(choice: Choice, context: Context) -> bool:
+    """Whether the settings select the source that proposes a choice."""
+    names = {s.name for s in selected_sources(context.settings.max_autotune_gemm_backends)}
+    return _BACKENDS.get(choice.source, choice.source.upper()) in names
+
+
+def apply_of(choice: Choice) -> Callable[[Plan, Matmul, Choice, Context], Plan] | None:
+    """How a choice is put into a plan; None for a library call."""
+    name = _BACKENDS.get(choice.source, choice.source.upper())
+    return next((source.apply for source in SOURCES if source.name == name), None)
+
+
+def silent_sources(context: Context) -> dict[str, str]:
+    """Selected sources that cannot serve the target, and those that proposed nothing."""
+    selected = selected_sources(context.settings.max_autotune_gemm_backends)
+    kind = context.target.kind
+    return {
+        s.name: "no candidate" if s.serves(context.target) else f"not on {kind}" for s in selected
+    }
 
 
 @dataclass(frozen=True, slots=True)

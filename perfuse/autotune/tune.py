@@ -9,6 +9,7 @@ import torch
 from perfuse.autotune.kernel_times import log_kernel_times
 from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Run
+from perfuse.autotune.race_selected import require_selected
 from perfuse.autotune.tiles import Device, measured_tiles
 from perfuse.backends import backend_of
 from perfuse.cache.manifest import Entry
@@ -56,4 +57,4 @@ def tune_tiles(plan: Plan, context: Context) -> Plan:
         return measured_tiles(plan, context, device)
 
 
-TUNERS: list[Tuner] = [tune_matmuls, tune_tiles, log_kernel_times]
+TUNERS: list[Tuner] = [tune_matmuls, tune_tiles, require_selected, log_kernel_times]
