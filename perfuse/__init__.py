@@ -21,9 +21,12 @@ from perfuse.errors import CompilerFailed as CompilerFailed
 from perfuse.errors import CompilerMissing as CompilerMissing
 from perfuse.errors import ConfigError as ConfigError
 from perfuse.errors import ConfigWarning as ConfigWarning
+from perfuse.errors import LockFileError as LockFileError
+from perfuse.errors import LockFileWarning as LockFileWarning
 from perfuse.errors import MemoryFault as MemoryFault
 from perfuse.errors import OverBudget as OverBudget
 from perfuse.errors import PerfuseError as PerfuseError
+from perfuse.errors import RemoteCacheWarning as RemoteCacheWarning
 from perfuse.errors import SpecError as SpecError
 from perfuse.errors import UnknownOption as UnknownOption
 from perfuse.errors import UnsupportedOp as UnsupportedOp
@@ -36,17 +39,20 @@ if TYPE_CHECKING:
     from perfuse import testing as testing
     from perfuse.api import aot_compile as aot_compile
     from perfuse.api import aot_load as aot_load
+    from perfuse.api import check_lock as check_lock
     from perfuse.api import codegen_for as codegen_for
     from perfuse.api import compile as compile
     from perfuse.api import explain as explain
     from perfuse.api import load as load
     from perfuse.api import memory_efficient_fusion as memory_efficient_fusion
     from perfuse.api import release_memory as release_memory
+    from perfuse.api import write_lock as write_lock
     from perfuse.graph.cse import fx_graph_cse as fx_graph_cse
 
 LAZY = {
     "aot_compile": ("perfuse.capture.aot", "aot_compile"),
     "aot_load": ("perfuse.runtime.artefact", "load"),
+    "check_lock": ("perfuse.autotune.lock", "check_lock"),
     "codegen_for": ("perfuse.capture.cross_compile", "codegen_for"),
     "compile": ("perfuse.api", "compile"),
     "explain": ("perfuse.report.explain", "explain"),
@@ -54,6 +60,7 @@ LAZY = {
     "load": ("perfuse.runtime.artefact", "load"),
     "memory_efficient_fusion": ("perfuse.api", "memory_efficient_fusion"),
     "release_memory": ("perfuse.runtime.pool", "release_memory"),
+    "write_lock": ("perfuse.autotune.lock", "write_lock"),
 }
 
 __version__ = VERSION

@@ -1,4 +1,4 @@
-"""The public functions: compile and its relatives, explain, aot_compile, load, release_memory."""
+"""The public functions: compile and its relatives, explain, aot_compile, load, lock files."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -7,6 +7,8 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 import torch
 
 from perfuse import config
+from perfuse.autotune.lock import check_lock as check_lock
+from perfuse.autotune.lock import write_lock as write_lock
 from perfuse.capture.aot import aot_compile as aot_compile
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.cross_compile import codegen_for as codegen_for

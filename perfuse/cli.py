@@ -1,6 +1,7 @@
 """The `perfuse` command."""
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from perfuse.cache.access import cache_folder, open_store
 from perfuse.cache.folders import check_usable
 from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake
+from perfuse.cli_lock import app as lock_app
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.gpu import gpu_of_device
@@ -29,6 +31,7 @@ app = typer.Typer(no_args_is_help=True)
 cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(artefact_app, name="artefact")
+app.add_typer(lock_app, name="lock")
 console = Console()
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
@@ -74,11 +77,16 @@ def show_config(
         value = settings.get(row.name)
         mark = " " if value == row.default else "*"
         table.add_row(
-            Text(f"{mark} {row.name} = {value!r}", "bold" if mark == "*" else ""),
+            Text(f"{mark} {row.name} = {_shown(value)}", "bold" if mark == "*" else ""),
             Text(f"{row.sentence} ({row.type})"),
         )
     console.print(table, width=min(console.width, 110))
     console.print("Environment variables: PERFUSE_ and the name, as in PERFUSE_CPU_THREADS=4.")
+
+
+def _shown(value: Any) -> str:
+    """A value as it may be shown to others: without the password of an address."""
+    return re.sub(r"://[^@/]*@", "://...@", repr(value))
 
 
 @app.command()

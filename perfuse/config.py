@@ -196,6 +196,18 @@ class Settings:
     benchmark_kernel: bool = plain(
         False, "Run each kernel alone on random data, and log its time (channel tuning)."
     )
+    autotune_local_cache: bool = plain(True, "Remember measured choices in the cache on disk.")
+    autotune_remote_cache: bool = plain(
+        False, "Share measured choices with other machines through the server at redis_url."
+    )
+    redis_url: str = plain(
+        "", "Server of the remote cache: redis://[user:password@]host[:port][/database], rediss://."
+    )
+    search_autotune_cache: bool = key(
+        False, "Use remembered choices where max_autotune is off, and measure nothing there."
+    )
+    # Its content is part of keys, not its path (cache/keys.py, identity).
+    lock_file: str = plain("", "File of pinned choices, see `perfuse lock`; empty: none.")
     cudagraphs: bool = plain(False, "Replay launches on CUDA devices through CUDA graphs.")
     recompute_level: int = key(
         1,

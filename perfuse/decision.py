@@ -1,11 +1,13 @@
-"""Choices and decisions: how an operation is computed, and the measurements behind it.
+"""Questions, choices and decisions: how an operation is computed, and the measurements behind it.
 
-Plain data that goes to JSON and back: the store keeps decisions, compiled programs carry them, and
-reports show them.
+Plain data that goes to JSON and back: stores keep decisions, compiled programs carry them, reports
+show them, and a lock file pins them.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,8 +25,8 @@ class Choice:
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Choice:
-        options = tuple((name, value) for name, value in document["options"])
-        return Choice(document["source"], document["name"], options)
+        options = tuple((_text(name), _plain(value)) for name, value in document["options"])
+        return Choice(_text(document["source"]), _text(document["name"]), options)
 
     def __str__(self) -> str:
         return self.name
@@ -33,6 +35,28 @@ class Choice:
 def library(op: str) -> Choice:
     """The choice of a library call: aten.mm.out."""
     return Choice("library", op)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The problem that a decision solves, its candidates, and where the answer holds.
+
+    Nothing in it depends on names of files, graphs or buffers, nor on the code of Perfuse.
+    """
+
+    kind: str  # the name of its kind in the store: matmul, tile
+    problem: str  # one line that identifies it, together with the kind
+    candidates: tuple[Choice, ...]  # the default first
+    device: str  # the kind of device that it is asked for
+    versions: tuple[tuple[str, str], ...]  # of the software that the candidates consist of
+    rules: str = ""  # how candidates are compared
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> Question:
+        candidates = tuple(map(Choice.from_json, document["candidates"]))
+        versions = tuple((_text(name), _text(value)) for name, value in document["versions"])
+        texts = {name: _text(document[name]) for name in ("kind", "problem", "device", "rules")}
+        return Question(candidates=candidates, versions=versions, **texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +75,9 @@ class Rival:
         return f"{self.median_us:,.1f} us, spread {self.spread_us:,.1f}"
 
 
+NOTHING_REMEMBERED = "no choice is remembered, and nothing is measured in this mode"
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A choice made by measurement, with every rival, the default first."""
@@ -59,6 +86,12 @@ class Decision:
     chosen: Choice
     rivals: tuple[Rival, ...]
     reason: str
+    question: Question | None = None  # for what else it holds; None: for this program alone
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the default was taken only because nothing else is remembered."""
+        return self.reason == NOTHING_REMEMBERED
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -73,10 +106,57 @@ class Decision:
             for row in document["rivals"]
         )
         chosen = Choice.from_json(document["chosen"])
-        decision = Decision(document["subject"], chosen, rivals, document["reason"])
+        asked = document.get("question")
+        question = None if asked is None else Question.from_json(asked)
+        texts = _text(document["subject"]), _text(document["reason"])
+        decision = Decision(texts[0], chosen, rivals, texts[1], question)
         str(decision)  # which raises where times are not numbers
         return decision
 
     def __str__(self) -> str:
         rivals = "; ".join(f"{r.choice} {r.measured()}" for r in self.rivals)
         return f"{self.subject}: {self.chosen} of {rivals}"
+
+
+def identified(summary: str, text: str) -> str:
+    """A problem in one line: what a reader wants to know, and the hash of what identifies it."""
+    return f"{summary}, {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def answer_from(document: dict[str, Any], question: Question) -> Decision:
+    """A decision on this very question; one of `errors.MALFORMED` where it is not one."""
+    decision = Decision.from_json(document)
+    if decision.question != question:
+        raise ValueError("a decision on another question")
+    if decision.chosen not in question.candidates:
+        raise ValueError(f"{decision.chosen} is not a candidate")
+    return decision
+
+
+def undecided(subject: str, question: Question) -> Decision:
+    """The default, where nothing is remembered and nothing may be measured."""
+    rivals = unmeasured(question.candidates)
+    return Decision(subject, question.candidates[0], rivals, NOTHING_REMEMBERED, question)
+
+
+def ranked(subject: str, question: Question, order: Sequence[Choice]) -> Decision:
+    """A decision by a model alone, for a device that is not there; the best choice first."""
+    reason = "ranked by a model, not measured"
+    return Decision(subject, order[0], unmeasured(order), reason, question)
+
+
+def unmeasured(choices: Sequence[Choice]) -> tuple[Rival, ...]:
+    """Rivals of a decision that was not made by measurement here."""
+    return tuple(Rival(choice, refusal="not measured here") for choice in choices)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, not {value!r:.80}")
+    return value
+
+
+def _plain(value: Any) -> Plain:
+    if not isinstance(value, Plain):
+        raise TypeError(f"expected a number, text or nothing, not {value!r:.80}")
+    return value

@@ -200,6 +200,20 @@ class ArtefactError(PerfuseError):
     default_hint = "recompile it on this machine with this version of Perfuse."
 
 
+class LockFileError(PerfuseError):
+    """A lock file of pinned choices that is damaged, unreadable or of another schema."""
+
+    default_hint = "write it again (perfuse lock write), or unset lock_file (PERFUSE_LOCK_FILE)."
+
+
+class LockFileWarning(UserWarning):
+    """A lock file that does not fit here: other choices than the pinned ones are used."""
+
+
+class RemoteCacheWarning(UserWarning):
+    """A remote cache that cannot be used, or holds something unusable; compiling goes on."""
+
+
 class SpecError(PerfuseError):
     """An artefact violates the invariants of its stage: a bug in Perfuse."""
 

@@ -17,6 +17,7 @@ from perfuse.backends import backend_of
 from perfuse.cache import keys
 from perfuse.cache.access import open_store
 from perfuse.cache.keys import identity, key_of
+from perfuse.cache.lock_file import lock_digest
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
@@ -46,6 +47,7 @@ def load_or_compile(
     module: GraphModule, context: Context, observe: Callable[[Compiled], None] | None = None
 ) -> Executable:
     """The graph's executable. With an `observe` function, artefacts are always generated."""
+    pinned = lock_digest(context.settings.lock_file)
     key = graph_key(module, context) if context.settings.cache.enabled else None
     if key is not None and observe is None:
         found = load_graph(key, context)
@@ -62,6 +64,9 @@ def load_or_compile(
         observe(compiled)
     if key is not None and graph_assumptions(_values(module)) != assumed:
         _skipped(context, "guards")  # a loaded program would lack them
+        key = None
+    if key is not None and lock_digest(context.settings.lock_file) != pinned:
+        _skipped(context, "lock_file")  # it was written meanwhile: which choices are these?
         key = None
     kept = store_graph(key, compiled, context) if key else None
     return Executable(compiled.call, kept, compiled.host.gpu, compiled.decisions)
@@ -106,6 +111,9 @@ def load_graph(key: str, context: Context) -> Executable | None:
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
     """Store a compiled graph; its key, or None if it holds something that is not data."""
     constants = compiled.program.constants
+    if context.settings.search_autotune_cache and any(d.is_open for d in compiled.decisions):
+        _skipped(context, "undecided")  # what is remembered later has to be found
+        return None
     if any(name.startswith("py:") for name in constants):
         _skipped(context, "python_call")
         return None
@@ -113,8 +121,10 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
         _skipped(context, "constant")
         return None
     built = tuple(entry.key for entry in compiled.built)
+    # Counts describe the program, and are counted again when it is loaded; tuning is not done then.
+    counts = {name: n for name, n in compiled.counts.items() if not name.startswith("autotune.")}
     saved = SavedProgram(
-        compiled.host, built, constants, compiled.counts, str(compiled.plan), compiled.decisions
+        compiled.host, built, constants, counts, str(compiled.plan), compiled.decisions
     )
     entry: Entry = open_store(context).put(key, files_of(saved))
     return entry.key

@@ -204,6 +204,14 @@ def _machine() -> tuple[str, tuple[str, ...], dict[int, int]]:
     return arch, isas, cache_sizes(indices)
 
 
+@cache
+def cpu_model() -> str:
+    """The name of this machine's CPU, as it reports it."""
+    text = _read(Path("/proc/cpuinfo"))
+    rows = re.findall(r"^(?:model name|CPU implementer|CPU part)\s*:\s*(.*)$", text, re.MULTILINE)
+    return " ".join(dict.fromkeys(row.strip() for row in rows if row.strip())) or "unknown model"
+
+
 def machine_isas() -> tuple[str, ...]:
     """The instruction sets that this machine can run, widest first."""
     return _machine()[1]

@@ -8,23 +8,24 @@ that tune more, the candidates are those of all selected sources (`select.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from perfuse.autotune.contest import Contest
+from perfuse.autotune.machine import device_kind, library_versions
 from perfuse.autotune.problem import LibraryMatmul, MatmulReference
 from perfuse.autotune.problem import Problem as Problem
 from perfuse.autotune.problem import choices_of as choices_of
 from perfuse.autotune.race import MOST_ERROR, Enter, Rules, error_gate, race
 from perfuse.autotune.select import Selection, is_selecting, select
 from perfuse.autotune.sources import apply_of, offers_for, selected_sources
-from perfuse.autotune.stored import stored_or_measured
+from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.cache import keys
-from perfuse.cache.keys import key_of
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision
+from perfuse.decision import Choice, Decision, Question
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import RIVALS
 from perfuse.ir.program import BufferKind, Matmul, Program
@@ -54,7 +55,8 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
         if problem is None or not _has_candidates(problem, context):
             continue
         assert isinstance(node, Matmul)
-        decisions[problem] = decide(problem, context)
+        if problem not in decisions:
+            decisions[problem] = decide(problem, context)
         chosen = decisions[problem].chosen
         if apply_of(chosen) is not None:
             others.append((node, chosen))
@@ -80,7 +82,12 @@ def _has_candidates(problem: Problem, context: Context) -> bool:
 
 def _is_tuned(context: Context) -> bool:
     has_rivals = any(row.is_available() for row in RIVALS)
-    return is_selecting(context) or (context.settings.cpu.tune_matmuls and has_rivals)
+    return is_selecting(context) or (has_rivals and (is_measured(context) or is_consulted(context)))
+
+
+def is_measured(context: Context) -> bool:
+    """Whether a matmul without a remembered decision is raced in the modes that select nothing."""
+    return context.settings.cpu.tune_matmuls and not context.settings.search_autotune_cache
 
 
 def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:
@@ -101,20 +108,37 @@ def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | Non
     return Problem(rows, columns, depth, a_strides, b_strides, bias is not None)
 
 
+def question_of(problem: Problem, choices: Sequence[Choice], context: Context) -> Question:
+    """The question which of these computes a matmul fastest on this kind of machine."""
+    return Question(
+        keys.MATMUL.name,
+        f"{problem}, float32, strides {problem.a_strides} and {problem.b_strides}, "
+        f"threads of PyTorch: {torch.get_num_threads()}",
+        tuple(choices),
+        device_kind(context.target),
+        library_versions("cpu"),
+        f"{RULES}, error {MOST_ERROR}",
+    )
+
+
 def decide(problem: Problem, context: Context) -> Decision:
-    """The stored decision for a matmul on this machine, or a new one."""
+    """The remembered decision for a matmul on this kind of machine, or a new one."""
     if is_selecting(context):
         return select(selection_of(problem, context), context)
-    machine = (context.target, torch.get_num_threads(), torch.__version__)
     choices = choices_of(problem)
-    key = key_of(keys.MATMUL, machine, RULES, MOST_ERROR, choices, problem)
 
     def measure() -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
             gate = error_gate(exact_rows(problem))
             return race(str(problem), choices, entered(problem), RULES, gate=gate)
 
-    return stored_or_measured(key, context, choices.index, measure, "autotune.matmuls_measured")
+    return stored_or_measured(
+        question_of(problem, choices, context),
+        str(problem),
+        context,
+        measure if is_measured(context) else None,
+        "autotune.matmuls_measured",
+    )
 
 
 def selection_of(problem: Problem, context: Context) -> Selection:
@@ -122,7 +146,12 @@ def selection_of(problem: Problem, context: Context) -> Selection:
     contest = Contest(
         problem.operands(), problem.result(), MatmulReference(), context.target.l3_bytes
     )
-    return Selection(problem, contest, choices_of(problem)[0])
+    return Selection(
+        problem,
+        contest,
+        choices_of(problem)[0],
+        lambda choices: question_of(problem, choices, context),
+    )
 
 
 def entered(problem: Problem) -> Enter:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import torch
 
 from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.contest import (
@@ -29,10 +27,8 @@ from perfuse.autotune.request import BenchmarkRequest
 from perfuse.autotune.search import first_within
 from perfuse.autotune.sources import Offers, Source, offers_for
 from perfuse.autotune.stored import stored_or_measured
-from perfuse.cache import keys
-from perfuse.cache.keys import key_of
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision
+from perfuse.decision import Choice, Decision, Question
 from perfuse.errors import NoValidChoicesError
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
@@ -46,6 +42,7 @@ class Selection:
     problem: Any  # its text names it, its repr identifies it
     contest: Contest
     fallback: Choice  # the library's own call
+    question: Callable[[Sequence[Choice]], Question]  # which of some choices is the fastest
 
 
 def is_selecting(context: Context) -> bool:
@@ -56,19 +53,21 @@ def is_selecting(context: Context) -> bool:
 def select(selection: Selection, context: Context) -> Decision:
     """The stored decision on a problem, or a new one; the library's call if that is allowed."""
     offers = offers_for(selection.problem, context)
-    machine = (context.target, torch.get_num_threads(), torch.__version__)
     choices = tuple(offers.choices)
-    key = key_of(keys.MATMUL, machine, RULES, choices, repr(selection.problem))
+    subject = str(selection.problem)
 
     def measure() -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
-            return _decided(selection, offers, key, context)
+            return _decided(selection, offers, context)
 
     counter = "autotune.matmuls_measured"
     try:
-        return stored_or_measured(key, context, choices.index, measure, counter)
+        if not choices:
+            raise NoValidChoicesError(subject, offers.silent)
+        question = selection.question(choices)
+        return stored_or_measured(question, subject, context, measure, counter)
     except NoValidChoicesError as error:
-        return fallen_back(str(selection.problem), selection.fallback, error, context)
+        return fallen_back(subject, selection.fallback, error, context)
 
 
 def fallen_back(
@@ -81,7 +80,7 @@ def fallen_back(
     return Decision(subject, fallback, (), f"ATen, since {error.message}")
 
 
-def _decided(selection: Selection, offers: Offers, key: str, context: Context) -> Decision:
+def _decided(selection: Selection, offers: Offers, context: Context) -> Decision:
     """Measure what may be run, and choose; NoValidChoicesError if nothing can be."""
     subject = str(selection.problem)
     refusals = {
@@ -100,8 +99,9 @@ def _decided(selection: Selection, offers: Offers, key: str, context: Context) -
         times.update({choices[number]: found for number, found in measured.times.items()})
         return {choice: 1e3 * measured.seconds(n) for n, choice in enumerate(choices)}
 
+    inputs = repr(selection.problem)
     allowed = [choice for choice in offers.choices if choice not in refusals]
-    found = AlgorithmSelector().lookup(allowed, subject, key, benchmark) if allowed else {}
+    found = AlgorithmSelector().lookup(allowed, subject, inputs, benchmark) if allowed else {}
     finite = {choice: ms for choice, ms in found.items() if math.isfinite(ms)}
     if not finite:
         infinite = dict.fromkeys(map(str, allowed), "its time is infinite")

@@ -1,51 +1,48 @@
-"""Decisions on disk: measured once, found by every later compile on this machine."""
+"""Decisions found or made: the one place where a tuner asks for one.
 
-from __future__ import annotations
+What is remembered (`cache/decisions.py`) is used; else the candidates are measured and the decision
+is remembered, unless this mode measures nothing: then the default stays.
+"""
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 
-from perfuse.cache.access import open_store
-from perfuse.cache.store import Store
+from perfuse.cache.decisions import decision_stores, has_lock_file
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision
-from perfuse.errors import MALFORMED, CacheDamaged
+from perfuse.decision import Decision, Question, undecided
 from perfuse.logs import channel
 
-FILE = "decision.json"
+Measure = Callable[[], Decision]
+
+
+def is_consulted(context: Context) -> bool:
+    """Whether remembered decisions are used where nothing is measured."""
+    return context.settings.search_autotune_cache or has_lock_file(context)
 
 
 def stored_or_measured(
-    key: str,
-    context: Context,
-    check: Callable[[Choice], object],
-    measure: Callable[[], Decision],
-    counter: str,
+    question: Question, subject: str, context: Context, measure: Measure | None, counter: str
 ) -> Decision:
-    """The decision under this key, or a new one, which is stored and counted.
+    """The decision on a question, with the subject as this program names it.
 
-    What cannot be read, is of another format, or whose choice fails `check`, is measured again.
+    Without `measure` it is a remembered one, else the default; a new measurement is counted.
     """
-    store = open_store(context)
-    found = _stored(store, key, check) if context.settings.cache.enabled else None
-    if found is not None:
-        context.counters.inc("autotune.cache_hit")
-        return found
-    decision = measure()
+    is_pinned_only = measure is None and not context.settings.search_autotune_cache
+    stores = decision_stores(context, is_pinned_only=is_pinned_only)
+    for place, store in enumerate(stores):
+        found = store.look_up(question)
+        if found is not None:
+            for earlier in stores[:place]:
+                earlier.remember(question, found)
+            context.counters.inc("autotune.cache_hit")
+            context.counters.inc(f"autotune.{store.name}_hit")
+            return replace(found, subject=subject)
+    if measure is None:
+        context.counters.inc("autotune.undecided")
+        return undecided(subject, question)
+    decision = replace(measure(), subject=subject, question=question)
     context.counters.inc(counter)
     channel("tuning").info("%s (%s)", decision, decision.reason)
-    store.put(key, {FILE: json.dumps(decision.to_json(), indent=1).encode()})
+    for store in stores:
+        store.remember(question, decision)
     return decision
-
-
-def _stored(store: Store, key: str, check: Callable[[Choice], object]) -> Decision | None:
-    entry = store.get(key)
-    if entry is None:
-        return None
-    try:
-        decision = Decision.from_json(entry.read_json(FILE))
-        check(decision.chosen)
-        return decision
-    except (CacheDamaged, *MALFORMED):
-        store.discard(key)
-        return None

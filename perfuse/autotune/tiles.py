@@ -12,18 +12,18 @@ from functools import partial
 from typing import Any
 
 from perfuse.autotune.compile_together import compile_together, num_compile_threads
+from perfuse.autotune.machine import device_kind, generated_versions
 from perfuse.autotune.race import Rules, Run, Timer, race
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
-from perfuse.cache.keys import identity, key_of
 from perfuse.codegen.triton.tiling import candidates, widest_of
-from perfuse.codegen.triton.unit import machine_of
+from perfuse.codegen.triton.unit import generate_triton, machine_of
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision
+from perfuse.decision import Choice, Decision, Question, identified
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Indirect
 from perfuse.ir.program import BufferKind, Program, View
-from perfuse.schedule.plan import Kernel, Plan, static_product
+from perfuse.schedule.plan import Kernel, Plan, static_product, with_tile
 from perfuse.schedule.tile import Tile
 
 # Readings are the GPU's own, with caches flushed before each turn: rounds are long enough for few.
@@ -44,14 +44,22 @@ class Device:
     timer: Timer
 
 
-def measured_tiles(plan: Plan, context: Context, device: Device) -> Plan:
-    """The plan with the fastest tile of each kernel that is worth measuring."""
+def measured_tiles(plan: Plan, context: Context, device: Device | None) -> Plan:
+    """The plan with the fastest tile of each kernel that is worth measuring.
+
+    Without a device, the tiles are those that are remembered.
+    """
     decisions: dict[str, Decision] = {}
+    known: dict[Question, Decision] = {}
     least_bytes = context.settings.thresholds.tuned_tile_bytes  # smaller ones end before it matters
     for kernel in plan.kernels:
         if kernel.num_bytes >= least_bytes and is_measurable(kernel, plan.program):
-            decisions[kernel.name] = decide(kernel, plan.program, context, device)
-    tiles = {name: tile_of(decision.chosen) for name, decision in decisions.items()}
+            alone = plan_of_one(kernel, plan.program)
+            question = question_of(alone, context)
+            if question not in known:
+                known[question] = decide(question, alone, context, device)
+            decisions[kernel.name] = replace(known[question], subject=subject_of(kernel))
+    tiles = {name: tile_of(d.chosen) for name, d in decisions.items() if not d.is_open}
     return replace(plan, tiles=tiles, decisions=(*plan.decisions, *decisions.values()))
 
 
@@ -81,19 +89,47 @@ def is_measurable(kernel: Kernel, program: Program) -> bool:
     return not any(isinstance(atom, Indirect) for at in indices for atom in ix.atoms_of(at))
 
 
-def decide(kernel: Kernel, program: Program, context: Context, device: Device) -> Decision:
-    """The stored decision for a kernel on this GPU, or a new one."""
-    alone = plan_of_one(kernel, program)
-    shapes = [str(b) for b in alone.program.buffers.values()]
-    key = key_of(keys.TILE, *identity(context), str(alone), shapes, RULES)
+def question_of(alone: Plan, context: Context) -> Question:
+    """The question which tile of a kernel is fastest on this kind of GPU.
+
+    The text of the default candidate stands for the kernel: it has no names of the program, and
+    an edit of Perfuse that leaves it as it is keeps the decision.
+    """
+    (kernel,) = alone.kernels
+    widest = widest_of(kernel, alone.program.buffers)
+    tiles = candidates(kernel, machine_of(context.target), widest)
+    sources = generate_triton(with_tile(alone, tiles[0]), context)
+    grids = [launch.grid for launches in sources.launches for launch in launches]
+    layouts = [(b.dtype, b.shape, b.strides) for b in alone.program.buffers.values()]
+    text = f"{sources.text}\n{sources.kernels!r}\n{grids!r}\n{layouts!r}"
+    loops = f"{len(kernel.members)} loops over {'x'.join(str(a.size) for a in kernel.axes)}"
+    return Question(
+        keys.TILE.name,
+        identified(f"kernel of {loops}", text),
+        tuple(map(choice_of, tiles)),
+        device_kind(context.target),
+        generated_versions(),
+        str(RULES),
+    )
+
+
+def subject_of(kernel: Kernel) -> str:
+    return f"kernel {kernel.name}"
+
+
+def decide(question: Question, alone: Plan, context: Context, device: Device | None) -> Decision:
+    """The remembered decision for a kernel on this kind of GPU, or a new one."""
+    tiles = [tile_of(choice) for choice in question.candidates]
 
     def measure() -> Decision:
-        widest = widest_of(kernel, program.buffers)
-        tiles = candidates(kernel, machine_of(context.target), widest)
+        assert device is not None
         _build_together(alone, tiles, device.build, context)
         return race_tiles(alone, tiles, device.load(alone), device.timer)
 
-    return stored_or_measured(key, context, tile_of, measure, "autotune.kernels_measured")
+    subject, counter = subject_of(alone.kernels[0]), "autotune.kernels_measured"
+    return stored_or_measured(
+        question, subject, context, None if device is None else measure, counter
+    )
 
 
 def _build_together(alone: Plan, tiles: list[Tile], build: Build, context: Context) -> None:
@@ -107,7 +143,7 @@ def race_tiles(
 ) -> Decision:
     """Race the tiles of a plan of one kernel, the model's choice first."""
     choices = [choice_of(tile) for tile in tiles]
-    subject = f"kernel {alone.kernels[0].name}"
+    subject = subject_of(alone.kernels[0])
     return race(subject, choices, lambda choice: load(tile_of(choice)), RULES, timer=timer)
 
 

@@ -10,6 +10,7 @@ from perfuse.autotune.kernel_times import log_kernel_times
 from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Run
 from perfuse.autotune.race_selected import require_selected
+from perfuse.autotune.stored import is_consulted
 from perfuse.autotune.tiles import Device, measured_tiles
 from perfuse.backends import backend_of
 from perfuse.cache.manifest import Entry
@@ -31,10 +32,17 @@ def tune(plan: Plan, context: Context) -> Plan:
 
 
 def tune_tiles(plan: Plan, context: Context) -> Plan:
-    """Kernels cut as measured on this GPU, in the modes that tune."""
-    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if context.target.gpu is None or not context.settings.max_autotune or not is_there:
+    """Kernels cut as measured on this GPU in the modes that tune, in others as remembered."""
+    if context.target.gpu is None:
         return plan
+    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
+    if context.settings.max_autotune and is_there:
+        with disable_dispatch_modes():
+            return measured_tiles(plan, context, _device(context))
+    return measured_tiles(plan, context, None) if is_consulted(context) else plan
+
+
+def _device(context: Context) -> Device:
     backend = backend_of(context.target)
 
     def build(alone: Plan, tile: Tile) -> tuple[TritonSources, tuple[Entry, ...]]:
@@ -52,9 +60,7 @@ def tune_tiles(plan: Plan, context: Context) -> Plan:
 
         return run_of
 
-    with disable_dispatch_modes():
-        device = Device(build, load, event_timer(context.device))
-        return measured_tiles(plan, context, device)
+    return Device(build, load, event_timer(context.device))
 
 
 TUNERS: list[Tuner] = [tune_matmuls, tune_tiles, require_selected, log_kernel_times]

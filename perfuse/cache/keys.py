@@ -13,8 +13,10 @@ from pathlib import Path
 
 import torch
 
+from perfuse.cache.lock_file import lock_digest
 from perfuse.cache.manifest import FORMAT
 from perfuse.context import Context
+from perfuse.decision import Question
 from perfuse.version import VERSION
 
 PACKAGE = Path(__file__).parent.parent
@@ -28,6 +30,7 @@ class Kind:
     version: int
     holds: str
     code: tuple[str, ...] = ()  # files of Perfuse whose text decides what an entry holds
+    is_decision: bool = False  # then an entry of another version of Perfuse is as good
 
 
 ALL_CODE = ("**/*.py", "**/*.h", "**/*.cpp")
@@ -42,13 +45,19 @@ KERNEL = Kind(
     "kernel", 1, "machine code and assembly of one Triton kernel", ("build/triton_compile.py",)
 )
 BUNDLE = Kind("gpu", 1, "machine code of all kernels of a GPU program")
-MATMUL = Kind("matmul", 1, "which library call computes a matmul fastest, as measured")
-TILE = Kind("tile", 2, "which tile of a GPU kernel is fastest, as measured", ALL_CODE)
+MATMUL = Kind(
+    "matmul",
+    2,
+    "which library call computes a matmul fastest, as measured",
+    is_decision=True,
+)
+TILE = Kind("tile", 3, "which tile of a GPU kernel is fastest, as measured", is_decision=True)
 QUARANTINE = Kind("quarantine", 1, "a candidate that must not be run, with the reason", ALL_CODE)
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
 KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, QUARANTINE, GRAPH, CAPTURE)
+DECISIONS = {kind.name: kind for kind in KINDS if kind.is_decision}
 
 
 def key_of(kind: Kind, *parts: object) -> str:
@@ -57,7 +66,8 @@ def key_of(kind: Kind, *parts: object) -> str:
     Bytes and text count as they are, other parts by their `repr`, which must be the same in every
     process.
     """
-    own = (kind.name, kind.version, FORMAT, VERSION, code_digest(kind.code))
+    release = "" if kind.is_decision else VERSION
+    own = (kind.name, kind.version, FORMAT, release, code_digest(kind.code))
     digest = hashlib.sha256()
     for part in (*own, *parts):
         data = part if isinstance(part, bytes) else _text(part).encode()
@@ -79,6 +89,12 @@ def code_digest(patterns: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
+def decision_key(question: Question) -> str:
+    """The key of a decision: the problem, its candidates, the kind of device and versions."""
+    return key_of(DECISIONS[question.kind], question)
+
+
 def identity(context: Context) -> tuple[object, ...]:
-    """The conditions of a compile: PyTorch's version, the target, the settings."""
-    return torch.__version__, context.target, context.settings.cache_key()
+    """The conditions of a compile: PyTorch's version, the target, settings and pinned choices."""
+    pinned = lock_digest(context.settings.lock_file)
+    return torch.__version__, context.target, context.settings.cache_key(), pinned

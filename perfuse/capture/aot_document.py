@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
@@ -71,7 +72,7 @@ def document_of(
         "tensors": rows,
         "inputs": [_place(value, like, numbers, held, names) for value, like in pairs],
         "guards": sorted((_formula(guard) for guard in names.guards), key=len),  # plain ones first
-        "results": describe(capture.result, _Places([*capture.results, *given])),
+        "results": describe(capture.result, partial(_number_of, [*capture.results, *given])),
         "facts": dataclasses.asdict(facts),
         "is_training": facts.is_training,
     }
@@ -131,14 +132,9 @@ def _formula(expression: sympy.Basic) -> str:
         ) from error
 
 
-class _Places:
+def _number_of(known: list[Any], tensor: torch.Tensor) -> int:
     """The number of a result: of those the graph gave, and after these the arguments."""
-
-    def __init__(self, known: list[Any]) -> None:
-        self.known = known
-
-    def __call__(self, tensor: torch.Tensor) -> int:
-        for number, value in enumerate(self.known):
-            if value is tensor:
-                return number
-        raise ArtefactError("a result is not an output of the graph", hint=NO_VIEWS)
+    for number, value in enumerate(known):
+        if value is tensor:
+            return number
+    raise ArtefactError("a result is not an output of the graph", hint=NO_VIEWS)

@@ -41,9 +41,9 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         result = request.call(args, kwargs, backend)
         _run_backward(result)
     seconds, happened = time.perf_counter() - start, events()
-    counted = {n: c - before.get(n, 0) for n, c in counters.snapshot().items()}
+    now = counters.snapshot().items()
+    counted = {name: more for name, count in now if (more := count - before.get(name, 0))}
     reports = tuple(GraphReport.of(compiled, i) for i, compiled in enumerate(seen))
-    counted = {n: c for n, c in counted.items() if c}
     training = tuple(TrainingReport.of(cut, context) for cut, context in cuts)
     return Explanation(reports, counted, seconds, training, happened)
 

@@ -41,7 +41,13 @@ def test_config_lists_every_setting_in_80_columns() -> None:
     text = run("config")
     assert_narrow(text)
     assert all(f" {row.name} = " in text for row in perfuse.config.describe())
-    assert len(text.splitlines()) < 3 * len(perfuse.config.describe())
+    assert len(text.splitlines()) < 4 * len(perfuse.config.describe())
+
+
+def test_config_shows_no_password() -> None:
+    with perfuse.config.patch(redis_url="redis://me:secret@example.org:7000/2"):
+        text = run("config", "redis_url")
+    assert "secret" not in text and "example.org:7000" in text
     with perfuse.config.patch({"cpu.opt_level": 1}):
         assert "* cpu.opt_level = 1" in run("config", "opt_level")
     assert "cpu.simd" not in run("config", "opt_level")

@@ -12,7 +12,14 @@ import torch.nn.functional as F
 
 import perfuse
 from perfuse.autotune import matmuls
-from perfuse.autotune.matmuls import Problem, choices_of, decide, entered, tune_matmuls
+from perfuse.autotune.matmuls import (
+    Problem,
+    choices_of,
+    decide,
+    entered,
+    question_of,
+    tune_matmuls,
+)
 from perfuse.autotune.race import race
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -165,7 +172,9 @@ def test_decisions_travel_with_the_program(
     made = load_or_compile(graph, context)
     found = load_or_compile(graph, context)
     assert context.counters["graph.cache_hit"] == 1
-    assert made.decisions == found.decisions == (chosen("aten.mm.out"),)
+    (decision,) = made.decisions
+    assert made.decisions == found.decisions and decision.chosen == library("aten.mm.out")
+    assert decision.question == question_of(PROBLEM, choices_of(PROBLEM), context)
 
 
 def test_an_explanation_shows_decisions(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

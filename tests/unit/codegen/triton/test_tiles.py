@@ -6,19 +6,33 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from perfuse.autotune.tiles import Device, measured_tiles, plan_of_one, race_tiles, tile_of
+from perfuse.autotune.machine import device_kind
+from perfuse.autotune.tiles import (
+    Device,
+    choice_of,
+    measured_tiles,
+    plan_of_one,
+    question_of,
+    race_tiles,
+    tile_of,
+)
+from perfuse.autotune.tune import tune_tiles
 from perfuse.backends import backend_of
+from perfuse.cache import keys
+from perfuse.cache.keys import decision_key
+from perfuse.cache.lock_file import lock_of, write_lock_file
 from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile, smaller
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.decision import Decision
+from perfuse.decision import Decision, Question, ranked
 from perfuse.errors import KernelTooLarge
 from perfuse.schedule.plan import Kernel, Plan, with_tile
 from perfuse.schedule.tile import Tile
@@ -248,3 +262,73 @@ def test_measured_tiles_are_stored_and_carried_by_the_plan() -> None:
     assert again.decisions == tuned.decisions
     assert context.counters["autotune.kernels_measured"] == 1
     assert context.counters["autotune.cache_hit"] == 1
+
+
+def asked(fn: Callable[..., Any], *inputs: Tensor, context: Context = CONTEXT) -> Question:
+    """The question which tile is best for the last kernel of a function."""
+    plan = plans_of(fn, *inputs, context=context)[0]
+    return question_of(plan_of_one(plan.kernels[-1], plan.program), context)
+
+
+def test_a_question_has_no_names_of_the_program_in_it() -> None:
+    x, y = f32(64, 300), f32(16, 8)
+    alone = asked(lambda x: torch.softmax(x, -1), x)
+    later = asked(lambda x, y: (y.exp().sum(), torch.softmax(x, -1)), x, y)
+    assert alone == later
+    assert alone != asked(lambda x: torch.softmax(x, -1), f32(64, 301))
+    assert alone != asked(lambda x: torch.softmax(x * 2, -1), x)
+    assert alone != asked(lambda x: torch.softmax(x, -1), x.half())
+
+
+def test_a_question_outlives_edits_that_leave_the_kernel_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    question = asked(lambda x: x * 2, f32(64, 300))
+    before = decision_key(question)
+    monkeypatch.setattr(keys, "VERSION", "another")
+    monkeypatch.setattr(keys, "PACKAGE", keys.PACKAGE / "elsewhere")
+    keys.code_digest.cache_clear()
+    assert decision_key(question) == before
+    keys.code_digest.cache_clear()
+
+
+def test_settings_count_by_the_code_they_change() -> None:
+    def with_(**overrides: Any) -> Question:
+        context = replace(CONTEXT, settings=SETTINGS.with_overrides(overrides))
+        return asked(lambda x: x.exp() / 3, f32(64, 300), context=context)
+
+    assert with_() == with_(recompute_level=2)
+    assert with_() != with_(**{"gpu.approximate": True})
+
+
+def test_the_kind_of_a_gpu_is_that_of_the_one_present() -> None:
+    """An H200 reports 4.9 TB/s, its maker 4.8; other parts of the architecture are other kinds."""
+    gpu = CONTEXT.target.gpu
+    assert gpu is not None
+    kinds = [
+        device_kind(replace(CONTEXT.target, gpu=replace(gpu, bandwidth=rate)))
+        for rate in (4.8e12, 4.917e12, 3.35e12)
+    ]
+    assert kinds[0] == kinds[1] != kinds[2]
+    assert kinds[0] == "cuda sm_90, 132 multiprocessors, about 5 TB/s"
+
+
+def test_a_lock_file_pins_tiles_where_nothing_is_measured(tmp_path: Path) -> None:
+    x = f32(64, 300)
+    settings = replace(SETTINGS, thresholds=replace(SETTINGS.thresholds, tuned_tile_bytes=0))
+    plain = replace(CONTEXT, settings=settings, counters=Counters())
+    (plan,) = plans_of(lambda x: torch.softmax(x, -1), x, context=plain)
+    question = question_of(plan_of_one(plan.kernels[0], plan.program), plain)
+    pinned = question.candidates[-1]
+    path = str(tmp_path / "perfuse.lock")
+    write_lock_file(path, lock_of([ranked("softmax", question, (pinned,))]))
+    locked = replace(plain, settings=settings.with_overrides({"lock_file": path}))
+    tuned = tune_tiles(plan, locked)
+    assert tune_tiles(plan, plain) == plan, "without a file, nothing is looked up"
+    assert tuned.tiles == {plan.kernels[0].name: tile_of(pinned)}
+    assert pinned != choice_of(choose_tile(plan.kernels[0], Machine(), 4))
+    assert plain.counters["autotune.lock_hit"] == 1
+    with fresh_cache():  # in which a search finds nothing
+        search = replace(plain, settings=settings.with_overrides({"search_autotune_cache": True}))
+        left = tune_tiles(plan, search)
+    assert left.tiles == plan.tiles and [d.is_open for d in left.decisions] == [True]
