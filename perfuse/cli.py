@@ -58,6 +58,9 @@ def version() -> None:
     console.print(f"perfuse {VERSION}, torch {torch.__version__}, python {sys.version.split()[0]}")
 
 
+_MOST_NAME_COLUMNS = 40  # for a setting and its value, so that descriptions have as many
+
+
 @app.command("config")
 def show_config(
     words: Annotated[
@@ -68,7 +71,7 @@ def show_config(
     settings = config.snapshot()
     shown = [r for r in config.describe() if not words or any(word in r.name for word in words)]
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
+    table.add_column(max_width=_MOST_NAME_COLUMNS, overflow="fold")
     table.add_column(ratio=1)
     for row in shown:
         value = settings.get(row.name)

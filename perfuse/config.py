@@ -172,10 +172,29 @@ class Settings:
     )
     pause_gc: bool = plain(True, "Pause garbage collection while PyTorch captures a function.")
     max_autotune: bool = key(
-        False, "Race the tiles of large GPU kernels, and templates for matmuls; keep the fastest."
+        False, "Race candidates for matmuls, and tiles of large GPU kernels; keep the fastest."
+    )
+    max_autotune_gemm: bool = key(False, "Race candidates for matmuls alone.")
+    max_autotune_gemm_backends: str = key(
+        "ATEN,TRITON,CPP", "Sources of candidates for matmuls, separated by commas, in any case."
+    )
+    autotune_fallback_to_aten: bool = key(
+        True, "Compute a matmul for which no candidate is valid by ATen, instead of raising."
     )
     benchmark_epilogue_fusion: bool = key(
-        True, "Race templates for matmuls together with the kernel that reads their result."
+        True, "Choose the template of a matmul by its time with the loops fused into it."
+    )
+    max_fusion_size: int = key(0, "The most loops that one kernel may hold; 0: no limit.")
+    autotune_in_subproc: bool = plain(False, "Run candidates in worker processes.")
+    autotune_multi_device: bool = plain(False, "Use a worker for each visible GPU, not one.")
+    tune_seconds: int = plain(60, "Seconds of tuning for one matmul; 0: no limit.")
+    tune_timeout_s: int = plain(60, "Seconds after which a candidate in a worker is killed.")
+    tune_worker_bytes: int = plain(
+        0, "Memory that a worker may allocate; 0 takes three quarters of the machine's."
+    )
+    compile_threads: int = plain(0, "Threads that compile candidates; 0 takes build.jobs.")
+    benchmark_kernel: bool = plain(
+        False, "Run each kernel alone on random data, and log its time (channel tuning)."
     )
     autotune_local_cache: bool = plain(True, "Remember measured choices in the cache on disk.")
     autotune_remote_cache: bool = plain(

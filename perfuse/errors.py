@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
@@ -129,6 +129,18 @@ class KernelTooLarge(PerfuseError):
     def __init__(self, message: str, kernels: Sequence[str]) -> None:
         super().__init__(message)
         self.kernels = tuple(kernels)  # names of their functions
+
+
+class NoValidChoicesError(PerfuseError):
+    """No candidate for an operation ran and gave the right result."""
+
+    default_hint = "set autotune_fallback_to_aten=True, or add ATEN to max_autotune_gemm_backends."
+
+    def __init__(self, subject: str, reasons: Mapping[str, str]) -> None:
+        rows = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
+        # The name is in the text: PyTorch shows the text of a backend's error.
+        super().__init__(f"NoValidChoicesError: no valid candidate for {subject}{rows}")
+        self.reasons = dict(reasons)
 
 
 class UnsupportedOp(PerfuseError):

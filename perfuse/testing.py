@@ -1,6 +1,7 @@
 """Helpers for tests of compiled code: an empty cache, generated sources, strided tensors."""
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,34 @@ def trace_allocations(step: Callable[[], Any]) -> tuple[Allocation, ...]:
     with POOL.bypassed():
         events = [Allocation(at, size) for at, size in cpu_allocations(step)]
     return tuple(sorted(events, key=lambda event: event.time_ns))
+
+
+def do_bench_using_profiling(fn: Callable[[], Any], warmup: int = 25, rep: int = 100) -> float:
+    """Milliseconds that a call takes on its device, as PyTorch's profiler sees it.
+
+    `warmup` and `rep`: milliseconds to run before measuring, and to measure for. On a GPU it is the
+    time of its kernels, without the gaps between them; without a GPU, that of operators on the CPU.
+    """
+    start = time.perf_counter()
+    fn()
+    is_gpu = torch.cuda.is_available()
+    if is_gpu:
+        torch.cuda.synchronize()
+    once_ms = max(1e-3, 1e3 * (time.perf_counter() - start))
+    for _ in range(int(warmup / once_ms)):
+        fn()
+    num_runs = max(1, int(rep / once_ms))
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if is_gpu else []
+    with torch.profiler.profile(activities=kinds) as profile:
+        for _ in range(num_runs):
+            fn()
+        if is_gpu:
+            torch.cuda.synchronize()
+    events = profile.key_averages()
+    device_us = sum(event.self_device_time_total for event in events)
+    cpu_us = sum(event.self_cpu_time_total for event in events)
+    return float(device_us or cpu_us) / num_runs / 1e3
 
 
 def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> int:

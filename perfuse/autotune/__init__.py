@@ -1,5 +1,40 @@
-"""Plan -> Plan, with choices made by measurement: matmul libraries on a CPU, tiles on a GPU.
+"""Plan -> Plan, with choices made by measurement: matmuls, and tiles on a GPU.
 
-Candidates are raced on this machine and the decisions are cached. A choice changes speed and
-never results beyond rounding; nothing here decides fusion or memory.
+Candidates are verified and raced on this machine, here or in workers, and the decisions are cached.
+A choice changes speed and never results beyond rounding; nothing here decides fusion or memory.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfuse.autotune.faces import AlgorithmSelector as AlgorithmSelector
+    from perfuse.autotune.faces import ChoiceCaller as ChoiceCaller
+    from perfuse.autotune.faces import TritonTemplateCaller as TritonTemplateCaller
+    from perfuse.autotune.pool import CUDA_VISIBLE_DEVICES as CUDA_VISIBLE_DEVICES
+    from perfuse.autotune.pool import TuningProcessPool as TuningProcessPool
+    from perfuse.autotune.request import BenchmarkRequest as BenchmarkRequest
+    from perfuse.errors import NoValidChoicesError as NoValidChoicesError
+
+# Loaded on first use: a worker imports this package, and starts without PyTorch.
+LAZY = {
+    "AlgorithmSelector": "perfuse.autotune.faces",
+    "BenchmarkRequest": "perfuse.autotune.request",
+    "CUDA_VISIBLE_DEVICES": "perfuse.autotune.pool",
+    "ChoiceCaller": "perfuse.autotune.faces",
+    "NoValidChoicesError": "perfuse.errors",
+    "TritonTemplateCaller": "perfuse.autotune.faces",
+    "TuningProcessPool": "perfuse.autotune.pool",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module 'perfuse.autotune' has no attribute {name!r}")
+    return getattr(importlib.import_module(LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *LAZY])

@@ -1,7 +1,7 @@
 """The race: rivals take turns, and a challenger replaces the default by a margin or not at all.
 
-Turns are interleaved, so that a disturbance hits every rival, and the best turn of each counts.
-Before that, a challenger has to run, and to be about as exact as the default where there is a gate.
+Before the search measures them, a challenger has to run, and to be about as exact as the default
+where there is a gate. The best turn of each counts.
 """
 
 from __future__ import annotations
@@ -9,34 +9,23 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from perfuse.autotune.search import Clock as Clock
+from perfuse.autotune.search import Rules as Rules
+from perfuse.autotune.search import Run as Run
+from perfuse.autotune.search import Timer as Timer
+from perfuse.autotune.search import turns, wall_timer
 from perfuse.decision import Choice, Decision, Rival
 from perfuse.errors import KernelTooLarge, PerfuseError
 
-Clock = Callable[[], float]
-Run = Callable[[], Any]
 Enter = Callable[[Choice], Run]  # builds and loads a rival; what runs it once
-Reading = Callable[[], float]
-Timer = Callable[[Run], Reading]  # runs once; gives the seconds when asked after the last round
 Gate = Callable[[Any, Any], str | None]  # results of the default and of a challenger: a refusal
 
 # Errors of a rival that lacks resources or support. Any other exception is a bug of ours.
 CANNOT_RUN = (PerfuseError, RuntimeError, MemoryError)
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How long a race lasts, and what it takes to win."""
-
-    margin: float  # the winner's time is below this share of the default's
-    unseen_s: float = 0.0  # and by this much below, for costs that the race does not see
-    budget_s: float = 0.12
-    fewest_rounds: int = 3
-    most_rounds: int = 60
 
 
 def race(
@@ -51,14 +40,14 @@ def race(
 ) -> Decision:
     """Race the choices, interleaved; the first is the default and has to run."""
     runs, refusals = _entered(choices, enter, gate)
-    times = _turns(runs, rules, timer or wall_timer(clock), clock)
+    times = turns(runs, rules, timer or wall_timer(clock), clock)
     default, best = next(iter(times)), min(times, key=lambda choice: min(times[choice]))
     is_faster = min(times[best]) + rules.unseen_s < rules.margin * min(times[default])
     rounds = len(times[default])
     return Decision(
         subject,
         best if is_faster else default,
-        tuple(_rival(choice, times, refusals) for choice in choices),
+        tuple(rival_of(choice, times, refusals) for choice in choices),
         f"best of {rounds} rounds; a challenger must win by {1 - rules.margin:.0%}",
     )
 
@@ -92,26 +81,10 @@ def _entered(
     return runs, refusals
 
 
-def _turns(
-    runs: Mapping[Choice, Run], rules: Rules, timer: Timer, clock: Clock
-) -> dict[Choice, list[float]]:
-    """Seconds of every turn. Readings are taken at the end, so that nothing waits in between."""
-    if len(runs) == 1:
-        rules = Rules(rules.margin, fewest_rounds=1, most_rounds=1)  # nothing to compare it with
-    readings: dict[Choice, list[Reading]] = {choice: [] for choice in runs}
-    start, rounds = clock(), 0
-    while rounds < rules.fewest_rounds or (
-        rounds < rules.most_rounds and clock() - start < rules.budget_s
-    ):
-        for choice, run in runs.items():
-            readings[choice].append(timer(run))
-        rounds += 1
-    return {choice: [reading() for reading in found] for choice, found in readings.items()}
-
-
-def _rival(
+def rival_of(
     choice: Choice, times: Mapping[Choice, Sequence[float]], refusals: Mapping[Choice, str]
 ) -> Rival:
+    """A choice with its times in microseconds, or the reason why it has none."""
     if choice in refusals:
         return Rival(choice, refusal=refusals[choice])
     found = [1e6 * seconds for seconds in times[choice]]
@@ -119,18 +92,6 @@ def _rival(
     spread = statistics.median(abs(t - median) for t in found)
     best, median, spread = (round(value, 3) for value in (min(found), median, spread))
     return Rival(choice, best, median, spread)
-
-
-def wall_timer(clock: Clock = time.perf_counter) -> Timer:
-    """The time that the host takes for a run."""
-
-    def timed(run: Run) -> Reading:
-        start = clock()
-        run()
-        seconds = clock() - start
-        return lambda: seconds
-
-    return timed
 
 
 # A challenger's error may be this many times the default's: one library sums long rows in a chain.

@@ -6,12 +6,12 @@ candidates compute the same loops, so only their speed is compared.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.machine import device_kind, generated_versions
 from perfuse.autotune.race import Rules, Run, Timer, race
 from perfuse.autotune.stored import stored_or_measured
@@ -53,7 +53,7 @@ def measured_tiles(plan: Plan, context: Context, device: Device | None) -> Plan:
     known: dict[Question, Decision] = {}
     least_bytes = context.settings.thresholds.tuned_tile_bytes  # smaller ones end before it matters
     for kernel in plan.kernels:
-        if kernel.num_bytes >= least_bytes and _is_measurable(kernel, plan.program):
+        if kernel.num_bytes >= least_bytes and is_measurable(kernel, plan.program):
             alone = plan_of_one(kernel, plan.program)
             question = question_of(alone, context)
             if question not in known:
@@ -73,7 +73,7 @@ def tile_of(choice: Choice) -> Tile:
     return Tile(**options)
 
 
-def _is_measurable(kernel: Kernel, program: Program) -> bool:
+def is_measurable(kernel: Kernel, program: Program) -> bool:
     """Sizes are known, and no index is read from data: random data would be out of bounds.
 
     Batches have one tile, contractions a template.
@@ -123,7 +123,7 @@ def decide(question: Question, alone: Plan, context: Context, device: Device | N
 
     def measure() -> Decision:
         assert device is not None
-        _build_together(alone, tiles, device.build, context.num_jobs(len(tiles)))
+        _build_together(alone, tiles, device.build, context)
         return race_tiles(alone, tiles, device.load(alone), device.timer)
 
     subject, counter = subject_of(alone.kernels[0]), "autotune.kernels_measured"
@@ -132,12 +132,10 @@ def decide(question: Question, alone: Plan, context: Context, device: Device | N
     )
 
 
-def _build_together(alone: Plan, tiles: list[Tile], build: Build, num_jobs: int) -> None:
+def _build_together(alone: Plan, tiles: list[Tile], build: Build, context: Context) -> None:
     """Compile all candidates at once; what fails will fail again where it is measured."""
-    with ThreadPoolExecutor(num_jobs) as pool:
-        for made in [pool.submit(build, alone, tile) for tile in tiles]:
-            with contextlib.suppress(Exception):
-                made.result()
+    builds = [(tile, partial(build, alone, tile)) for tile in tiles]
+    compile_together(builds, num_compile_threads(context, len(tiles)), context.counters)
 
 
 def race_tiles(

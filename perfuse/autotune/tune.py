@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from perfuse.autotune.kernel_times import log_kernel_times
 from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Run
+from perfuse.autotune.race_selected import require_selected
 from perfuse.autotune.stored import is_consulted
 from perfuse.autotune.templates import tune_templates
 from perfuse.autotune.tiles import Device, measured_tiles
@@ -62,4 +64,10 @@ def _device(context: Context) -> Device:
     return Device(build, load, event_timer(context.device))
 
 
-TUNERS: list[Tuner] = [tune_matmuls, tune_templates, tune_tiles]
+TUNERS: list[Tuner] = [
+    tune_matmuls,
+    tune_templates,
+    tune_tiles,
+    require_selected,
+    log_kernel_times,
+]

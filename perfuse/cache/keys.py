@@ -58,10 +58,11 @@ TEMPLATE = Kind(
     "which template or library call computes a contraction fastest, as measured",
     is_decision=True,
 )
+QUARANTINE = Kind("quarantine", 1, "a candidate that must not be run, with the reason", ALL_CODE)
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
-KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, TEMPLATE, GRAPH, CAPTURE)
+KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, TEMPLATE, QUARANTINE, GRAPH, CAPTURE)
 DECISIONS = {kind.name: kind for kind in KINDS if kind.is_decision}
 
 

@@ -15,8 +15,8 @@ _FLUSHED_BYTES = 256 << 20
 
 
 @cache
-def _flusher(device: torch.device) -> torch.Tensor:
-    return torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+def _flusher(device: torch.device, num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def random_inputs(program: Program, device: torch.device) -> list[Any]:
@@ -31,9 +31,11 @@ def random_inputs(program: Program, device: torch.device) -> list[Any]:
     return made
 
 
-def event_timer(device: torch.device) -> Callable[[Callable[[], Any]], Callable[[], float]]:
+def event_timer(
+    device: torch.device, flushed_bytes: int | None = None
+) -> Callable[[Callable[[], Any]], Callable[[], float]]:
     """Runs once with cold caches; the seconds that the GPU took, when asked."""
-    flusher = _flusher(device)
+    flusher = _flusher(device, flushed_bytes or _FLUSHED_BYTES)
 
     def timed(run: Callable[[], Any]) -> Callable[[], float]:
         start, end = _event(), _event()

@@ -201,9 +201,10 @@ class Fuser:
     one would occupy memory from the time of the earlier one on.
     """
 
-    def __init__(self, program: Program, reach: int | None = None) -> None:
+    def __init__(self, program: Program, reach: int | None = None, most_loops: int = 0) -> None:
         self.program = program
         self._reach = reach
+        self._most_loops = most_loops  # in one kernel; 0: no limit
         self._num_calls: list[int] = []  # node number -> calls before it
         self.groups: dict[int, Group] = {}
         self.home: list[int] = []  # node number -> its group
@@ -264,6 +265,8 @@ class Fuser:
         try:
             if self._is_far(first, second):
                 raise CannotMerge("they are far apart and memory is limited")
+            if 0 < self._most_loops < len(first.members) + len(second.members):
+                raise CannotMerge(f"together they would be more than {self._most_loops} loops")
             if self._has_path_between(a, b):
                 raise CannotMerge("another kernel must run between them")
             merged = self._merged(a, b)

@@ -34,6 +34,7 @@ OTHER = {
     "triton.arch": "gfx942",
     "cpu.compiler": "clang++",
     "memory_budget": "1GiB",
+    "max_autotune_gemm_backends": "ATEN",
     "verify": "memory",
 }
 ROWS = {row.name: row for row in config.describe()}
@@ -44,6 +45,13 @@ PLAIN = [name for name, row in ROWS.items() if not row.changes_code]
 GENERATING = ("ir", "graph", "lower", "schedule", "codegen", "autotune", "budget", "backends")
 READ_ANYWAY = {
     "enabled": "whether a decision is stored, not what it is",
+    "autotune_in_subproc": "where candidates run",
+    "autotune_multi_device": "on how many devices candidates are measured",
+    "benchmark_kernel": "what is logged",
+    "compile_threads": "how many candidates are compiled at a time",
+    "tune_seconds": "how long measuring may take: decisions depend on times anyway",
+    "tune_timeout_s": "when a candidate is given up",
+    "tune_worker_bytes": "when a candidate is given up",
     "over_budget": "whether a missed budget warns or raises",
 }
 

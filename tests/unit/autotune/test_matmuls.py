@@ -174,7 +174,7 @@ def test_decisions_travel_with_the_program(
     assert context.counters["graph.cache_hit"] == 1
     (decision,) = made.decisions
     assert made.decisions == found.decisions and decision.chosen == library("aten.mm.out")
-    assert decision.question == question_of(PROBLEM, context)
+    assert decision.question == question_of(PROBLEM, choices_of(PROBLEM), context)
 
 
 def test_an_explanation_shows_decisions(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

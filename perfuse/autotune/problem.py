@@ -1,0 +1,78 @@
+"""`Problem`: a matmul on a CPU by sizes and strides, and the library calls that compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perfuse.autotune.request import BenchmarkRequest, Operand, Run
+from perfuse.decision import Choice, library
+from perfuse.ir.matmul import RIVALS, Operands, call_arguments, rival_call
+from perfuse.runtime.host_names import resolve_op
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """a @ b (+ bias) in float32, by sizes and strides."""
+
+    rows: int
+    columns: int
+    depth: int
+    a_strides: tuple[int, int]
+    b_strides: tuple[int, int]
+    has_bias: bool
+
+    def __str__(self) -> str:
+        bias = " + bias" if self.has_bias else ""
+        return f"matmul {self.rows}x{self.depth}x{self.columns}{bias}"
+
+    def operands(self) -> tuple[Operand, ...]:
+        """a, b and the bias, of different random numbers."""
+        a = Operand((self.rows, self.depth), self.a_strides, torch.float32, seed=0)
+        b = Operand((self.depth, self.columns), self.b_strides, torch.float32, seed=1)
+        bias = Operand((self.columns,), (1,), torch.float32, seed=2)
+        return (a, b, bias) if self.has_bias else (a, b)
+
+    def result(self) -> Operand:
+        return Operand((self.rows, self.columns), (self.columns, 1), torch.float32)
+
+
+def choices_of(problem: Problem) -> Sequence[Choice]:
+    """The library calls that compute it, the default first."""
+    default = "aten.addmm.out" if problem.has_bias else "aten.mm.out"
+    return tuple(map(library, (default, *(row.op for row in RIVALS if row.is_available()))))
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulReference:
+    """a @ b (+ bias) by ATen, and in float64."""
+
+    def library(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        a, b, *bias = inputs
+        return torch.addmm(bias[0], a, b) if bias else a @ b
+
+    def exact(self, inputs: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        a, b, *bias = inputs
+        product = a[rows].double() @ b.double()
+        return product + bias[0].double() if bias else product
+
+
+class LibraryMatmul(BenchmarkRequest):
+    """A library call that computes a matmul."""
+
+    def __init__(self, op: str, problem: Problem) -> None:
+        self.op = op
+        self.operands = problem.operands()
+
+    def loaded(self, inputs: tuple[torch.Tensor, ...], out: torch.Tensor | None) -> Run:
+        a, b, *bias = inputs
+        call, args = resolve_op(self.op), self._arguments(a, b, bias)
+        if rival_call(self.op) is not None or out is None:
+            return lambda: call(*args)
+        return lambda: call(*args, out=out)
+
+    def _arguments(self, a: torch.Tensor, b: torch.Tensor, bias: list[torch.Tensor]) -> Any:
+        return call_arguments(self.op, Operands(a, b, bias[0] if bias else None))

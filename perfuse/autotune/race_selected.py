@@ -1,0 +1,99 @@
+"""A race among the choices of selected sources, for tuners that race plans of their own.
+
+The first choice is the library's. It runs in any case, as the reference of the gate; it can win
+only where the settings select it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from perfuse.autotune.faces import AlgorithmSelector
+from perfuse.autotune.race import Enter, Gate, Rules, Timer, race
+from perfuse.autotune.select import fallen_back, is_selecting
+from perfuse.autotune.sources import is_selected, silent_sources
+from perfuse.context import Context
+from perfuse.decision import Choice, Decision, Rival
+from perfuse.errors import NoValidChoicesError
+from perfuse.ir.program import Matmul
+from perfuse.logs import channel
+from perfuse.schedule.plan import Plan
+
+# Why choices must not run in this process, found out in workers (`screen.py`).
+Screen = Callable[[Sequence[Choice]], Mapping[Choice, str]]
+
+
+def race_selected(
+    subject: str,
+    choices: Sequence[Choice],
+    enter: Enter,
+    rules: Rules,
+    context: Context,
+    *,
+    gate: Gate | None = None,
+    timer: Timer | None = None,
+    screen: Screen = lambda choices: {},
+) -> Decision:
+    """The winner among selected choices; the library's call, or an error, if none is valid."""
+    held = partial(race, subject, rules=rules, gate=gate, timer=timer)
+    decisions: list[Decision] = []
+
+    def benchmark(asked: list[Choice]) -> dict[Choice, float]:
+        refusals = screen(asked)
+        runs = [choices[0], *(c for c in asked if c != choices[0] and c not in refusals)]
+        decision = held(runs, enter)
+        decisions.append(_with_refusals(decision, choices, refusals))
+        times = {rival.choice: rival.best_us for rival in decision.rivals}
+        return {c: (times.get(c) or math.inf) / 1e3 for c in asked}
+
+    allowed = [choice for choice in choices if is_selected(choice, context)]
+    found = AlgorithmSelector().lookup(allowed, subject, "", benchmark) if allowed else {}
+    finite = {choice: ms for choice, ms in found.items() if math.isfinite(ms)}
+    if not finite:
+        error = NoValidChoicesError(subject, _reasons(allowed, decisions, context))
+        return fallen_back(subject, choices[0], error, context)
+    decision = decisions[0]
+    if decision.chosen in finite:
+        return decision
+    best = min(finite, key=lambda choice: finite[choice])
+    return replace(decision, chosen=best, reason=f"{decision.reason}; ATEN is not selected")
+
+
+def _with_refusals(
+    decision: Decision, choices: Sequence[Choice], refusals: Mapping[Choice, str]
+) -> Decision:
+    """The decision with every choice: raced, refused, or of a source that is not selected."""
+    raced = {rival.choice: rival for rival in decision.rivals}
+    told = dict.fromkeys(choices, "its source is not selected") | dict(refusals)
+    rivals = tuple(raced.get(c) or Rival(c, refusal=told[c]) for c in choices)
+    return replace(decision, rivals=rivals)
+
+
+def _reasons(
+    allowed: Sequence[Choice], decisions: Sequence[Decision], context: Context
+) -> dict[str, str]:
+    """Why nothing is left: of each candidate, or of each source where there is none."""
+    if not allowed:
+        return silent_sources(context)
+    refused = {r.choice: r.refusal for d in decisions for r in d.rivals if r.refusal}
+    return {str(choice): refused.get(choice, "its time is infinite") for choice in allowed}
+
+
+def require_selected(plan: Plan, context: Context) -> Plan:
+    """The same plan; matmuls that are left to ATen although it is not selected are reported.
+
+    Without `autotune_fallback_to_aten`, one is an error.
+    """
+    if not is_selecting(context):
+        return plan
+    for step in plan.steps:
+        if isinstance(step, Matmul) and not is_selected(step.choice, context):
+            error = NoValidChoicesError(f"{step.op} in {step.out}", silent_sources(context))
+            if not context.settings.autotune_fallback_to_aten:
+                raise error
+            context.counters.inc("autotune.left_to_aten")
+            channel("tuning").info("ATen computes %s: %s", step.out, error.message)
+    return plan

@@ -1,0 +1,84 @@
+"""`BenchmarkRequest`: one measurement as plain data, which another process can carry out.
+
+A request names what to run and describes its operands; tensors do not travel. What a worker does
+with it is `answer`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor by its description; the same seed gives the same numbers in every process."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: str = "cpu"
+    seed: int = 0
+
+    @property
+    def span(self) -> int:
+        """The number of elements from the first to the last, gaps included."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor, from a generator of its own."""
+        generator = torch.Generator().manual_seed(self.seed)
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            wide = torch.complex64 if self.dtype.is_complex else torch.float32
+            flat = torch.randn(self.span, generator=generator, dtype=wide).to(self.dtype)
+        elif self.dtype is torch.bool:
+            flat = torch.randint(0, 2, (self.span,), generator=generator).bool()
+        else:
+            flat = torch.randint(0, 16, (self.span,), generator=generator).to(self.dtype)
+        return flat.to(self.device).as_strided(self.shape, self.strides)
+
+
+class BenchmarkRequest:
+    """A measurement of one candidate. Subclasses say how it is made: `benchmark`, or `loaded`."""
+
+    operands: tuple[Operand, ...] = ()
+    repetitions: int = 5
+
+    def benchmark(
+        self, *input_tensors: torch.Tensor, output_tensor: torch.Tensor | None = None
+    ) -> float:
+        """The milliseconds of a run: on these tensors, or on random ones of the described form."""
+        inputs = input_tensors or tuple(operand.tensor() for operand in self.operands)
+        return milliseconds(self.loaded(inputs, output_tensor), self.repetitions)
+
+    def loaded(self, inputs: tuple[torch.Tensor, ...], out: torch.Tensor | None) -> Run:
+        """The candidate on these tensors, ready to run; it returns its result."""
+        raise NotImplementedError(f"{type(self).__name__} has neither benchmark nor loaded")
+
+    def answer(self) -> Any:
+        """Carry out the request in a worker; plain data."""
+        return self.benchmark()
+
+
+def milliseconds(run: Run, repetitions: int = 5) -> float:
+    """The median time of a run, after one that does not count."""
+    run()
+    return 1e3 * statistics.median(seconds(run) for _ in range(max(1, repetitions)))
+
+
+def seconds(run: Run, clock: Callable[[], float] = time.perf_counter) -> float:
+    """The time of one run, until the device is done with it."""
+    start = clock()
+    result = run()
+    if isinstance(result, torch.Tensor) and result.is_cuda:
+        torch.cuda.synchronize(result.device)
+    return clock() - start

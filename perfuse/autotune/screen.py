@@ -1,0 +1,60 @@
+"""Screening: candidates that are programs run in workers before they may run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perfuse.autotune.outcome import DANGEROUS, Outcome, failed, timed
+from perfuse.autotune.pool import TuningProcessPool, shared_pool
+from perfuse.autotune.program_request import ProgramRequest
+from perfuse.autotune.quarantine import quarantine, quarantined
+from perfuse.autotune.race import CANNOT_RUN
+from perfuse.autotune.request import Operand
+from perfuse.context import Context
+from perfuse.decision import Choice
+from perfuse.schedule.plan import Plan
+
+
+def screened(
+    problem: Any,
+    choices: Sequence[Choice],
+    plan_of: Callable[[Choice], Plan],
+    operands: Sequence[Operand],
+    context: Context,
+    pool: TuningProcessPool | None = None,
+) -> dict[Choice, str]:
+    """Why some choices must not run in this process; none where settings ask for no workers.
+
+    `plan_of` gives the placed plan of a choice alone; `repr(problem)` identifies the problem.
+    """
+    if not context.settings.autotune_in_subproc:
+        return {}
+    refusals = {c: why for c in choices if (why := quarantined(problem, c, context))}
+    outcomes = _outcomes(
+        [c for c in choices if c not in refusals], plan_of, operands, context, pool
+    )
+    for choice, outcome in outcomes.items():
+        if outcome.reason:
+            refusals[choice] = outcome.reason
+        if outcome.fate in DANGEROUS:
+            quarantine(problem, choice, outcome.reason, context)
+    return refusals
+
+
+def _outcomes(
+    choices: Sequence[Choice],
+    plan_of: Callable[[Choice], Plan],
+    operands: Sequence[Operand],
+    context: Context,
+    pool: TuningProcessPool | None,
+) -> Mapping[Choice, Outcome]:
+    requests: dict[Choice, ProgramRequest] = {}
+    outcomes: dict[Choice, Outcome] = {}
+    for choice in choices:
+        try:
+            requests[choice] = ProgramRequest.of(plan_of(choice), operands, context)
+        except CANNOT_RUN as error:
+            outcomes[choice] = failed(error)
+    found = (pool or shared_pool(context.settings)).run(list(requests.values()))
+    return outcomes | {c: timed(o) for c, o in zip(requests, found, strict=True)}

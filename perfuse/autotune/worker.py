@@ -1,0 +1,97 @@
+"""The worker process of the tuner: takes requests from a pipe, runs each, and sends what it gave.
+
+It dies with its parent: the kernel kills its process group when the last writer of the lifeline,
+a pipe that nothing is written to, is gone. So no candidate that hangs outlives the process that
+tunes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from perfuse.autotune import wire
+from perfuse.autotune.outcome import failed
+
+F_SETSIG = 10  # of Linux; Python's fcntl module does not name it
+MOST_TEXT = 2000  # characters of an error that are sent back
+RUN = "from perfuse.autotune.worker import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Everything that a worker is told on its command line."""
+
+    request_fd: int
+    reply_fd: int
+    lifeline_fd: int
+    most_bytes: int  # of memory; 0: as many as there are
+    path: list[str]  # sys.path of the parent
+
+    def arguments(self) -> list[str]:
+        """The command that starts the worker."""
+        told = json.dumps([getattr(self, name) for name in self.__slots__])
+        first = "import sys, json; sys.path[:] = json.loads(sys.argv[1])[-1]; "
+        return [sys.executable, "-c", first + RUN, told]
+
+
+def main() -> None:
+    """Run requests until the parent closes the pipe."""
+    start = Start(*json.loads(sys.argv[1]))
+    die_with_parent(start.lifeline_fd)
+    limit_memory(start.most_bytes)
+    wire.write_frame(start.reply_fd, {"ready": os.getpid()})
+    while True:
+        try:
+            document = wire.read_frame(start.request_fd)
+        except wire.NoFrame:
+            return
+        wire.write_frame(start.reply_fd, answered(document))
+
+
+def answered(document: Any) -> dict[str, Any]:
+    """The reply to a request: its value, or the exception that it raised."""
+    try:
+        return {"value": wire.value_of(document).answer()}
+    except Exception as error:
+        outcome = failed(error)
+        told = outcome.detail[:MOST_TEXT]
+        return {"error": told, "fate": str(outcome.fate), "is_sound": is_sound()}
+
+
+def is_sound() -> bool:
+    """Whether this process can run other candidates: an error of a GPU stays with the process."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+def die_with_parent(lifeline_fd: int) -> None:
+    """Have the kernel kill this process group when the lifeline has no writer left."""
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline_fd, F_SETSIG, signal.SIGKILL)
+    flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Limit what this process allocates.
+
+    Not its addresses (RLIMIT_AS): CUDA reserves more of those than there is memory.
+    """
+    if most_bytes:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard != resource.RLIM_INFINITY:
+            most_bytes = min(most_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard))
