@@ -7,16 +7,21 @@ its place where it is about as exact against a wider type, and faster by a margi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.machine import device_kind, generated_versions, library_versions
-from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, Timer, race
+from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, Timer
+from perfuse.autotune.race_selected import race_selected
+from perfuse.autotune.request import Operand
+from perfuse.autotune.screen import screened
+from perfuse.autotune.select import is_selecting
 from perfuse.autotune.sites import (
     Site,
     choices_of,
@@ -51,7 +56,7 @@ def tune_templates(plan: Plan, context: Context) -> Plan:
     if context.target.gpu is None:
         return plan
     is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if context.settings.max_autotune and is_there:
+    if is_selecting(context) and is_there:
         with disable_dispatch_modes(), disabled_autocast():
             return measured_templates(plan, context, event_timer(context.device))
     return measured_templates(plan, context, None) if is_consulted(context) else plan
@@ -91,7 +96,7 @@ def question_of(site: Site, alone: Plan, context: Context) -> Question:
         tuple(choices),
         device_kind(context.target),
         (*library_versions(gpu.kind), *generated_versions()),
-        f"{RULES} {MOST_ERROR}",
+        f"{RULES} {MOST_ERROR} {context.settings.max_autotune_gemm_backends.upper()}",
     )
 
 
@@ -101,12 +106,21 @@ def decide(
     """The remembered decision for a site on this kind of GPU, or a new one."""
     choices = question.candidates
 
+    def plan_of(choice: Choice) -> Plan:
+        return place(with_choice(alone, site, choice), context)
+
+    def screen(asked: Sequence[Choice]) -> Mapping[Choice, str]:
+        operands = operands_of(alone.program, context.device)
+        return screened(question.problem, asked, plan_of, operands, context)
+
     def measure() -> Decision:
-        _build_together([with_choice(alone, site, c) for c in choices], context)
+        _build_together(plan_of, choices, context)
         inputs = inputs_of(alone.program, context.device)
         gate = reference_gate(reference_of(site, alone, inputs, context))
         enter = entered(site, alone, inputs, context)
-        return race(str(site), choices, enter, RULES, gate=gate, timer=timer)
+        return race_selected(
+            str(site), choices, enter, RULES, context, gate=gate, timer=timer, screen=screen
+        )
 
     measured = None if timer is None else measure
     return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
@@ -134,17 +148,27 @@ def entered(
     )
 
 
-def _build_together(plans: Sequence[Plan], context: Context) -> None:
+def _build_together(
+    plan_of: Callable[[Choice], Plan], choices: Sequence[Choice], context: Context
+) -> None:
     """Compile all candidates at once; what fails will fail again where it is measured."""
     backend = backend_of(context.target)
 
-    def build(plan: Plan) -> None:
-        backend.build(backend.generate(place(plan, context), context), context)
+    def build(choice: Choice) -> None:
+        backend.build(backend.generate(plan_of(choice), context), context)
 
-    with ThreadPoolExecutor(context.num_jobs(len(plans))) as pool:
-        for made in [pool.submit(build, plan) for plan in plans]:
-            with contextlib.suppress(Exception):
-                made.result()
+    builds = [(choice, partial(build, choice)) for choice in choices]
+    compile_together(builds, num_compile_threads(context, len(builds)), context.counters)
+
+
+def operands_of(program: Program, device: torch.device) -> list[Operand]:
+    """Descriptions of what a program takes, for workers."""
+    found = []
+    for name in program.inputs:
+        buffer = program.buffers[name]
+        shape, strides = (tuple(_likely(d, program)) for d in (buffer.shape, buffer.strides))
+        found.append(Operand(shape, strides, to_torch(buffer.dtype), str(device)))
+    return found
 
 
 def inputs_of(program: Program, device: torch.device) -> list[Tensor]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from perfuse.autotune.race import Reading, Run
+from perfuse.autotune.race import Run
+from perfuse.autotune.search import Reading
 from perfuse.autotune.sites import choices_of, identity_of, plan_of_site, sites_of, with_choice
 from perfuse.autotune.templates import inputs_of, measured_templates, reference_gate, runnable
 from perfuse.codegen.triton.templates.template import SOURCE
