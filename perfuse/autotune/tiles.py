@@ -76,9 +76,9 @@ def tile_of(choice: Choice) -> Tile:
 def is_measurable(kernel: Kernel, program: Program) -> bool:
     """Sizes are known, and no index is read from data: random data would be out of bounds.
 
-    Batches have one tile.
+    Batches have one tile, contractions a template.
     """
-    if kernel.batch is not None:
+    if kernel.batch is not None or kernel.contraction is not None:
         return False
     names = {*kernel.reads(), *kernel.stored}
     sizes = [a.size for a in kernel.axes] + [program.buffers[n].num_elements for n in names]

@@ -11,6 +11,7 @@ from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Run
 from perfuse.autotune.race_selected import require_selected
 from perfuse.autotune.stored import is_consulted
+from perfuse.autotune.templates import tune_templates
 from perfuse.autotune.tiles import Device, measured_tiles
 from perfuse.backends import backend_of
 from perfuse.cache.manifest import Entry
@@ -63,4 +64,10 @@ def _device(context: Context) -> Device:
     return Device(build, load, event_timer(context.device))
 
 
-TUNERS: list[Tuner] = [tune_matmuls, tune_tiles, require_selected, log_kernel_times]
+TUNERS: list[Tuner] = [
+    tune_matmuls,
+    tune_templates,
+    tune_tiles,
+    require_selected,
+    log_kernel_times,
+]

@@ -52,11 +52,17 @@ MATMUL = Kind(
     is_decision=True,
 )
 TILE = Kind("tile", 3, "which tile of a GPU kernel is fastest, as measured", is_decision=True)
+TEMPLATE = Kind(
+    "template",
+    1,
+    "which template or library call computes a contraction fastest, as measured",
+    is_decision=True,
+)
 QUARANTINE = Kind("quarantine", 1, "a candidate that must not be run, with the reason", ALL_CODE)
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
-KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, QUARANTINE, GRAPH, CAPTURE)
+KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, TEMPLATE, QUARANTINE, GRAPH, CAPTURE)
 DECISIONS = {kind.name: kind for kind in KINDS if kind.is_decision}
 
 

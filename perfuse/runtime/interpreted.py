@@ -149,6 +149,7 @@ def _interpreting() -> Iterator[None]:
         stack.enter_context(_set(interpreter, "_patch_lang_tensor", whole_numbers))
         stack.enter_context(_set(builder, "binary_op", _truth(builder.binary_op)))
         stack.enter_context(_set(builder, "create_fma", _one_rounding(builder.create_fma)))
+        stack.enter_context(_set(builder, "create_dot", _wide_products(builder.create_dot)))
         yield
 
 
@@ -187,6 +188,23 @@ def _one_rounding(original: Any) -> Any:
             return handle(made.astype(np.float32), z.dtype.scalar)
 
     return create_fma
+
+
+def _wide_products(original: Any) -> Any:
+    """The interpreter holds bfloat16 as bits, which it would multiply as integers."""
+    language: Any = importlib.import_module("triton.language")
+    handle: Any = importlib.import_module("triton.runtime.interpreter").TensorHandle
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar != language.bfloat16:
+            return operand
+        wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
+        return handle(wide, language.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return original(self, widened(a), widened(b), *rest)
+
+    return create_dot
 
 
 @contextmanager

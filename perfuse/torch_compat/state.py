@@ -47,8 +47,18 @@ def ambient_state() -> tuple[Any, ...]:
 
 
 def numeric_state() -> str:
-    """The global switches that compiling an ATen graph reads, for dtypes and folded constants."""
-    return f"default dtype {torch.get_default_dtype()} flushes {_flushes_denormals()}"
+    """The global switches that compiling an ATen graph reads: dtypes it fills in, how constants are
+    folded, and how exact matmuls have to be."""
+    precision = torch.get_float32_matmul_precision()
+    return (
+        f"default dtype {torch.get_default_dtype()} flushes {_flushes_denormals()} "
+        f"float32 matmuls {precision}"
+    )
+
+
+def allows_tf32() -> bool:
+    """Whether float32 matmuls on a GPU may round their operands to fewer bits."""
+    return bool(torch.get_float32_matmul_precision() != "highest")
 
 
 def _flushes_denormals() -> bool:

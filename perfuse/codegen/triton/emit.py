@@ -239,12 +239,22 @@ class Emitter(emitter.Emitter[Names, Value]):
         """Store a value of the buffer's compute type; `source` is the formula it came from."""
         address, lanes = self.place(buffer, index, value.lanes)
         mask = self.block.mask(lanes)
+        text = self._for_memory(buffer, value, source)
+        self.line(f"tl.store({address}, {text}{'' if mask is None else f', {mask}'})")
+
+    def _for_memory(self, buffer: str, value: Value, source: Expr | None) -> str:
+        """A value that a store converts to the buffer's dtype as it should."""
         dtype = self.names.buffers[buffer].dtype
         text = self._cut(value.text, dtype)
         if dtype.is_narrow_float and dtype.num_bytes == 1:
             formula = source if source is not None else ex.const(0.0, DType.F32)
             text = self.narrowed(formula, text if value.lanes else f"({text} + 0.0)", dtype)
-        self.line(f"tl.store({address}, {text}{'' if mask is None else f', {mask}'})")
+        return text
+
+    def narrow_text(self, buffer: str, value: Value, source: Expr | None) -> str:
+        """A value in the dtype of the buffer, for stores that do not convert."""
+        dtype, text = self.names.buffers[buffer].dtype, self._for_memory(buffer, value, source)
+        return f"tl.cast({text}, {NARROW_TYPE.get(dtype) or COMPUTE_TYPE[dtype]})"
 
 
 def _plain(value: bool | int | float) -> str:

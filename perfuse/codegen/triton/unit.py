@@ -15,6 +15,8 @@ from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.split import split_texts
+from perfuse.codegen.triton.templates.template import Template
+from perfuse.codegen.triton.templates.texts import template_texts
 from perfuse.codegen.triton.tiling import Machine, choose_tile, smaller, widest_of
 from perfuse.context import Context
 from perfuse.errors import KernelTooLarge
@@ -64,6 +66,8 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     """The tile in the plan, or else the model's choice."""
     if kernel.name in plan.tiles:
         return plan.tiles[kernel.name]
+    if kernel.contraction is not None:
+        return Template.of(plan.templates[kernel.name]).tile
     if kernel.batch is not None:
         return batch_tile(kernel.batch, machine_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
@@ -75,7 +79,8 @@ def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: 
     tiles = dict(plan.tiles)
     for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
         if any(launch.kernel in error.kernels for launch in launches):
-            less = smaller(tile_of(kernel, plan, context))
+            is_fixed = kernel.contraction is not None  # its template was chosen as it is
+            less = None if is_fixed else smaller(tile_of(kernel, plan, context))
             if less is None:
                 raise error
             tiles[kernel.name] = less
@@ -102,6 +107,9 @@ def _function(
 def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[KernelText]:
     if kernel.batch is not None:
         return batch_texts(kernel, tile, dialect, plan.places)
+    if kernel.contraction is not None:
+        template = Template.of(plan.templates[kernel.name])
+        return template_texts(kernel, plan.program.buffers, template, dialect)
     return kernel_texts(kernel, plan.program.buffers, tile, dialect)
 
 

@@ -1,0 +1,218 @@
+"""Sites: matmuls of a plan with the kernel that reads them, and the ways to compute each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from perfuse.codegen.triton.templates.propose import problem_of, proposed
+from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
+from perfuse.decision import Choice, library
+from perfuse.gpu import Gpu
+from perfuse.ir import index as ix
+from perfuse.ir.atoms import Symbol
+from perfuse.ir.program import BufferKind, Matmul, Program, View
+from perfuse.schedule.arena import output_buffers
+from perfuse.schedule.contract import (
+    contracted,
+    contracted_with,
+    depth_of,
+    sizes_of,
+    with_contraction,
+)
+from perfuse.schedule.plan import Kernel, Plan, Step, with_template
+from perfuse.schedule.size_hints import value_of
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Matmuls, the kernel that reads their results if there is one, and both as one kernel."""
+
+    matmuls: tuple[Matmul, ...]
+    epilogue: Kernel | None
+    alone: tuple[Kernel, ...]  # a contraction for each matmul; empty where one has none
+    fused: Kernel | None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (*self.matmuls, *(() if self.epilogue is None else (self.epilogue,)))
+
+    def __str__(self) -> str:
+        sizes = ", ".join("x".join(map(repr, sizes_of(m))) for m in self.matmuls)
+        ops = " and ".join(dict.fromkeys(m.op.split(".")[1] for m in self.matmuls))
+        return f"{ops} {sizes}" + ("" if self.epilogue is None else f" with {self.epilogue.name}")
+
+
+def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
+    """The sites of a plan, each matmul in one: in order, as large as they can be."""
+    seen: set[str] = set()
+    for matmul in [step for step in plan.steps if isinstance(step, Matmul)]:
+        if matmul.out in seen or not _is_large(matmul, plan):
+            continue
+        site = _with_epilogue(matmul, plan, seen) if with_epilogues else None
+        if site is None:
+            made = contracted(matmul, plan.program)
+            site = Site((matmul,), None, (made,), None) if isinstance(made, Kernel) else None
+        if site is not None and _are_sizes_given(site, plan):
+            seen |= {m.out for m in site.matmuls}
+            yield site
+
+
+def _is_large(matmul: Matmul, plan: Plan) -> bool:
+    """Whether it is worth measuring; dynamic sizes count as their likely values."""
+    work = value_of(ix.product((*sizes_of(matmul), depth_of(matmul))), plan.program.hints)
+    return work > plan.thresholds.gpu_loop_matmul_work
+
+
+def _are_sizes_given(site: Site, plan: Plan) -> bool:
+    """Whether the host can read every dynamic size off the shape of what a site is given."""
+    buffers = [plan.program.buffers[name] for step in site.steps for name in _touched(step)]
+    kernels = [step for step in site.steps if isinstance(step, Kernel)]
+    dims = [dim for buffer in buffers for dim in (*buffer.shape, *buffer.strides)]
+    dims += [axis.size for kernel in kernels for axis in kernel.axes]
+    dims += [d for m in site.matmuls for v in m.views() for d in (*v.shape, *v.strides, v.offset)]
+    used = {atom for dim in dims for atom in ix.atoms_of(dim) if isinstance(atom, Symbol)}
+    given = _given(site, plan.program)
+    shown = {ix.as_atom(size) for name in given for size in plan.program.buffers[name].shape}
+    return used <= shown
+
+
+def _touched(step: Step) -> list[str]:
+    return [*step.reads(), *_made(step)]
+
+
+def _given(site: Site, program: Program) -> list[str]:
+    """The buffers that a site reads and does not make."""
+    made = {name for step in site.steps for name in _made(step)}
+    read = dict.fromkeys(name for step in site.steps for name in step.reads())
+    return [name for name in read if name not in made and name in program.buffers]
+
+
+def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
+    reader = next((k for k in plan.kernels if matmul.out in k.reads()), None)
+    if reader is None or any(_is_input(name, plan.program) for name in reader.stored):
+        return None  # measuring it again and again would change what it reads
+    read = [s for s in plan.steps if isinstance(s, Matmul) and s.out in reader.reads()]
+    every = [m for m in read if m.out not in seen and _is_large(m, plan)]
+    for chosen in [every, [matmul]] if len(every) > 1 else [[matmul]]:
+        fused = contracted_with(chosen, reader, plan)
+        if isinstance(fused, Kernel):
+            made = [contracted(m, plan.program) for m in chosen]
+            alone = tuple(kernel for kernel in made if isinstance(kernel, Kernel))
+            whole = alone if len(alone) == len(chosen) else ()
+            return Site(tuple(chosen), reader, whole, fused)
+    return None
+
+
+def _is_input(name: str, program: Program) -> bool:
+    return program.buffers[name].kind is BufferKind.INPUT
+
+
+# -- choices -------------------------------------------------------------------------------
+
+
+def choices_of(site: Site, program: Program, gpu: Gpu, tf32: bool) -> list[Choice]:
+    """Ways to compute a site: the library first, then templates by rank."""
+    precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind == "cuda" else ("ieee",)
+    if tf32 and gpu.kind == "cuda":
+        precisions = ("tf32", *precisions)
+    found = [library(site.matmuls[0].op)]
+    if site.fused is not None:
+        found += _templates(site.fused, program, gpu, precisions, is_fused=True)
+    if len(site.alone) == 1:
+        most = None if site.fused is None else 4  # the fused ones are the more promising
+        found += _templates(site.alone[0], program, gpu, precisions, is_fused=False)[:most]
+    return found
+
+
+def _templates(
+    kernel: Kernel, program: Program, gpu: Gpu, precisions: tuple[str, ...], *, is_fused: bool
+) -> list[Choice]:
+    problem = problem_of(kernel, program.buffers, program.hints)
+    templates = [] if problem is None else proposed(problem, gpu, precisions)
+    return [_choice(template, is_fused) for template in templates]
+
+
+def _choice(template: Template, is_fused: bool) -> Choice:
+    made = template.choice
+    name = f"{made.name}, fused" if is_fused else made.name
+    return Choice(SOURCE, name, (*made.options, (FUSED, is_fused)))
+
+
+def chosen_kernels(site: Site, choice: Choice) -> tuple[Kernel, ...]:
+    """The contractions that a choice asks for; none for the library."""
+    if choice.source != SOURCE:
+        return ()
+    if dict(choice.options).get(FUSED):
+        assert site.fused is not None
+        return (site.fused,)
+    return site.alone
+
+
+def with_choice(plan: Plan, site: Site, choice: Choice) -> Plan:
+    """The plan with a site computed as a choice says."""
+    for kernel in chosen_kernels(site, choice):
+        plan = with_contraction(plan, kernel)
+        plan = with_template(plan, kernel.name, choice)
+    return plan
+
+
+# -- a plan of one site --------------------------------------------------------------------
+
+
+def plan_of_site(site: Site, plan: Plan) -> Plan:
+    """A plan of a site alone: what it reads is given, what others need of it is returned."""
+    program, steps = plan.program, site.steps
+    made = [name for step in steps for name in _made(step)]
+    read = [name for step in steps for name in step.reads()]
+    names = dict.fromkeys([*read, *made])
+    buffers = {
+        name: program.buffers[name]
+        if name in made
+        else replace(program.buffers[name], kind=BufferKind.INPUT)
+        for name in names
+    }
+    outputs = tuple(
+        View(name, buffers[name].shape, buffers[name].strides, 0)
+        for name in sorted(_needed(site, plan))
+    )
+    loops = () if site.epilogue is None else tuple(m.loop for m in site.epilogue.members)
+    given = tuple(name for name in names if name not in made)
+    alone = Program(given, buffers, (*site.matmuls, *loops), outputs, hints=program.hints)
+    return Plan(alone, steps, (), {}, 0, thresholds=plan.thresholds)
+
+
+def _made(step: Step) -> Sequence[str]:
+    return sorted(step.makes()) if isinstance(step, Kernel) else step.makes()
+
+
+def _needed(site: Site, plan: Plan) -> set[str]:
+    """The results of a site that others read, or that the program returns."""
+    if site.epilogue is None:
+        return {site.matmuls[0].out}
+    assert site.fused is not None
+    return set(site.fused.stored) & (output_buffers(plan.program) | _read_elsewhere(site, plan))
+
+
+def _read_elsewhere(site: Site, plan: Plan) -> set[str]:
+    others = [step for step in plan.steps if step not in site.steps]
+    return {name for step in others for name in step.reads()}
+
+
+def identity_of(alone: Plan) -> str:
+    """The text of a site's plan with names numbered in order of use: equal problems are equal."""
+    text = "\n".join([str(alone), *map(str, alone.program.buffers.values())])
+    text += "".join(repr(b.strides) for b in alone.program.buffers.values())
+    likely = [
+        [value_of(d, alone.program.hints) for d in b.shape] for b in alone.program.buffers.values()
+    ]
+    text += repr(likely)
+    numbers: dict[str, str] = {}
+    known = {*alone.program.buffers, *(k.name for k in alone.kernels)}
+
+    def numbered(found: re.Match[str]) -> str:
+        name = found.group()
+        return numbers.setdefault(name, f"v{len(numbers)}") if name in known else name
+
+    return re.sub(r"\b[A-Za-z_]\w*\b", numbered, text)

@@ -1,0 +1,327 @@
+"""Candidates: the templates that can compute a contraction, the most promising first.
+
+What cannot be right or cannot fit is left out before anything is compiled. The rest is ranked by a
+model of an H200, whose constants were fitted to 970 measured candidates and scale with the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod, sqrt
+
+from perfuse.codegen.triton.templates.persistent import is_mappable
+from perfuse.codegen.triton.templates.pointers import phases
+from perfuse.codegen.triton.templates.template import MAPPED, PERSISTENT, POINTERS, VECTOR, Template
+from perfuse.gpu import Gpu
+from perfuse.ir.dtype import DType
+from perfuse.ir.program import Buffer
+from perfuse.schedule.contract import depth_of, sizes_of
+from perfuse.schedule.plan import Kernel
+from perfuse.schedule.size_hints import Hints, value_of
+
+MOST = 8  # among the first eight is one within 1 % of the best of all
+FEW_ROWS = 16
+_OF_EACH_PRECISION = 3
+WARP_REGISTERS = 255  # of a thread
+_OWN_REGISTERS = 56  # of a thread, for addresses and the epilogue
+
+HALVES = (DType.F16, DType.BF16)
+MULTIPLIED = (*HALVES, DType.F32, DType.I8)
+
+# Rows, columns, depth, warps, stages.
+_HALF_BLOCKS = (
+    (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 3),
+    (128, 128, 32, 4, 4), (64, 256, 64, 8, 3), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4), (64, 128, 128, 4, 3), (64, 64, 64, 4, 4), (64, 64, 128, 4, 4),
+    (32, 64, 128, 4, 4), (32, 128, 64, 4, 4), (16, 64, 128, 4, 4), (16, 128, 128, 4, 4),
+)  # fmt: skip
+_FLOAT_BLOCKS = (
+    (128, 128, 16, 8, 3), (128, 64, 32, 4, 2), (64, 128, 32, 4, 2), (64, 64, 32, 4, 3),
+    (64, 32, 32, 2, 3), (32, 64, 32, 4, 3), (32, 32, 32, 2, 3), (16, 64, 64, 4, 3),
+)  # fmt: skip
+_PERSISTENT_BLOCKS = (
+    (128, 256, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4),
+)  # fmt: skip
+_TILE_BLOCKS = (
+    (128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (64, 128, 128, 4, 4),
+    (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (64, 64, 128, 4, 4),
+)  # fmt: skip
+_SPLITS = (2, 4, 8, 16)
+_MOST_PROGRAMS = 65535  # along the second axis of a grid
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A contraction in numbers; dynamic sizes are likely ones."""
+
+    batch: int
+    rows: int
+    columns: int
+    depths: tuple[int, ...]  # of each loop over depth
+    num_accumulators: int
+    dtype: DType
+    is_static: bool
+    is_mappable: bool  # tensor maps can describe the operands
+    along_depth: bool  # the second operand runs along the depth in memory
+    stored_bytes: int  # of all results, for one element
+
+    @property
+    def item_bytes(self) -> int:
+        return self.dtype.num_bytes
+
+
+def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> Problem | None:
+    """The numbers of a kernel's contraction; None where no template computes it."""
+    assert kernel.contraction is not None
+    matmuls = kernel.contraction.matmuls
+    views = [view for m in matmuls for view in (m.operands.a, m.operands.b)]
+    kinds = {buffers[view.buffer].dtype for view in views}
+    if len(kinds) != 1 or not kinds <= set(MULTIPLIED):
+        return None
+    (dtype,) = kinds
+    *batch, rows, columns = (value_of(size, hints) for size in sizes_of(matmuls[0]))
+    dims = [dim for view in views for dim in (*view.shape, *view.strides)]
+    return Problem(
+        prod(batch),
+        rows,
+        columns,
+        tuple(value_of(depth_of(matmuls[phase[0]]), hints) for phase in phases(matmuls)),
+        len(matmuls),
+        dtype,
+        all(isinstance(dim, int) for dim in dims),
+        all(is_mappable(view, dtype) for view in views),
+        matmuls[0].operands.b.strides[-2] == 1,
+        sum(buffers[name].dtype.num_bytes for name in kernel.stored),
+    )
+
+
+def proposed(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> list[Template]:
+    """The most promising templates; `precisions` are those that float32 may be multiplied in."""
+    if 0 in (problem.batch, problem.rows, problem.columns):
+        return []  # nothing to compute
+    model = Model.of(gpu)
+    every = (_fitted(t, problem, gpu) for t in _all(problem, gpu, precisions))
+    legal = [t for t in every if not why_too_large(t, problem, gpu)]
+    ranked = list(dict.fromkeys(sorted(legal, key=lambda t: model.seconds(t, problem))))
+    return _of_each_precision(ranked) if problem.dtype is DType.F32 else ranked[:MOST]
+
+
+def _of_each_precision(ranked: Sequence[Template]) -> list[Template]:
+    """As many of each precision: which of them is exact enough is known once they have run."""
+    kinds = dict.fromkeys(template.precision for template in ranked)
+    each = MOST if len(kinds) == 1 else _OF_EACH_PRECISION
+    return [t for kind in kinds for t in [t for t in ranked if t.precision == kind][:each]]
+
+
+# -- what there is -------------------------------------------------------------------------
+
+
+def _all(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Template]:
+    is_float = problem.dtype is DType.F32
+    if problem.rows == 1 and problem.batch == 1 and problem.dtype.is_float:
+        yield from _vectors(problem)
+    is_new = gpu.capability >= 90 and problem.dtype in HALVES  # tensor maps, in sizes known now
+    if is_new and problem.is_mappable and problem.is_static:
+        yield from _mapped(problem, gpu)
+    for rows, columns, depth, warps, stages in _FLOAT_BLOCKS if is_float else _HALF_BLOCKS:
+        if rows > max(16, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+            continue
+        scaled = depth * 2 if problem.dtype is DType.I8 else depth
+        plain = Template(POINTERS, rows, columns, scaled, warps, stages)
+        for precision in precisions if is_float else ("",):
+            yield from _split(replace(plain, precision=precision), problem, gpu)
+    if problem.rows <= FEW_ROWS and problem.dtype in HALVES:
+        for columns, stages in ((64, 4), (128, 4), (64, 5)):
+            yield Template(POINTERS, 16, columns, 128, 4, stages, is_swapped=True)
+            if is_new and problem.is_mappable and problem.is_static:
+                yield Template(MAPPED, 16, columns, 128, 4, stages, is_swapped=True)
+
+
+def _rounded(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _vectors(problem: Problem) -> Iterator[Template]:
+    """Long runs along the depth where it is contiguous, else wide ones of shared depth."""
+    if problem.along_depth:
+        for columns, depth in ((2, 2048), (1, 2048), (4, 1024), (8, 512)):
+            yield Template(VECTOR, 1, columns, depth, 4, 1)
+        return
+    for columns, depth, splits in ((128, 64, 16), (128, 64, 8), (256, 32, 16), (128, 64, 4)):
+        is_shared = problem.is_static and problem.depths[0] >= 2 * depth * splits
+        yield Template(VECTOR, 1, columns, depth, 4, 1, splits=splits if is_shared else 1)
+
+
+def _mapped(problem: Problem, gpu: Gpu) -> Iterator[Template]:
+    for rows, columns, depth, warps, stages in _TILE_BLOCKS:
+        if rows > max(64, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+            continue
+        parts = 2 if columns > 128 else 1
+        for made in _split(Template(MAPPED, rows, columns, depth, warps, stages), problem, gpu):
+            yield replace(made, parts=parts if made.splits == 1 else 1)
+    for rows, columns, depth, warps, stages in _PERSISTENT_BLOCKS if problem.batch == 1 else ():
+        tiles = ceil(problem.rows / rows) * ceil(problem.columns / columns)
+        programs = min(gpu.multiprocessors, tiles) if problem.is_static else gpu.multiprocessors
+        if problem.is_static and tiles <= gpu.multiprocessors:
+            continue  # one tile a program
+        yield Template(PERSISTENT, rows, columns, depth, warps, stages, programs=programs, parts=2)
+
+
+def _split(plain: Template, problem: Problem, gpu: Gpu) -> Iterator[Template]:
+    """The template, and with its depth shared by several programs where tiles are few."""
+    yield plain
+    tiles = num_tiles(plain, problem)
+    for splits in _SPLITS if problem.is_static else ():
+        fills = tiles * splits <= 2 * gpu.multiprocessors and tiles <= _MOST_PROGRAMS
+        if fills and min(problem.depths) >= 4 * splits * plain.depth:
+            yield replace(plain, splits=splits)
+
+
+def num_tiles(template: Template, problem: Problem) -> int:
+    down, across = problem.rows / template.rows, problem.columns / template.columns
+    return problem.batch * ceil(down) * ceil(across)
+
+
+# -- what fits -----------------------------------------------------------------------------
+
+
+def shared_bytes(template: Template, problem: Problem) -> int:
+    """Shared memory of a block: operands on their way, and a part of the result to be stored."""
+    if template.kind == VECTOR:
+        return 0
+    columns = template.columns * _loads_at_once(problem)
+    step = (template.rows + columns) * template.depth * problem.item_bytes
+    if template.kind in (PERSISTENT, MAPPED):
+        stored = template.rows * template.columns // template.parts * problem.stored_bytes
+        return step * template.num_stages + stored
+    return step * max(
+        1, template.num_stages - 1 if problem.dtype is DType.F32 else template.num_stages
+    )
+
+
+def _fitted(template: Template, problem: Problem, gpu: Gpu) -> Template:
+    """Less on its way at once, where a block has less memory than an H200's."""
+    while shared_bytes(template, problem) > gpu.shared_bytes and template.kind == POINTERS:
+        if template.num_stages > 2:
+            template = replace(template, num_stages=template.num_stages - 1)
+        elif template.depth > 32:
+            template = replace(template, depth=template.depth // 2)
+        else:
+            break
+    return template
+
+
+def _loads_at_once(problem: Problem) -> int:
+    return ceil(problem.num_accumulators / len(problem.depths))
+
+
+def registers(template: Template, problem: Problem, gpu: Gpu) -> int:
+    """Registers of a thread: its share of the accumulators, and some of its own."""
+    threads = template.num_warps * gpu.warp
+    if template.kind == VECTOR:
+        return (
+            template.depth * template.columns * problem.num_accumulators // threads + _OWN_REGISTERS
+        )
+    held = template.rows * template.columns * problem.num_accumulators
+    return held // threads + _OWN_REGISTERS
+
+
+def why_too_large(template: Template, problem: Problem, gpu: Gpu) -> str:
+    """Why a template cannot be built for a GPU; empty if it can."""
+    if shared_bytes(template, problem) > gpu.shared_bytes:
+        return "more shared memory than a block has"
+    if registers(template, problem, gpu) > WARP_REGISTERS:
+        return "more accumulators than a thread has registers"
+    return ""
+
+
+# -- the model -----------------------------------------------------------------------------
+
+_STEP_S = 0.04e-6  # of a step of the pipeline
+_LATENCY_S = 0.83e-6  # of memory
+_JOIN_S = 1.7e-6  # for programs that share a tile to meet
+_LAUNCH_S = 2.4e-6
+_SHARE = 0.75  # of the stated peaks that is reached
+_STORE_BYTES_S = 5.5e10  # of a multiprocessor
+_LOAD_BYTES_S = 1.2e11
+_VECTOR_SHARE = 0.9  # one row, read once: nothing waits for matrix units
+_HIDDEN = 0.1  # of the shorter of computing and moving
+# Of the rate of halves in matrix units. bf16x6 is six products of halves, and so on.
+_RATES = {"tf32": 0.5, "tf32x3": 0.5 / 3, "bf16x6": 1 / 6}
+_FULL_BLOCK = 64 * 64  # elements of a block of float32 that keeps the units busy
+_POINTERS_SLOWDOWN = 1.12  # addresses take instructions, which tensor maps do not
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Predicts the time of a template: steps of a tile, waves of tiles, and memory."""
+
+    gpu: Gpu
+    flops: float  # a second, of halves, in one multiprocessor
+    scalar_flops: float
+    bytes_per_s: float
+
+    @staticmethod
+    def of(gpu: Gpu) -> Model:
+        count = gpu.multiprocessors
+        share = _SHARE * gpu.flops_f16 / count
+        return Model(gpu, share, _SHARE * gpu.flops_f32 / count, _SHARE * gpu.bandwidth)
+
+    def seconds(self, template: Template, problem: Problem) -> float:
+        moved = self._moved(problem) / self.bytes_per_s
+        if template.kind == VECTOR:
+            # Wide loads are what counts; few programs leave memory idle.
+            programs = num_tiles(template, problem) * template.splits
+            idle = max(1.0, 2 * self.gpu.multiprocessors / programs)
+            return _VECTOR_SHARE * (_LAUNCH_S + moved * idle)
+        computed = self._tiles(template, problem)
+        # Where one of the two decides, the other still tells candidates apart.
+        return _LAUNCH_S + max(computed, moved) + _HIDDEN * min(computed, moved)
+
+    def _moved(self, problem: Problem) -> int:
+        operands = sum(problem.depths) * (problem.rows + problem.columns) * problem.item_bytes
+        results = problem.rows * problem.columns * problem.stored_bytes
+        return problem.batch * (operands + results)
+
+    def _tiles(self, template: Template, problem: Problem) -> float:
+        count, tiles = self.gpu.multiprocessors, num_tiles(template, problem)
+        is_persistent = template.kind == PERSISTENT
+        units = tiles * template.splits
+        occupancy = 1 if is_persistent else self._occupancy(template, problem)
+        sharing = 1 if is_persistent else min(occupancy, ceil(units / count))
+        steps = sum(ceil(ceil(d / template.depth) / template.splits) for d in problem.depths)
+        step = self._step(template, problem, sharing)
+        stored = max(2, problem.stored_bytes) * template.rows * template.columns / _STORE_BYTES_S
+        if is_persistent:
+            return ceil(tiles / count) * (steps * step + stored / 2) + _LATENCY_S
+        total = ceil(units / (count * occupancy)) * (steps * step + _LATENCY_S + stored)
+        return total if template.splits == 1 else total + _JOIN_S + template.splits * stored
+
+    def _step(self, template: Template, problem: Problem, sharing: int) -> float:
+        accumulators = _loads_at_once(problem)
+        flops = 2 * template.rows * template.columns * template.depth * accumulators
+        block = (template.rows + template.columns * accumulators) * template.depth
+        slow = _POINTERS_SLOWDOWN if template.kind == POINTERS else 1.0
+        return max(
+            slow * sharing * flops / self._rate(template, problem),
+            slow * sharing * block * problem.item_bytes / _LOAD_BYTES_S,
+            _LATENCY_S / max(1, template.num_stages - 1) + _STEP_S,
+        )
+
+    def _rate(self, template: Template, problem: Problem) -> float:
+        if problem.dtype is DType.I8:
+            return 2 * self.flops
+        if problem.dtype is not DType.F32:
+            is_low = template.rows < 64 and not template.is_swapped  # the older instructions
+            return self.flops / 2 if is_low else self.flops
+        # Small blocks read their operands from shared memory, and convert them, more often.
+        reuse = min(1.0, sqrt(template.rows * template.columns / _FULL_BLOCK))
+        share = _RATES.get(template.precision)
+        return reuse * (self.scalar_flops if share is None else self.flops * share)
+
+    def _occupancy(self, template: Template, problem: Problem) -> int:
+        gpu, threads = self.gpu, template.num_warps * self.gpu.warp
+        by_memory = gpu.shared_bytes // max(1, shared_bytes(template, problem))
+        by_registers = gpu.registers // (threads * registers(template, problem, gpu))
+        return max(1, min(by_memory, by_registers, gpu.max_threads // threads))
