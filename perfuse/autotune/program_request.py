@@ -45,9 +45,9 @@ class ProgramRequest(BenchmarkRequest):
         host = backend.host(plan, sources, context)
         saved = SavedProgram(host, tuple(entry.key for entry in built), {}, {})
         document = files_of(saved)[PROGRAM].decode()
-        return ProgramRequest(
-            document, operands, str(context.device), changed_settings(context.settings)
-        )
+        device = str(context.device)
+        moved = [replace(operand, device=device) for operand in operands]
+        return ProgramRequest(document, moved, device, changed_settings(context.settings))
 
     def loaded(self, inputs: tuple[torch.Tensor, ...], out: torch.Tensor | None) -> Run:
         settings = Settings().with_overrides(self.settings)

@@ -54,7 +54,7 @@ def race_selected(
     finite = {choice: ms for choice, ms in found.items() if math.isfinite(ms)}
     if not finite:
         error = NoValidChoicesError(subject, _reasons(allowed, decisions, context))
-        return fallen_back(subject, choices[0], error, context)
+        return fallen_back(subject, choices, error, context)
     decision = decisions[0]
     if decision.chosen in finite:
         return decision

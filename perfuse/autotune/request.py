@@ -47,6 +47,11 @@ class Operand:
         return flat.to(self.device).as_strided(self.shape, self.strides)
 
 
+def operand_like(tensor: torch.Tensor) -> Operand:
+    """The description of a tensor, with random numbers of its own."""
+    return Operand(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+
+
 class BenchmarkRequest:
     """A measurement of one candidate. Subclasses say how it is made: `benchmark`, or `loaded`."""
 

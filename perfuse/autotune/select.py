@@ -28,7 +28,7 @@ from perfuse.autotune.search import first_within
 from perfuse.autotune.sources import Offers, Source, offers_for
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, Question
+from perfuse.decision import Choice, Decision, Question, Rival
 from perfuse.errors import NoValidChoicesError
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
@@ -67,17 +67,22 @@ def select(selection: Selection, context: Context) -> Decision:
         question = selection.question(choices)
         return stored_or_measured(question, subject, context, measure, counter)
     except NoValidChoicesError as error:
-        return fallen_back(subject, selection.fallback, error, context)
+        return fallen_back(subject, (selection.fallback, *choices), error, context)
 
 
 def fallen_back(
-    subject: str, fallback: Choice, error: NoValidChoicesError, context: Context
+    subject: str, choices: Sequence[Choice], error: NoValidChoicesError, context: Context
 ) -> Decision:
-    """The decision for the library's call where nothing else is valid, if settings allow it."""
+    """The decision for the first choice, the library's, where none is valid, if that is allowed."""
     if not context.settings.autotune_fallback_to_aten:
         raise error
     context.counters.inc("autotune.fallback_to_aten")
-    return Decision(subject, fallback, (), f"ATen, since {error.message}")
+    told = error.reasons
+    rivals = tuple(
+        Rival(choice, refusal=told.get(str(choice), "not measured"))
+        for choice in dict.fromkeys(choices)
+    )
+    return Decision(subject, choices[0], rivals, f"ATen, since {error.message}")
 
 
 def _decided(selection: Selection, offers: Offers, context: Context) -> Decision:

@@ -7,7 +7,7 @@ its place where it is about as exact against a wider type, and faster by a margi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from perfuse.autotune.compile_together import compile_together, num_compile_thre
 from perfuse.autotune.machine import device_kind, generated_versions, library_versions
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, Timer
 from perfuse.autotune.race_selected import race_selected
-from perfuse.autotune.request import Operand
+from perfuse.autotune.request import operand_like
 from perfuse.autotune.screen import screened
 from perfuse.autotune.select import is_selecting
 from perfuse.autotune.sites import (
@@ -30,6 +30,7 @@ from perfuse.autotune.sites import (
     sites_of,
     with_choice,
 )
+from perfuse.autotune.sources import is_selected
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.tiles import plan_of_one
 from perfuse.backends import backend_of
@@ -86,7 +87,8 @@ def question_of(site: Site, alone: Plan, context: Context) -> Question:
     """
     gpu = context.target.gpu
     assert gpu is not None
-    choices = choices_of(site, alone.program, gpu, allows_tf32())
+    first, *others = choices_of(site, alone.program, gpu, allows_tf32())
+    choices = [first, *(choice for choice in others if is_selected(choice, context))]
     text = f"{identity_of(alone)} tf32 {allows_tf32()}"
     if len(choices) > 1:
         text += generate_triton(with_choice(alone, site, choices[1]), context).text
@@ -96,7 +98,7 @@ def question_of(site: Site, alone: Plan, context: Context) -> Question:
         tuple(choices),
         device_kind(context.target),
         (*library_versions(gpu.kind), *generated_versions()),
-        f"{RULES} {MOST_ERROR} {context.settings.max_autotune_gemm_backends.upper()}",
+        f"{RULES} {MOST_ERROR}" + ("" if is_selected(choices[0], context) else ", without ATEN"),
     )
 
 
@@ -106,18 +108,14 @@ def decide(
     """The remembered decision for a site on this kind of GPU, or a new one."""
     choices = question.candidates
 
-    def plan_of(choice: Choice) -> Plan:
-        return place(with_choice(alone, site, choice), context)
-
-    def screen(asked: Sequence[Choice]) -> Mapping[Choice, str]:
-        operands = operands_of(alone.program, context.device)
-        return screened(question.problem, asked, plan_of, operands, context)
-
     def measure() -> Decision:
-        _build_together(plan_of, choices, context)
+        builds = [(c, partial(_build, with_choice(alone, site, c), context)) for c in choices]
+        compile_together(builds, num_compile_threads(context, len(builds)), context.counters)
         inputs = inputs_of(alone.program, context.device)
         gate = reference_gate(reference_of(site, alone, inputs, context))
         enter = entered(site, alone, inputs, context)
+        plan_of = partial(_placed, site, alone, context)
+        screen = partial(_screened, question, plan_of, inputs, context)
         return race_selected(
             str(site), choices, enter, RULES, context, gate=gate, timer=timer, screen=screen
         )
@@ -148,27 +146,26 @@ def entered(
     )
 
 
-def _build_together(
-    plan_of: Callable[[Choice], Plan], choices: Sequence[Choice], context: Context
-) -> None:
-    """Compile all candidates at once; what fails will fail again where it is measured."""
+def _build(plan: Plan, context: Context) -> None:
+    """Compile a candidate; one that fails will fail again where it is measured."""
     backend = backend_of(context.target)
-
-    def build(choice: Choice) -> None:
-        backend.build(backend.generate(plan_of(choice), context), context)
-
-    builds = [(choice, partial(build, choice)) for choice in choices]
-    compile_together(builds, num_compile_threads(context, len(builds)), context.counters)
+    backend.build(backend.generate(place(plan, context), context), context)
 
 
-def operands_of(program: Program, device: torch.device) -> list[Operand]:
-    """Descriptions of what a program takes, for workers."""
-    found = []
-    for name in program.inputs:
-        buffer = program.buffers[name]
-        shape, strides = (tuple(_likely(d, program)) for d in (buffer.shape, buffer.strides))
-        found.append(Operand(shape, strides, to_torch(buffer.dtype), str(device)))
-    return found
+def _placed(site: Site, alone: Plan, context: Context, choice: Choice) -> Plan:
+    return place(with_choice(alone, site, choice), context)
+
+
+def _screened(
+    question: Question,
+    plan_of: Callable[[Choice], Plan],
+    inputs: Sequence[Tensor],
+    context: Context,
+    choices: Sequence[Choice],
+) -> dict[Choice, str]:
+    """Why choices must not run in this process, where settings ask for workers."""
+    operands = [operand_like(tensor) for tensor in inputs]
+    return screened(question.problem, choices, plan_of, operands, context)
 
 
 def inputs_of(program: Program, device: torch.device) -> list[Tensor]:

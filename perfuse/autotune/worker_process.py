@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from perfuse.autotune import wire
 from perfuse.autotune.outcome import Fate, Outcome
-from perfuse.autotune.worker import Start
+from perfuse.autotune.worker import BEGUN, Start
 
-START_SECONDS = 120.0  # a worker imports PyTorch with its first request, not before it is ready
+START_SECONDS = 120.0  # for starting, and for importing what a request needs
 _EXIT_SECONDS = 2.0
 
 
@@ -73,11 +73,13 @@ class WorkerProcess:
             document = wire.document_of(request)
         except TypeError as error:
             return Outcome(Fate.NOT_RUN, detail=str(error))
-        deadline = self._clock() + timeout_s
         try:
             self.wait_until_ready()
-            wire.write_frame(self._requests, document, deadline)
-            reply = wire.read_frame(self._replies, deadline)
+            start = self._clock() + START_SECONDS
+            wire.write_frame(self._requests, document, start)
+            reply = wire.read_frame(self._replies, start)
+            if reply == BEGUN:
+                reply = wire.read_frame(self._replies, self._clock() + timeout_s)
         except wire.TimedOut:
             self.kill()
             return Outcome(Fate.HUNG, detail=f"no answer within {timeout_s:g} s")

@@ -18,6 +18,7 @@ from perfuse.autotune import wire
 from perfuse.autotune.outcome import Fate, timed
 from perfuse.autotune.pool import CUDA_VISIBLE_DEVICES, TuningProcessPool
 from tests.unit.autotune import candidates as c
+from tests.unit.autotune.slow_import import Quick
 
 LIMITS = {"tune_timeout_s": 6, "tune_worker_bytes": 256 << 20}
 
@@ -72,6 +73,13 @@ def test_a_candidate_that_fails_costs_its_own_time_only(
     assert found.milliseconds == (1.5 if fate is Fate.MEASURED else math.inf)
     assert after.milliseconds == 2.5
     assert (pool.num_started > before) == is_replaced
+
+
+def test_imports_do_not_count_as_time_of_a_candidate() -> None:
+    pool = TuningProcessPool(config.Settings().with_overrides({"tune_timeout_s": 1}))
+    (outcome,) = pool.run([Quick()])
+    pool.terminate()
+    assert outcome.value == 1.0
 
 
 def test_what_a_candidate_forks_is_killed(pool: TuningProcessPool, tmp_path: Path) -> None:
