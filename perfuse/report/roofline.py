@@ -12,6 +12,7 @@ from perfuse.ir.atoms import Indirect
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.index import Dim, atoms_of, product
 from perfuse.ir.program import Buffer, Program
+from perfuse.schedule.contract import depth_of, sizes_of
 from perfuse.schedule.plan import Kernel
 from perfuse.schedule.size_hints import Hints, value_of
 from perfuse.target import Target
@@ -37,9 +38,10 @@ class Roofline:
         peak = CPU_HZ * target.num_threads * target.lanes * FMA_UNITS * 2
         return Roofline(_copy_rate(), peak, peak)
 
-    def seconds(self, num_bytes: int, num_flops: int) -> float:
+    def seconds(self, num_bytes: int, num_flops: int, matrix_flops: int = 0) -> float:
         """A lower bound on the time to move these bytes and compute these flops."""
-        return max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
+        scalar = (num_flops - matrix_flops) / self.flops_per_s
+        return max(num_bytes / self.bytes_per_s, scalar, matrix_flops / self.matrix_flops_per_s)
 
 
 @cache
@@ -94,7 +96,7 @@ def kernel_flops(kernel: Kernel, hints: Hints) -> int:
     """Operations of a kernel; dynamic sizes count as their hints."""
     if not _is_dynamic(kernel):
         return kernel.num_flops
-    total, seen = 0, set[Expr]()
+    total, seen = contraction_flops(kernel, hints), set[Expr]()
     for member in kernel.members:
         ops = sum(e.op in SCALAR_OPS for e in walk(member.loop.value, seen))
         count = value_of(product([axis.size for axis in member.loop.axes]), hints)
@@ -102,6 +104,14 @@ def kernel_flops(kernel: Kernel, hints: Hints) -> int:
     return total
 
 
+def contraction_flops(kernel: Kernel, hints: Hints) -> int:
+    """Operations of the matmuls among those of a kernel."""
+    matmuls = () if kernel.contraction is None else kernel.contraction.matmuls
+    return sum(2 * value_of(product((*sizes_of(m), depth_of(m))), hints) for m in matmuls)
+
+
 def _is_dynamic(kernel: Kernel) -> bool:
     sizes: list[Dim] = [axis.size for m in kernel.members for axis in m.loop.axes]
+    for matmul in () if kernel.contraction is None else kernel.contraction.matmuls:
+        sizes += [*sizes_of(matmul), depth_of(matmul)]
     return any(not isinstance(size, int) for size in sizes)

@@ -15,7 +15,7 @@ from perfuse.graph.saving.costs import Work, num_flops, work_of
 from perfuse.ir.matmul import matmul_op
 from perfuse.ir.program import LibraryCall, Matmul, Origin
 from perfuse.pipeline import Compiled
-from perfuse.report.roofline import Roofline, kernel_bytes, kernel_flops
+from perfuse.report.roofline import Roofline, contraction_flops, kernel_bytes, kernel_flops
 from perfuse.schedule.plan import Kernel
 from perfuse.torch_compat.records import op_identity
 
@@ -56,15 +56,19 @@ class KernelRow:
     @staticmethod
     def of(kernel: Kernel, compiled: Compiled, roofline: Roofline) -> KernelRow:
         loops = [member.loop for member in kernel.members]
-        moved = kernel_bytes(kernel, compiled.program)
-        computed = kernel_flops(kernel, compiled.program.hints)
-        origins = [loop.origin for loop in loops]
+        matmuls = () if kernel.contraction is None else kernel.contraction.matmuls
+        hints = compiled.program.hints
+        moved, computed = kernel_bytes(kernel, compiled.program), kernel_flops(kernel, hints)
+        origins = [*(m.origin for m in matmuls), *(loop.origin for loop in loops)]
         return KernelRow(
             name=kernel.name,
             num_bytes=moved,
             num_flops=computed,
-            seconds=roofline.seconds(moved, computed),
-            members=tuple(f"{loop.out}: {loop.kind}" for loop in loops),
+            seconds=roofline.seconds(moved, computed, contraction_flops(kernel, hints)),
+            members=(
+                *(f"{matmul.out}: matmul" for matmul in matmuls),
+                *(f"{loop.out}: {loop.kind}" for loop in loops),
+            ),
             origins=_by_frequency([origin.line for origin in origins]),
             modules=_by_frequency([origin.module for origin in origins]),
             ops=tuple(dict.fromkeys(op for origin in origins for op in origin.ops)),

@@ -148,4 +148,5 @@ def _stored_bytes(name: str, kernel: Kernel, buffer: Buffer) -> int:
     steps = [static_product([axis.size for axis in loop.kept]) for loop in loops]
     made = sum((count or 0) * buffer.dtype.num_bytes for count in steps)
     whole = num_bytes(buffer) or 0
-    return whole if None in steps else min(whole, made)
+    is_whole = not loops or None in steps  # a matmul fills its result
+    return whole if is_whole else min(whole, made)

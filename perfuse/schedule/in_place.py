@@ -50,6 +50,8 @@ def _only_result(step: Step) -> str | None:
     """The one result that a kernel stores, as the last step for an element."""
     if not isinstance(step, Kernel) or len(step.stored) != 1:
         return None
+    if step.contraction is not None:
+        return None  # other blocks still read the operands
     (name,) = step.stored
     writers = [m for m in step.members if m.loop.out == name]
     if len(writers) != 1 or writers[0].role != Role.FULL or writers[0].loop.kind != "map":

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from perfuse.config import ThresholdSettings
-from perfuse.decision import Decision
+from perfuse.decision import Choice, Decision
 from perfuse.ir.index import Dim
-from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Program
+from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Matmul, Program
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import MemoryPlan
 
@@ -37,6 +37,25 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Contraction:
+    """Matmuls that a kernel computes itself, over the rows and columns of their results.
+
+    Rows are those of all matrices of a batch. Members of the kernel, its epilogue, take the results
+    from accumulators; what is in the kernel's `stored` reaches memory too.
+    """
+
+    matmuls: tuple[Matmul, ...]
+
+    @property
+    def outs(self) -> tuple[str, ...]:
+        return tuple(matmul.out for matmul in self.matmuls)
+
+    def reads(self) -> tuple[str, ...]:
+        """The buffers of the operands, in order of first use."""
+        return tuple(dict.fromkeys(name for matmul in self.matmuls for name in matmul.reads()))
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """Loops over one set of axes. Axes marked reduced are the columns, the others the rows.
 
@@ -50,13 +69,20 @@ class Kernel:
     num_bytes: int = 0
     num_flops: int = 0
     batch: Batch | None = None  # independent kernels with one body, run as one
+    contraction: Contraction | None = None  # matmuls whose results the members read
     _reads: tuple[str, ...] | None = KEPT
+
+    def makes(self) -> set[str]:
+        """Buffers that it computes, whether they reach memory or not."""
+        own = () if self.contraction is None else self.contraction.outs
+        return {m.loop.out for m in self.members} | set(own)
 
     def reads(self) -> tuple[str, ...]:
         """Buffers read from memory, in order of first use."""
         if self._reads is None:
-            made = {m.loop.out for m in self.members} - self.stored
-            names = [r.buffer for m in self.members for r in m.loop.reads()]
+            made = self.makes() - self.stored
+            names = [] if self.contraction is None else [*self.contraction.reads()]
+            names += [r.buffer for m in self.members for r in m.loop.reads()]
             found = tuple(dict.fromkeys(n for n in names if n not in made))
             object.__setattr__(self, "_reads", found)
         assert self._reads is not None
@@ -67,6 +93,10 @@ class Kernel:
             return f"{self.name}: {self.batch}  # {self.num_bytes} bytes, {self.num_flops} flops"
         axes = ", ".join(f"{a.name}<{a.size!r}{'*' if a.reduced else ''}" for a in self.axes)
         lines = [f"{self.name}({axes}):  # {self.num_bytes} bytes, {self.num_flops} flops"]
+        for matmul in self.contraction.matmuls if self.contraction is not None else ():
+            kept = "" if matmul.out in self.stored else "  (kept in the kernel)"
+            inner = ", ".join([*map(str, matmul.args), *(f"{k}={v}" for k, v in matmul.kwargs)])
+            lines.append(f"    matmul: {matmul.out} = {matmul.op}({inner}){kept}")
         for m in self.members:
             kept = "" if m.loop.out in self.stored else "  (kept in the kernel)"
             lines.append(
@@ -138,6 +168,7 @@ class Plan:
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
     memory: MemoryPlan = field(default_factory=MemoryPlan)  # see schedule/allocate.py
     tiles: Mapping[str, Tile] = field(default_factory=dict)  # by kernel, where measured or refitted
+    templates: Mapping[str, Choice] = field(default_factory=dict)  # of kernels with contractions
     decisions: tuple[Decision, ...] = ()  # what was measured to choose among implementations
 
     @property
@@ -153,6 +184,11 @@ class Plan:
 def with_tile(alone: Plan, tile: Tile) -> Plan:
     """A plan of one kernel, cut by this tile."""
     return replace(alone, tiles={alone.kernels[0].name: tile})
+
+
+def with_template(plan: Plan, kernel: str, choice: Choice) -> Plan:
+    """The plan with a contraction computed by this template."""
+    return replace(plan, templates={**plan.templates, kernel: choice})
 
 
 def static_product(dims: list[Dim] | tuple[Dim, ...]) -> int | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from perfuse.errors import SpecError
+from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
 from perfuse.ir.program import LibraryCall
 from perfuse.ir.verify import given_names, is_empty
 from perfuse.schedule.arena import arena_buffers, first_and_last, output_buffers, touched
+from perfuse.schedule.contract import result_load, sizes_of
 from perfuse.schedule.plan import Batch, Kernel, Member, Plan, Role, Step
 from perfuse.schedule.verify_memory import verify_memory
 
@@ -24,11 +26,13 @@ def verify_plan(plan: Plan) -> None:
         _check_order(step, made, plan)
         if isinstance(step, Kernel):
             needed = output_buffers(plan.program)
-            needed |= {m.loop.out for m in step.members if last_read.get(m.loop.out, -1) > number}
+            needed |= {name for name in step.makes() if last_read.get(name, -1) > number}
             for kernel in (step,) if step.batch is None else step.batch.kernels:
                 _check_kernel(kernel, needed)
             if step.batch is not None:
                 _check_batch(step.batch)
+            if step.contraction is not None:
+                _check_contraction(step, plan)
             made |= step.stored
         else:
             made |= {*step.makes(), *step.mutates}
@@ -46,10 +50,14 @@ def _check_coverage(plan: Plan) -> None:
     loops = [i for i, node in enumerate(plan.program.nodes) if not isinstance(node, LibraryCall)]
     if numbers != loops:
         raise SpecError(f"{_STAGE}: kernels hold the loops {numbers}, the program has {loops}")
+    computed = [m.out for k in plan.kernels if k.contraction for m in k.contraction.matmuls]
+    called = {name for step in plan.steps if isinstance(step, LibraryCall) for name in step.makes()}
+    if len(set(computed)) < len(computed) or called & set(computed):
+        raise SpecError(f"{_STAGE}: a matmul of {computed} runs twice")
 
 
 def _check_order(step: Step, made: set[str], plan: Plan) -> None:
-    own = {m.loop.out for m in step.members} if isinstance(step, Kernel) else set()
+    own = step.makes() if isinstance(step, Kernel) else set()
     for name in step.reads():
         if name not in made | own and not is_empty(plan.program.buffers.get(name)):
             raise SpecError(f"{_STAGE}: {name} is read before it is made, by {step}")
@@ -71,6 +79,25 @@ def _check_batch(batch: Batch) -> None:
                 )
 
 
+def _check_contraction(kernel: Kernel, plan: Plan) -> None:
+    """Members read each result where it is made, and no block overwrites what others multiply."""
+    assert kernel.contraction is not None
+    rows = ix.product([axis.size for axis in kernel.axes if not axis.reduced])
+    columns = ix.product([axis.size for axis in kernel.axes if axis.reduced])
+    for matmul in kernel.contraction.matmuls:
+        *outer, last = sizes_of(matmul)
+        if (rows, columns) != (ix.product(outer), last):
+            raise SpecError(f"{_STAGE}: {matmul.out} is not of the size of {kernel}")
+        wanted = result_load(matmul, kernel, plan.program.buffers)
+        reads = [r for m in kernel.members for r in m.loop.reads() if r.buffer == matmul.out]
+        if any(read is not wanted for read in reads):
+            raise SpecError(f"{_STAGE}: {matmul.out} is not read where it is made, in {kernel}")
+    if kernel.stored & set(kernel.contraction.reads()):
+        raise SpecError(f"{_STAGE}: an operand is overwritten in {kernel}")
+    if any(member.role != Role.FULL or member.loop.kind != "map" for member in kernel.members):
+        raise SpecError(f"{_STAGE}: an epilogue is not pointwise in {kernel}")
+
+
 def _check_kernel(kernel: Kernel, needed: set[str]) -> None:
     """Its loops run over its axes, and what is `needed` outside of it is stored."""
     names = [axis.name for axis in kernel.axes]
@@ -86,7 +113,7 @@ def _check_kernel(kernel: Kernel, needed: set[str]) -> None:
                     f"{_STAGE}: {member.loop.out} runs over {axis}, not an axis of {kernel}"
                 )
         _check_member(member, kernel)
-    inside = {m.loop.out for m in kernel.members} - kernel.stored
+    inside = kernel.makes() - kernel.stored
     for name in inside & needed:
         raise SpecError(f"{_STAGE}: {name} is needed outside of {kernel}, which does not store it")
 
