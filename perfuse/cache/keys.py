@@ -36,7 +36,7 @@ LIBRARY = Kind(
     "library",
     1,
     "a shared library and the C++ sources it was built from",
-    ("codegen/cpp/*.h", "build/compiler.py"),
+    ("codegen/cpp/**/*.h", "build/compiler.py"),
 )
 KERNEL = Kind(
     "kernel", 1, "machine code and assembly of one Triton kernel", ("build/triton_compile.py",)

@@ -58,12 +58,13 @@ def generate(
     names = frame.names
     assert all(names.is_written(name) for name in kernel.stored), f"{kernel.name} lacks a store"
     return KernelText(
-        _parameters(frame), w.text(), tuple(names.arguments), tuple(names.symbols),
+        parameters_of(frame), w.text(), tuple(names.arguments), tuple(names.symbols),
         names.needs_status,
     )  # fmt: skip
 
 
-def _parameters(frame: Frame) -> str:
+def parameters_of(frame: Frame) -> str:
+    """The parameters of a kernel, once its body is written."""
     names = frame.names
     parts = []
     for buffer, name in names.arguments.items():
