@@ -142,9 +142,7 @@ class _Sources:
     def _contraction(self, step: Kernel) -> tuple[str, bool]:
         """The call of a contraction, by the template that the plan names."""
         plan, template = self.plan, template_of(self.plan.templates[step.name])
-        text = generate_contraction(
-            step, template, plan.program.buffers, self.context, plan.over
-        )
+        text = generate_contraction(step, template, plan.program.buffers, self.context, plan.over)
         name = self._function(text)
         self.templates.add(name)
         return _call(name, text, plan, {}, self.pointers, self.sizes), text.needs_status
