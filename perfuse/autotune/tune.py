@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from perfuse.autotune.contractions import tune_contractions
 from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Run
 from perfuse.autotune.tiles import Device, measured_tiles
@@ -55,4 +56,4 @@ def tune_tiles(plan: Plan, context: Context) -> Plan:
         return measured_tiles(plan, context, device)
 
 
-TUNERS: list[Tuner] = [tune_matmuls, tune_tiles]
+TUNERS: list[Tuner] = [tune_matmuls, tune_contractions, tune_tiles]

@@ -43,11 +43,14 @@ KERNEL = Kind(
 )
 BUNDLE = Kind("gpu", 1, "machine code of all kernels of a GPU program")
 MATMUL = Kind("matmul", 1, "which library call computes a matmul fastest, as measured")
+CONTRACTION = Kind(
+    "contraction", 1, "which template or library call computes a matmul fastest", ALL_CODE
+)
 TILE = Kind("tile", 2, "which tile of a GPU kernel is fastest, as measured", ALL_CODE)
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
-KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, GRAPH, CAPTURE)
+KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, CONTRACTION, TILE, GRAPH, CAPTURE)
 
 
 def key_of(kind: Kind, *parts: object) -> str:

@@ -55,10 +55,10 @@ def source(isa: str) -> str:
             called = function.format(blocking=BLOCKINGS[isa])
             out += [
                 f"void {kind}_{name}(const {a}* a, int64_t ad, int64_t aa, const {b}* b,"
-                " int64_t bd, int64_t ba, float* c, int64_t m, int64_t n, int64_t k, int threads) {",
-                f"  {called}(Matrix<{a}>{{a, ad, aa}}, Matrix<{b}>{{b, bd, ba}}, m, n, k, threads,",
-                "    [=](const float* s, int64_t ld, int64_t i0, int64_t j0, int64_t r, int64_t w) {",
-                "      for (int64_t i = 0; i < r; i++) for (int64_t j = 0; j < w; j++)",
+                " int64_t bd, int64_t ba, float* c, int64_t m, int64_t n, int64_t k, int t) {",
+                f"  {called}(Matrix<{a}>{{a, ad, aa}}, Matrix<{b}>{{b, bd, ba}}, m, n, k, t,",
+                "    [=](const float* s, int64_t ld, int64_t i0, int64_t j0, int64_t r, int64_t w)",
+                "      { for (int64_t i = 0; i < r; i++) for (int64_t j = 0; j < w; j++)",
                 "        c[(i0 + i) * n + j0 + j] = s[i * ld + j]; }); }",
             ]
     return "\n".join([*out, "}"])

@@ -1,0 +1,196 @@
+"""Contractions on the CPU: a C++ template with the epilogue inside against a library call.
+
+Each large matmul is raced with the pointwise kernel that reads it, as one: the library call and the
+kernel after it on one side, a kernel of ours for each template on the other. A challenger must
+agree with the default and beat it by a margin. Only where `max_autotune` is on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from perfuse.autotune.race import Rules, Run, race
+from perfuse.autotune.stored import stored_or_measured
+from perfuse.backends import backend_of
+from perfuse.cache import keys
+from perfuse.cache.keys import identity, key_of
+from perfuse.codegen.cpp.templates.choices import choice_of, propose
+from perfuse.context import Context
+from perfuse.decision import Choice, Decision, library
+from perfuse.ir.dtype import to_torch
+from perfuse.ir.program import BufferKind, Matmul, Node, Program, View
+from perfuse.schedule.contract import contracted, contracted_with, matmul_flops, with_contraction
+from perfuse.schedule.plan import Kernel, Plan, Step, static_product, with_template
+from perfuse.schedule.schedule import place
+from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
+
+RULES = Rules(margin=0.97, budget_s=0.25, fewest_rounds=5, most_rounds=60)
+# Differences from the default, as a part of the largest result: sums in another order, then
+# rounded. By the bytes of a result's elements.
+_LARGEST_DIFFERENCE = {2: 2.0**-6, 4: 1e-4, 8: 1e-4}
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A matmul and the kernel that reads it, as library and kernel, and as one kernel of ours."""
+
+    plan: Plan  # the whole plan, in which the matmul is one that templates know
+    steps: tuple[Step, ...]  # the default: the library call, and the epilogue if it is fused
+    kernel: Kernel
+    choices: tuple[Choice, ...]  # the library first
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (*self.steps, self.kernel)))
+
+
+def tune_contractions(plan: Plan, context: Context) -> Plan:
+    """The plan with matmuls computed by our templates where those measured faster."""
+    if context.target.gpu is not None or not context.settings.max_autotune:
+        return plan
+    least = max(1, context.settings.thresholds.tuned_matmul_work)
+    decisions: list[Decision] = []
+    for step in plan.steps:
+        if not isinstance(step, Matmul) or matmul_flops(step) < 2 * least:
+            continue
+        contest = contest_of(step, plan, context)
+        if contest is None:
+            continue
+        decisions.append(decide(contest, context))
+        chosen = decisions[-1].chosen
+        if chosen != contest.choices[0]:
+            made = with_contraction(contest.plan, contest.kernel)
+            plan = with_template(made, contest.kernel.name, chosen)
+    return replace(plan, decisions=(*plan.decisions, *decisions))
+
+
+def contest_of(matmul: Matmul, plan: Plan, context: Context) -> Contest | None:
+    """What is raced for a matmul; None where no template computes it or it cannot be measured."""
+    own = replace(matmul, choice=_aten_choice(matmul))
+    steps = tuple(own if step is matmul else step for step in plan.steps)
+    changed = replace(plan, steps=steps)
+    reader = next((s for s in steps if isinstance(s, Kernel) and own.out in s.reads()), None)
+    kernel = "nothing reads it" if reader is None else contracted_with([own], reader, changed)
+    is_fused = isinstance(kernel, Kernel)
+    kernel = kernel if isinstance(kernel, Kernel) else contracted(own, plan.program)
+    if not isinstance(kernel, Kernel) or not _is_measurable(kernel, plan.program):
+        return None
+    templates = propose(kernel, plan.program.buffers, context.target)
+    if not templates:
+        return None
+    default: tuple[Step, ...] = (matmul,)
+    if is_fused and reader is not None:
+        default = (matmul, reader)
+    return Contest(changed, default, kernel, (matmul.choice, *map(choice_of, templates)))
+
+
+def _aten_choice(matmul: Matmul) -> Choice:
+    """ATen's call of a matmul, whichever library was chosen for it."""
+    if not matmul.choice.name.startswith("mkldnn."):
+        return matmul.choice
+    return library("aten.mm.out" if matmul.operands.bias is None else "aten.addmm.out")
+
+
+def _is_measurable(kernel: Kernel, program: Program) -> bool:
+    """Sizes are known, and nothing that is given is overwritten: runs repeat."""
+    names = {*kernel.reads(), *kernel.makes()}
+    sizes = [program.buffers[name].num_elements for name in names]
+    made = (program.buffers[name].kind for name in kernel.makes())
+    return static_product(sizes) is not None and BufferKind.INPUT not in made
+
+
+def decide(contest: Contest, context: Context) -> Decision:
+    """The stored decision for a contraction on this machine, or a new one."""
+    program = contest.plan.program
+    names = sorted({*contest.kernel.reads(), *contest.kernel.makes()})
+    shapes = [str(program.buffers[name]) for name in names]
+    machine = (*identity(context), torch.get_num_threads())
+    key = key_of(keys.CONTRACTION, *machine, str(contest), shapes, contest.choices, RULES)
+
+    def measure() -> Decision:
+        with disable_dispatch_modes(), disabled_autocast():
+            return measured(contest, context)
+
+    return stored_or_measured(
+        key, context, contest.choices.index, measure, "autotune.contractions_measured"
+    )
+
+
+def measured(contest: Contest, context: Context) -> Decision:
+    """Race the choices of a contest; all are compiled before the first is measured."""
+    plans = {choice: _alone(contest, choice, context) for choice in contest.choices}
+    with ThreadPoolExecutor(context.num_jobs(len(plans))) as pool:
+        for made in [pool.submit(_build, plan, context) for plan in plans.values()]:
+            with contextlib.suppress(Exception):  # raised again where it is loaded
+                made.result()
+    inputs = _random_inputs(plans[contest.choices[0]].program)
+
+    def enter(choice: Choice) -> Run:
+        plan, backend = plans[choice], backend_of(context.target)
+        sources, built = _build(plan, context)
+        host = backend.host(plan, sources, context)
+        call = backend.load(host, built, {}, context)
+        return lambda: call(list(inputs))
+
+    subject = f"contraction {contest.kernel.name}"
+    return race(subject, contest.choices, enter, RULES, gate=_refusal)
+
+
+def _build(plan: Plan, context: Context) -> Any:
+    backend = backend_of(context.target)
+    sources = backend.generate(plan, context)
+    return sources, backend.build(sources, context)
+
+
+def _alone(contest: Contest, choice: Choice, context: Context) -> Plan:
+    """A plan of the contest alone, as a choice computes it."""
+    kernel, program = contest.kernel, contest.plan.program
+    is_default = choice == contest.choices[0]
+    steps = contest.steps if is_default else (kernel,)
+    made = kernel.makes()
+    given = tuple(dict.fromkeys(name for name in kernel.reads() if name not in made))
+    kinds = dict.fromkeys(given, BufferKind.INPUT)
+    if not is_default:
+        kinds |= dict.fromkeys(made, BufferKind.TEMP)
+    buffers = {
+        name: replace(program.buffers[name], kind=kinds.get(name, program.buffers[name].kind))
+        for name in (*given, *sorted(made))
+    }
+    outputs = tuple(
+        View(name, buffers[name].shape, buffers[name].strides, 0) for name in sorted(kernel.stored)
+    )
+    assert kernel.contraction is not None
+    nodes: list[Node] = [*kernel.contraction.matmuls, *(m.loop for m in kernel.members)]
+    plan = Plan(Program(given, buffers, tuple(nodes), outputs), steps, (), {}, 0)
+    if not is_default:
+        plan = with_template(plan, kernel.name, choice)
+    return place(plan, context)
+
+
+def _random_inputs(program: Program) -> list[Any]:
+    """The same numbers each time, of both signs."""
+    generator = torch.Generator().manual_seed(0)
+    made: list[Any] = []
+    for name in program.inputs:
+        buffer = program.buffers[name]
+        assert isinstance(buffer.num_elements, int), "sizes are known"
+        flat = torch.randn(max(buffer.num_elements, 1), generator=generator)
+        shape: Any = (buffer.shape, buffer.strides)
+        made.append(flat.to(to_torch(buffer.dtype)).as_strided(*shape))
+    return made
+
+
+def _refusal(default: Sequence[Any], challenger: Sequence[Any]) -> str | None:
+    """Why a challenger's results are not the default's, but for rounding. NaN never passes."""
+    for expected, got in zip(default, challenger, strict=True):
+        scale = float(expected.abs().max()) if expected.numel() else 0.0
+        limit = _LARGEST_DIFFERENCE.get(expected.element_size(), 0.0) * (scale or 1.0)
+        difference = (got.double() - expected.double()).abs()
+        if difference.numel() and not float(difference.max()) <= limit:
+            return "its result differs"
+    return None
