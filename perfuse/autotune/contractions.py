@@ -70,7 +70,7 @@ def tune_contractions(plan: Plan, context: Context) -> Plan:
 
 
 def contest_of(matmul: Matmul, plan: Plan, context: Context) -> Contest | None:
-    """What is raced for a matmul; None where no template computes it or it cannot be measured."""
+    """The contest for a matmul; None where no template computes it or it cannot be measured."""
     own = replace(matmul, choice=_aten_choice(matmul))
     steps = tuple(own if step is matmul else step for step in plan.steps)
     changed = replace(plan, steps=steps)
