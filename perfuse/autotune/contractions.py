@@ -1,8 +1,9 @@
 """Contractions on the CPU: a C++ template with the epilogue inside against a library call.
 
-Each large matmul is raced with the pointwise kernel that reads it, as one: the library call and the
-kernel after it on one side, a kernel of ours for each template on the other. A challenger must
-agree with the default and beat it by a margin. Only where `max_autotune` is on.
+Each large matmul is raced with the kernels around it, as one: on one side those that widen its
+operands, the library call, and the pointwise kernel that reads it; on the other a kernel of ours
+for each template. A challenger must agree with the default and beat it by a margin. Only where
+`max_autotune` is on.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from perfuse.codegen.cpp.templates.choices import choice_of, propose
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, library
 from perfuse.ir.dtype import to_torch
+from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import BufferKind, Matmul, Node, Program, View
 from perfuse.schedule.contract import contracted, contracted_with, matmul_flops, with_contraction
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product, with_template
+from perfuse.schedule.read_stored import read_stored
 from perfuse.schedule.schedule import place
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
 RULES = Rules(margin=0.97, budget_s=0.25, fewest_rounds=5, most_rounds=60)
+# A template saves calls besides, so smaller matmuls are raced than between libraries.
+_SMALLER = 8
 # Differences from the default, as a part of the largest result: sums in another order, then
 # rounded. By the bytes of a result's elements.
 _LARGEST_DIFFERENCE = {2: 2.0**-6, 4: 1e-4, 8: 1e-4}
@@ -53,7 +58,7 @@ def tune_contractions(plan: Plan, context: Context) -> Plan:
     """The plan with matmuls computed by our templates where those measured faster."""
     if context.target.gpu is not None or not context.settings.max_autotune:
         return plan
-    least = max(1, context.settings.thresholds.tuned_matmul_work)
+    least = max(1, context.settings.thresholds.tuned_matmul_work // _SMALLER)
     decisions: list[Decision] = []
     for step in plan.steps:
         if not isinstance(step, Matmul) or matmul_flops(step) < 2 * least:
@@ -71,29 +76,35 @@ def tune_contractions(plan: Plan, context: Context) -> Plan:
 
 def contest_of(matmul: Matmul, plan: Plan, context: Context) -> Contest | None:
     """The contest for a matmul; None where no template computes it or it cannot be measured."""
-    own = replace(matmul, choice=_aten_choice(matmul))
-    steps = tuple(own if step is matmul else step for step in plan.steps)
-    changed = replace(plan, steps=steps)
-    reader = next((s for s in steps if isinstance(s, Kernel) and own.out in s.reads()), None)
-    kernel = "nothing reads it" if reader is None else contracted_with([own], reader, changed)
-    is_fused = isinstance(kernel, Kernel)
-    kernel = kernel if isinstance(kernel, Kernel) else contracted(own, plan.program)
+    stored = read_stored(_with_aten(plan, matmul), _as_aten(matmul))
+    changed, own = stored.plan, stored.matmul
+    reader = next((k for k in changed.kernels if own.out in k.reads()), None)
+    fused = "nothing reads it" if reader is None else contracted_with([own], reader, changed)
+    kernel = fused if isinstance(fused, Kernel) else contracted(own, changed.program)
     if not isinstance(kernel, Kernel) or not _is_measurable(kernel, plan.program):
         return None
     templates = propose(kernel, plan.program.buffers, context.target)
     if not templates:
         return None
-    default: tuple[Step, ...] = (matmul,)
-    if is_fused and reader is not None:
-        default = (matmul, reader)
-    return Contest(changed, default, kernel, (matmul.choice, *map(choice_of, templates)))
+    default: list[Step] = [*stored.widening, matmul]
+    if kernel is fused and reader is not None:
+        default.append(reader)
+    return Contest(changed, tuple(default), kernel, (matmul.choice, *map(choice_of, templates)))
 
 
-def _aten_choice(matmul: Matmul) -> Choice:
-    """ATen's call of a matmul, whichever library was chosen for it."""
-    if not matmul.choice.name.startswith("mkldnn."):
-        return matmul.choice
-    return library("aten.mm.out" if matmul.operands.bias is None else "aten.addmm.out")
+def _as_aten(matmul: Matmul) -> Matmul:
+    """The matmul as ATen's call, whichever library was chosen for it."""
+    if rival_call(matmul.op) is None:
+        return matmul
+    op = "aten.mm.out" if matmul.operands.bias is None else "aten.addmm.out"
+    return replace(matmul, choice=library(op))
+
+
+def _with_aten(plan: Plan, matmul: Matmul) -> Plan:
+    own = _as_aten(matmul)
+    nodes = tuple(own if node is matmul else node for node in plan.program.nodes)
+    steps = tuple(own if step is matmul else step for step in plan.steps)
+    return replace(plan, program=replace(plan.program, nodes=nodes), steps=steps)
 
 
 def _is_measurable(kernel: Kernel, program: Program) -> bool:
@@ -149,27 +160,31 @@ def _build(plan: Plan, context: Context) -> Any:
 
 def _alone(contest: Contest, choice: Choice, context: Context) -> Plan:
     """A plan of the contest alone, as a choice computes it."""
-    kernel, program = contest.kernel, contest.plan.program
+    kernel, known = contest.kernel, contest.plan.program.buffers
     is_default = choice == contest.choices[0]
     steps = contest.steps if is_default else (kernel,)
-    made = kernel.makes()
-    given = tuple(dict.fromkeys(name for name in kernel.reads() if name not in made))
-    kinds = dict.fromkeys(given, BufferKind.INPUT)
-    if not is_default:
-        kinds |= dict.fromkeys(made, BufferKind.TEMP)
+    made = {name for step in steps for name in step.makes()}
+    given = tuple(name for name in kernel.reads() if name not in made)
+    # The library may return memory of its own; a kernel of ours fills the program's.
+    kinds = {} if is_default else dict.fromkeys(made, BufferKind.TEMP)
+    kinds |= dict.fromkeys(given, BufferKind.INPUT)
     buffers = {
-        name: replace(program.buffers[name], kind=kinds.get(name, program.buffers[name].kind))
+        name: replace(known[name], kind=kinds.get(name, known[name].kind))
         for name in (*given, *sorted(made))
     }
     outputs = tuple(
         View(name, buffers[name].shape, buffers[name].strides, 0) for name in sorted(kernel.stored)
     )
-    assert kernel.contraction is not None
-    nodes: list[Node] = [*kernel.contraction.matmuls, *(m.loop for m in kernel.members)]
-    plan = Plan(Program(given, buffers, tuple(nodes), outputs), steps, (), {}, 0)
-    if not is_default:
-        plan = with_template(plan, kernel.name, choice)
-    return place(plan, context)
+    nodes = tuple(node for step in steps for node in _nodes(step))
+    plan = Plan(Program(given, buffers, nodes, outputs), steps, (), {}, 0)
+    return place(plan if is_default else with_template(plan, kernel.name, choice), context)
+
+
+def _nodes(step: Step) -> Sequence[Node]:
+    if not isinstance(step, Kernel):
+        return (step,)
+    matmuls = () if step.contraction is None else step.contraction.matmuls
+    return (*matmuls, *(member.loop for member in step.members))
 
 
 def _random_inputs(program: Program) -> list[Any]:

@@ -94,6 +94,29 @@ def test_chosen_template_computes_the_program(
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_weights_are_read_as_they_are(
+    context: Context, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """The kernel that would widen them is gone, and the race includes it on the library's side."""
+
+    def scaled(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return (x @ w.to(x.dtype).t()) * s
+
+    weight = torch.arange(64 * 96).view(64, 96).to(torch.int8)
+    inputs = (X.to(dtype), weight, BIAS.to(dtype))
+    plan = planned(scaled, *inputs)
+    contest = contest_of(matmul_of(plan), plan, context)
+    assert contest is not None and len(contest.steps) == 3
+    assert not any(rival.refusal for rival in measured(contest, context).rivals)
+    monkeypatch.setattr(contractions, "race", chosen_last)
+    compiled = compile_graph(traced(scaled, *inputs), context)
+    assert len(compiled.plan.steps) == 1
+    (got,) = compiled.call(list(inputs))
+    wide = (inputs[0].double(), weight, inputs[2].double())
+    assert_as_good_as_eager(got, scaled(*inputs), scaled(*wide))
+
+
 def test_a_matmul_of_another_library_is_replaced_too(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

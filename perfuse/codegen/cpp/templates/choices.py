@@ -10,14 +10,14 @@ from typing import Any
 from perfuse.decision import Choice
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer, Matmul, View
-from perfuse.schedule.contract import depth_of, sizes_of
+from perfuse.schedule.contract import sizes_of
 from perfuse.schedule.plan import Kernel
 from perfuse.target import Target
 
 SOURCE = "cpp"
 
 # What is widened to float32 while it is read; wider types have templates of none.
-_OPERANDS = frozenset({DType.F32, DType.BF16, DType.F16})
+_OPERANDS = frozenset({DType.F32, DType.BF16, DType.F16, DType.I8, DType.U8})
 # Rows up to which the right operand is read in place, whatever its size.
 _FEW_ROWS = 48
 # Rows from which both operands are worth packing.
@@ -146,9 +146,3 @@ def _in_place(rows: int, target: Target) -> list[CppTemplate]:
     found.append(CppTemplate(Kind.ROWS, 12 if wide else 6, 2, 128, 0, 512))
     found.append(CppTemplate(Kind.ROWS, 12 if wide else 6, 2, 256, 0, 256))
     return found
-
-
-def work_of(matmul: Matmul) -> tuple[object, object, object]:
-    """Rows, columns and depth of a matmul."""
-    rows, columns = sizes_of(matmul)
-    return rows, columns, depth_of(matmul)
