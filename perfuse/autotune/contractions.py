@@ -2,21 +2,21 @@
 
 Each large matmul is raced with the kernels around it, as one: on one side those that widen its
 operands, the library call, and the pointwise kernel that reads it; on the other a kernel of ours
-for each template. A challenger must agree with the default and beat it by a margin. Only where
-`max_autotune` is on.
+for each template. A challenger must be about as exact as the default, judged against a product in
+float64, and beat it by a margin. Only where `max_autotune` is on.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from perfuse.autotune.race import Rules, Run, race
+from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, race
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.backends import backend_of
 from perfuse.cache import keys
@@ -26,7 +26,8 @@ from perfuse.context import Context
 from perfuse.decision import Choice, Decision, library
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.matmul import rival_call
-from perfuse.ir.program import BufferKind, Matmul, Node, Program, View
+from perfuse.ir.program import Buffer, BufferKind, Matmul, Node, Program, View
+from perfuse.runtime.host_names import Call
 from perfuse.schedule.contract import contracted, contracted_with, matmul_flops, with_contraction
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product, with_template
 from perfuse.schedule.read_stored import read_stored
@@ -39,6 +40,8 @@ _SMALLER = 8
 # Differences from the default, as a part of the largest result: sums in another order, then
 # rounded. By the bytes of a result's elements.
 _LARGEST_DIFFERENCE = {2: 2.0**-6, 4: 1e-4, 8: 1e-4}
+# Errors this small, as a part of the largest result, are those of the last rounding.
+_ROUNDING = 2.0**-26
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,12 @@ class Contest:
     steps: tuple[Step, ...]  # the default: the library call, and the epilogue if it is fused
     kernel: Kernel
     choices: tuple[Choice, ...]  # the library first
+
+    @property
+    def matmul(self) -> Matmul:
+        assert self.kernel.contraction is not None
+        (matmul,) = self.kernel.contraction.matmuls
+        return matmul
 
     def __str__(self) -> str:
         return "\n".join(map(str, (*self.steps, self.kernel)))
@@ -142,14 +151,13 @@ def measured(contest: Contest, context: Context) -> Decision:
     inputs = _random_inputs(plans[contest.choices[0]].program)
 
     def enter(choice: Choice) -> Run:
-        plan, backend = plans[choice], backend_of(context.target)
-        sources, built = _build(plan, context)
-        host = backend.host(plan, sources, context)
-        call = backend.load(host, built, {}, context)
-        return lambda: call(list(inputs))
+        call = _load(plans[choice], context)
+        given = [inputs[name] for name in plans[choice].program.inputs]
+        return lambda: call(list(given))
 
+    gate = _gate(_exact_results(contest, inputs, context))
     subject = f"contraction {contest.kernel.name}"
-    return race(subject, contest.choices, enter, RULES, gate=_refusal)
+    return race(subject, contest.choices, enter, RULES, gate=gate)
 
 
 def _build(plan: Plan, context: Context) -> Any:
@@ -158,26 +166,34 @@ def _build(plan: Plan, context: Context) -> Any:
     return sources, backend.build(sources, context)
 
 
+def _load(plan: Plan, context: Context) -> Call:
+    backend, (sources, built) = backend_of(context.target), _build(plan, context)
+    return backend.load(backend.host(plan, sources, context), built, {}, context)
+
+
 def _alone(contest: Contest, choice: Choice, context: Context) -> Plan:
     """A plan of the contest alone, as a choice computes it."""
     kernel, known = contest.kernel, contest.plan.program.buffers
-    is_default = choice == contest.choices[0]
-    steps = contest.steps if is_default else (kernel,)
-    made = {name for step in steps for name in step.makes()}
-    given = tuple(name for name in kernel.reads() if name not in made)
+    if choice == contest.choices[0]:
+        return place(_plan_of(contest.steps, known, kernel.stored), context)
     # The library may return memory of its own; a kernel of ours fills the program's.
-    kinds = {} if is_default else dict.fromkeys(made, BufferKind.TEMP)
-    kinds |= dict.fromkeys(given, BufferKind.INPUT)
-    buffers = {
-        name: replace(known[name], kind=kinds.get(name, known[name].kind))
-        for name in (*given, *sorted(made))
-    }
+    own = {name: replace(known[name], kind=BufferKind.TEMP) for name in kernel.makes()}
+    plan = _plan_of((kernel,), {**known, **own}, kernel.stored)
+    return place(with_template(plan, kernel.name, choice), context)
+
+
+def _plan_of(steps: Sequence[Step], known: Mapping[str, Buffer], stored: Set[str]) -> Plan:
+    """A plan of some steps: what they read is given, what of `stored` they make is returned."""
+    made = {name for step in steps for name in step.makes()}
+    read = [name for step in steps for name in step.reads()]
+    given = tuple(sorted({name for name in read if name not in made}))
+    buffers = {name: replace(known[name], kind=BufferKind.INPUT) for name in given}
+    buffers |= {name: known[name] for name in sorted(made)}
     outputs = tuple(
-        View(name, buffers[name].shape, buffers[name].strides, 0) for name in sorted(kernel.stored)
+        View(name, buffers[name].shape, buffers[name].strides, 0) for name in sorted(stored & made)
     )
     nodes = tuple(node for step in steps for node in _nodes(step))
-    plan = Plan(Program(given, buffers, nodes, outputs), steps, (), {}, 0)
-    return place(plan if is_default else with_template(plan, kernel.name, choice), context)
+    return Plan(Program(given, buffers, nodes, outputs), tuple(steps), (), {}, 0)
 
 
 def _nodes(step: Step) -> Sequence[Node]:
@@ -187,25 +203,72 @@ def _nodes(step: Step) -> Sequence[Node]:
     return (*matmuls, *(member.loop for member in step.members))
 
 
-def _random_inputs(program: Program) -> list[Any]:
+def _random_inputs(program: Program) -> dict[str, torch.Tensor]:
     """The same numbers each time, of both signs."""
     generator = torch.Generator().manual_seed(0)
-    made: list[Any] = []
+    made = {}
     for name in program.inputs:
         buffer = program.buffers[name]
         assert isinstance(buffer.num_elements, int), "sizes are known"
         flat = torch.randn(max(buffer.num_elements, 1), generator=generator)
         shape: Any = (buffer.shape, buffer.strides)
-        made.append(flat.to(to_torch(buffer.dtype)).as_strided(*shape))
+        made[name] = flat.to(to_torch(buffer.dtype)).as_strided(*shape)
     return made
 
 
-def _refusal(default: Sequence[Any], challenger: Sequence[Any]) -> str | None:
-    """Why a challenger's results are not the default's, but for rounding. NaN never passes."""
-    for expected, got in zip(default, challenger, strict=True):
-        scale = float(expected.abs().max()) if expected.numel() else 0.0
-        limit = _LARGEST_DIFFERENCE.get(expected.element_size(), 0.0) * (scale or 1.0)
-        difference = (got.double() - expected.double()).abs()
-        if difference.numel() and not float(difference.max()) <= limit:
-            return "its result differs"
-    return None
+# -- exactness -----------------------------------------------------------------------------
+
+Results = Sequence[torch.Tensor | None]
+
+
+def _exact_results(
+    contest: Contest, inputs: Mapping[str, torch.Tensor], context: Context
+) -> Results:
+    """Results from a product in float64, rounded once; None for those it is not known for."""
+    matmul, known = contest.matmul, contest.plan.program.buffers
+    buffer = known[matmul.out]
+    shape: Any = (buffer.shape, buffer.strides)
+    product = torch.empty_strided(*shape, dtype=to_torch(buffer.dtype))
+    product.copy_(_exact_product(matmul, inputs))
+    found = {matmul.out: product}
+    last = contest.steps[-1]
+    if isinstance(last, Kernel):
+        plan = place(_plan_of((last,), known, last.stored), context)
+        given = {**inputs, **found}
+        results = _load(plan, context)([given[name] for name in plan.program.inputs])
+        found |= dict(zip(sorted(last.stored), results, strict=True))
+    return [found.get(name) for name in sorted(contest.kernel.stored)]
+
+
+def _exact_product(matmul: Matmul, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def operand(view: View) -> torch.Tensor:
+        where: Any = (view.shape, view.strides, view.offset)
+        return inputs[view.buffer].as_strided(*where).double()
+
+    operands = matmul.operands
+    product = operand(operands.a) @ operand(operands.b) * matmul.alpha
+    return product if operands.bias is None else product + operand(operands.bias) * matmul.beta
+
+
+def _gate(exact: Results) -> Gate:
+    """Challengers have to agree with the default, and to be about as exact. NaN never passes."""
+
+    def refusal(default: Any, challenger: Any) -> str | None:
+        for wanted, expected, got in zip(exact, default, challenger, strict=True):
+            if expected.numel() == 0:
+                continue
+            scale = float(expected.double().abs().max()) or 1.0
+            limit = _LARGEST_DIFFERENCE.get(expected.element_size(), 0.0) * scale
+            if not float((got.double() - expected.double()).abs().max()) <= limit:
+                return "its result differs"
+            if wanted is not None and expected.is_floating_point():
+                errors = [_error(result, wanted) for result in (expected, got)]
+                if not errors[1] <= MOST_ERROR * errors[0] + _ROUNDING * scale:
+                    return f"its error is {errors[1] / errors[0]:.1f} times the default's"
+        return None
+
+    return refusal
+
+
+def _error(result: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((result.double() - exact.double()).square().mean().sqrt())

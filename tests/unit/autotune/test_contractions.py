@@ -150,6 +150,14 @@ def test_left_alone(context: Context, changes: dict[str, Any]) -> None:
 
 def test_wrong_results_are_refused() -> None:
     right = [torch.ones(4), torch.zeros(2, dtype=torch.int64)]
-    assert contractions._refusal(right, right) is None
+    refusal = contractions._gate([right[0], None])
+    assert refusal(right, right) is None
     for wrong in (torch.tensor([1, 1, 1, 1.001]), torch.full((4,), float("nan"))):
-        assert contractions._refusal(right, [wrong, right[1]]) == "its result differs"
+        assert refusal(right, [wrong, right[1]]) == "its result differs"
+
+
+def test_less_exact_results_are_refused() -> None:
+    exact = torch.ones(4)
+    default, worse = exact + 1e-6, exact + 5e-6
+    reason = contractions._gate([exact])([default], [worse])
+    assert reason is not None and reason.startswith("its error is")

@@ -140,12 +140,18 @@ template <int R, int V, int DEPTH, int ROWS, int COLUMNS> struct Blocking {
   static_assert(ROWS % R == 0 && COLUMNS % (V * lanes) == 0, "blocks are whole tiles");
 };
 
+// `b` is in the last-level cache: while the tiles of one sliver are computed, the next is fetched into the second level.
 template <class X> PF_CALLED void multiply_block(int64_t depth, const float* a, const float* b, float* c, int64_t rows,
                                                  int64_t columns, bool adds) {
-  for (int64_t j = 0; j < columns; j += X::tile_columns)
-    for (int64_t i = 0; i < rows; i += X::tile_rows)
-      tile<X::tile_rows, X::vectors>(depth, a + i * X::lda, X::lda, b + j * depth, X::tile_columns,
-                                     c + i * X::block_columns + j, X::block_columns, adds);
+  const int64_t sliver = depth * X::tile_columns, part = round_up(sliver * X::tile_rows / (rows > 0 ? rows : 1), 16);
+  for (int64_t j = 0; j < columns; j += X::tile_columns, b += sliver) {
+    const float* next = b + sliver;
+    for (int64_t i = 0; i < rows; i += X::tile_rows, next += part) {
+      for (int64_t n = 0; n < part; n += 16) __builtin_prefetch(next + n, 0, 2);
+      tile<X::tile_rows, X::vectors>(depth, a + i * X::lda, X::lda, b, X::tile_columns, c + i * X::block_columns + j,
+                                     X::block_columns, adds);
+    }
+  }
 }
 
 // One thread's rectangle of a @ b.
