@@ -247,7 +247,9 @@ def _exact_product(matmul: Matmul, inputs: Mapping[str, torch.Tensor]) -> torch.
 
     operands = matmul.operands
     product = operand(operands.a) @ operand(operands.b) * matmul.alpha
-    return product if operands.bias is None else product + operand(operands.bias) * matmul.beta
+    if operands.bias is not None:
+        product = product + operand(operands.bias) * matmul.beta
+    return torch.as_tensor(product)
 
 
 def _gate(exact: Results) -> Gate:
