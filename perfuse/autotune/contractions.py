@@ -9,6 +9,7 @@ float64, and beat it by a margin. Only where `max_autotune` is on.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,7 +29,14 @@ from perfuse.ir.dtype import to_torch
 from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import Buffer, BufferKind, Matmul, Node, Program, View
 from perfuse.runtime.host_names import Call
-from perfuse.schedule.contract import contracted, contracted_with, matmul_flops, with_contraction
+from perfuse.schedule.contract import (
+    contracted,
+    contracted_with,
+    depth_of,
+    matmul_flops,
+    sizes_of,
+    with_contraction,
+)
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product, with_template
 from perfuse.schedule.read_stored import read_stored
 from perfuse.schedule.schedule import place
@@ -60,7 +68,21 @@ class Contest:
         return matmul
 
     def __str__(self) -> str:
-        return "\n".join(map(str, (*self.steps, self.kernel)))
+        sizes = "x".join(map(repr, (*sizes_of(self.matmul), depth_of(self.matmul))))
+        loops = len(self.kernel.members)
+        return f"matmul {sizes}" + (f" with {loops} loops" if loops else "")
+
+
+def identity_of(contest: Contest) -> str:
+    """The text of a contest without names: equal layers of a model have equal ones."""
+    buffers = contest.plan.program.buffers
+    steps = (*contest.steps, contest.kernel)
+    touched = [name for step in steps for name in (*step.reads(), *sorted(step.makes()))]
+    numbers = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(touched))}
+    lines = [str(replace(s, name="k") if isinstance(s, Kernel) else s) for s in steps]
+    lines += [str(replace(buffers[n], kind=BufferKind.TEMP)) for n in numbers]
+    names = re.compile(rf"\b({'|'.join(map(re.escape, numbers))})\b")
+    return names.sub(lambda found: numbers[found[0]], "\n".join(lines))
 
 
 def tune_contractions(plan: Plan, context: Context) -> Plan:
@@ -68,24 +90,26 @@ def tune_contractions(plan: Plan, context: Context) -> Plan:
     if context.target.gpu is not None or not context.settings.max_autotune:
         return plan
     least = max(1, context.settings.thresholds.tuned_matmul_work // _SMALLER)
-    decisions: list[Decision] = []
+    decisions: dict[str, Decision] = {}
     for step in plan.steps:
         if not isinstance(step, Matmul) or matmul_flops(step) < 2 * least:
             continue
         contest = contest_of(step, plan, context)
         if contest is None:
             continue
-        decisions.append(decide(contest, context))
-        chosen = decisions[-1].chosen
+        text = identity_of(contest)
+        if text not in decisions:
+            decisions[text] = decide(contest, context)
+        chosen = decisions[text].chosen
         if chosen != contest.choices[0]:
             made = with_contraction(contest.plan, contest.kernel)
             plan = with_template(made, contest.kernel.name, chosen)
-    return replace(plan, decisions=(*plan.decisions, *decisions))
+    return replace(plan, decisions=(*plan.decisions, *decisions.values()))
 
 
 def contest_of(matmul: Matmul, plan: Plan, context: Context) -> Contest | None:
     """The contest for a matmul; None where no template computes it or it cannot be measured."""
-    stored = read_stored(_with_aten(plan, matmul), _as_aten(matmul))
+    stored = read_stored(*_with_aten(plan, matmul))
     changed, own = stored.plan, stored.matmul
     reader = next((k for k in changed.kernels if own.out in k.reads()), None)
     fused = "nothing reads it" if reader is None else contracted_with([own], reader, changed)
@@ -101,19 +125,15 @@ def contest_of(matmul: Matmul, plan: Plan, context: Context) -> Contest | None:
     return Contest(changed, tuple(default), kernel, (matmul.choice, *map(choice_of, templates)))
 
 
-def _as_aten(matmul: Matmul) -> Matmul:
-    """The matmul as ATen's call, whichever library was chosen for it."""
+def _with_aten(plan: Plan, matmul: Matmul) -> tuple[Plan, Matmul]:
+    """The plan with a matmul as ATen's call, whichever library was chosen for it."""
     if rival_call(matmul.op) is None:
-        return matmul
+        return plan, matmul
     op = "aten.mm.out" if matmul.operands.bias is None else "aten.addmm.out"
-    return replace(matmul, choice=library(op))
-
-
-def _with_aten(plan: Plan, matmul: Matmul) -> Plan:
-    own = _as_aten(matmul)
+    own = replace(matmul, choice=library(op))
     nodes = tuple(own if node is matmul else node for node in plan.program.nodes)
     steps = tuple(own if step is matmul else step for step in plan.steps)
-    return replace(plan, program=replace(plan.program, nodes=nodes), steps=steps)
+    return replace(plan, program=replace(plan.program, nodes=nodes), steps=steps), own
 
 
 def _is_measurable(kernel: Kernel, program: Program) -> bool:
@@ -126,11 +146,8 @@ def _is_measurable(kernel: Kernel, program: Program) -> bool:
 
 def decide(contest: Contest, context: Context) -> Decision:
     """The stored decision for a contraction on this machine, or a new one."""
-    program = contest.plan.program
-    names = sorted({*contest.kernel.reads(), *contest.kernel.makes()})
-    shapes = [str(program.buffers[name]) for name in names]
     machine = (*identity(context), torch.get_num_threads())
-    key = key_of(keys.CONTRACTION, *machine, str(contest), shapes, contest.choices, RULES)
+    key = key_of(keys.CONTRACTION, *machine, identity_of(contest), contest.choices, RULES)
 
     def measure() -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
@@ -156,8 +173,7 @@ def measured(contest: Contest, context: Context) -> Decision:
         return lambda: call(list(given))
 
     gate = _gate(_exact_results(contest, inputs, context))
-    subject = f"contraction {contest.kernel.name}"
-    return race(subject, contest.choices, enter, RULES, gate=gate)
+    return race(str(contest), contest.choices, enter, RULES, gate=gate)
 
 
 def _build(plan: Plan, context: Context) -> Any:

@@ -117,11 +117,12 @@ def test_int8_weights_are_read_as_they_are(
     assert_as_good_as_eager(got, scaled(*inputs), scaled(*wide))
 
 
+@pytest.mark.parametrize("weight", [W, W.to(torch.int8)], ids=["f32", "int8"])
 def test_a_matmul_of_another_library_is_replaced_too(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    context: Context, monkeypatch: pytest.MonkeyPatch, weight: Tensor
 ) -> None:
     """oneDNN returns memory of its own; a kernel of ours stores into the program's."""
-    plan = planned(lambda x, w: x @ w.mT, X, W)
+    plan = planned(lambda x, w: x @ w.to(x.dtype).mT, X, weight)
     matmul = matmul_of(plan)
     other = replace(matmul, choice=library(LINEAR))
     buffers = dict(plan.program.buffers)
@@ -131,10 +132,11 @@ def test_a_matmul_of_another_library_is_replaced_too(
         buffers=buffers,
         nodes=tuple(other if node is matmul else node for node in plan.program.nodes),
     )
-    changed = replace(plan, program=program, steps=(other,))
+    steps = tuple(other if step is matmul else step for step in plan.steps)
+    changed = replace(plan, program=program, steps=steps)
     monkeypatch.setattr(contractions, "race", chosen_last)
     tuned = tune_contractions(changed, context)
-    assert tuned.program.buffers[matmul.out].kind is BufferKind.TEMP
+    assert tuned.program.buffers[matmul.out].kind is BufferKind.TEMP and len(tuned.steps) == 1
     verify_plan(place(tuned, context))
 
 
@@ -146,6 +148,26 @@ def test_left_alone(context: Context, changes: dict[str, Any]) -> None:
     untuned = replace(context, settings=context.settings.with_overrides(changes))
     tuned = tune_contractions(plan, untuned)
     assert (tuned.steps, tuned.decisions) == (plan.steps, ())
+
+
+def test_equal_layers_share_a_decision(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    raced: list[str] = []
+
+    def race(subject: str, choices: Sequence[Choice], *_: Any, **__: Any) -> Decision:
+        raced.append(subject)
+        return chosen_last(subject, choices)
+
+    def layers(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        for weight in (v, w):
+            x = torch.relu(x @ weight + 1)
+        return x
+
+    monkeypatch.setattr(contractions, "race", race)
+    plan = planned(layers, f32(40, 96), f32(96, 96), f32(96, 96))
+    tuned = tune_contractions(plan, context)
+    assert raced == ["matmul 40x96x96 with 1 loops"]
+    assert len(tuned.templates) == 2 and len(tuned.decisions) == 1
+    verify_plan(place(tuned, context))
 
 
 def test_wrong_results_are_refused() -> None:
