@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from perfuse.autotune.contractions import tune_contractions
 from perfuse.autotune.kernel_times import log_kernel_times
 from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Run
@@ -66,6 +67,7 @@ def _device(context: Context) -> Device:
 
 TUNERS: list[Tuner] = [
     tune_matmuls,
+    tune_contractions,
     tune_templates,
     tune_tiles,
     require_selected,

@@ -39,7 +39,7 @@ LIBRARY = Kind(
     "library",
     1,
     "a shared library and the C++ sources it was built from",
-    ("codegen/cpp/*.h", "build/compiler.py"),
+    ("codegen/cpp/**/*.h", "build/compiler.py"),
 )
 KERNEL = Kind(
     "kernel", 1, "machine code and assembly of one Triton kernel", ("build/triton_compile.py",)
@@ -49,6 +49,12 @@ MATMUL = Kind(
     "matmul",
     2,
     "which library call computes a matmul fastest, as measured",
+    is_decision=True,
+)
+CONTRACTION = Kind(
+    "contraction",
+    1,
+    "which C++ template or library call computes a matmul fastest",
     is_decision=True,
 )
 TILE = Kind("tile", 3, "which tile of a GPU kernel is fastest, as measured", is_decision=True)
@@ -62,7 +68,7 @@ QUARANTINE = Kind("quarantine", 1, "a candidate that must not be run, with the r
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
-KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, TILE, TEMPLATE, QUARANTINE, GRAPH, CAPTURE)
+KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, CONTRACTION, TILE, TEMPLATE, QUARANTINE, GRAPH, CAPTURE)
 DECISIONS = {kind.name: kind for kind in KINDS if kind.is_decision}
 
 

@@ -48,10 +48,11 @@ def generate(frame: Frame) -> KernelText:
     names, kernel = frame.names, frame.kernel
     assert all(names.is_written(name) for name in kernel.stored), f"{kernel.name} lacks a store"
     passed = (tuple(names.arguments), tuple(names.symbols), names.needs_status)
-    return KernelText(_parameters(frame), w.text(), *passed)
+    return KernelText(parameters_of(frame), w.text(), *passed)
 
 
-def _parameters(frame: Frame) -> str:
+def parameters_of(frame: Frame) -> str:
+    """The parameters of a kernel, once its body is written."""
     names = frame.names
     parts = []
     for buffer, name in names.arguments.items():

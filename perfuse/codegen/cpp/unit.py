@@ -13,6 +13,8 @@ from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.codegen.cpp.sweep import is_long
+from perfuse.codegen.cpp.templates.choices import template_of
+from perfuse.codegen.cpp.templates.kernel import generate_contraction
 from perfuse.context import Context
 from perfuse.ir.program import LibraryCall
 from perfuse.schedule.arena import leading_inputs
@@ -30,6 +32,10 @@ HEADER = """#define PF_LANES {lanes}
 # They call functions such as sin: 1,000 of them compile in 0.5 s instead of 7, and run as fast.
 LONG_UNIT, WIDE_UNIT = "long_kernels", "wide_kernels"
 CALLS_MATH = "#define PF_CALLS_MATH 1\n"
+# Contractions use a header of their own. One takes g++ 12 half a second: few share a unit.
+TEMPLATE_UNIT = "template_kernels"
+TEMPLATE_HEADER = '#include "templates/gemm.h"\n'
+_LINES_PER_TEMPLATE_UNIT = 100
 HIDDEN = '\n__attribute__((visibility("hidden"))) void '
 # Wide kernels, maps of this many lines that load and store, are compiled at -O1 too. From the
 # backward of a recurrence of 256 steps (g++ 12, one core): 26 strided loads and 28 stores take
@@ -79,6 +85,7 @@ class _Sources:
         self.functions: dict[str, str] = {}  # text after the name -> name
         self.long: set[str] = set()  # names of the functions that are long: much arithmetic
         self.wide: set[str] = set()  # and of long maps, perhaps mostly loads and stores
+        self.templates: set[str] = set()  # and of contractions
         self.pointers = {name: place for place, name in enumerate(leading_inputs(plan))}
         self.sizes: dict[str, int] = {}
         self.steps: list[Segment | LibraryCall] = []
@@ -102,11 +109,17 @@ class _Sources:
         )
 
     def _add_segment(self, kernels: list[Kernel]) -> None:
-        rows = [self._kernel(k) if k.batch is None else self._batch(k) for k in kernels]
+        rows = [self._called(k) for k in kernels]
         name, calls = f"segment{len(self.segments)}", "".join(f"  {call}\n" for call, _ in rows)
         self.segments.append(f'extern "C" void {name}(void** p, const int64_t* s) {{\n{calls}}}\n')
         checks_indices = any(needs_status for _, needs_status in rows)
         self.steps.append(Segment(name, tuple(k.name for k in kernels), checks_indices))
+
+    def _called(self, step: Kernel) -> tuple[str, bool]:
+        """The call of a kernel, and whether it reports a status."""
+        if step.contraction is not None:
+            return self._contraction(step)
+        return self._kernel(step) if step.batch is None else self._batch(step)
 
     def _function(self, text: KernelText) -> str:
         """The name of a function of this text."""
@@ -114,7 +127,7 @@ class _Sources:
         return self.functions.setdefault(key, f"kernel{len(self.functions)}")
 
     def _kernel(self, step: Kernel) -> tuple[str, bool]:
-        """The call of a kernel, and whether it reports a status."""
+        """The call of a kernel of loops."""
         plan = self.plan
         kernel, starts = rebased(step, plan.over)
         buffers = plan.program.buffers
@@ -142,6 +155,14 @@ class _Sources:
         """The place of a buffer in the table of pointers."""
         return self.pointers.setdefault(buffer, len(self.pointers)) + 1
 
+    def _contraction(self, step: Kernel) -> tuple[str, bool]:
+        """The call of a contraction, by the template that the plan names."""
+        plan, template = self.plan, template_of(self.plan.templates[step.name])
+        text = generate_contraction(step, template, plan.program.buffers, self.context, plan.over)
+        name = self._function(text)
+        self.templates.add(name)
+        return self._call(name, text, {}), text.needs_status
+
     def _batch(self, step: Kernel) -> tuple[str, bool]:
         """The call of a batch, whose table of pointers is built into the library."""
         assert step.batch is not None
@@ -159,12 +180,17 @@ class _Sources:
         target = self.context.target
         header = HEADER.format(lanes=target.lanes, saturate=int(fp8_cast_saturates()))
         functions = [(name, key) for key, name in self.functions.items()]
-        long, wide = ([f for f in functions if f[0] in names] for names in (self.long, self.wide))
-        first, more = _parted([f for f in functions if f[0] not in self.long | self.wide])
+        apart = (self.long, self.wide, self.templates)
+        long, wide, templates = ([f for f in functions if f[0] in names] for names in apart)
+        first, more = _parted([f for f in functions if not any(f[0] in names for names in apart)])
         others = [
             *((f"more_kernels{i}", header, group) for i, group in enumerate(more)),
             *((f"{LONG_UNIT}{i}", CALLS_MATH + header, g) for i, g in enumerate(_shared_out(long))),
             *((f"{WIDE_UNIT}{i}", header, group) for i, group in enumerate(_shared_out(wide))),
+            *(
+                (f"{TEMPLATE_UNIT}{i}", header + TEMPLATE_HEADER, group)
+                for i, group in enumerate(_shared_out(templates, _LINES_PER_TEMPLATE_UNIT))
+            ),
         ]
         called = [function for *_, group in others for function in group]
         declared = [f"{HIDDEN}{name}{key[: key.index(') {') + 1]};" for name, key in called]
@@ -195,14 +221,16 @@ def _parted(functions: list[Function]) -> tuple[list[Function], list[list[Functi
     return first, _shared_out([each for each in functions if "pf::scratch(" not in each[1]])
 
 
-def _shared_out(functions: list[Function]) -> list[list[Function]]:
+def _shared_out(
+    functions: list[Function], num_lines: int = _LINES_PER_UNIT
+) -> list[list[Function]]:
     """The functions in groups of about one unit's lines, in order."""
     groups: list[list[Function]] = []
     room = 0
     for name, key in functions:
         if room <= 0:
             groups.append([])
-            room = _LINES_PER_UNIT
+            room = num_lines
         groups[-1].append((name, key))
         room -= key.count("\n")
     return groups

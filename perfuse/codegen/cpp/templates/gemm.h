@@ -1,0 +1,311 @@
+// Matrix multiplication: blocked, packed and register-tiled, for template kernels. Included after simd_reduce.h.
+//
+// A thread owns a rectangle of the result and computes it in blocks of `block_rows` x `block_columns`. A block is summed
+// in float32 in scratch memory that the caches hold, padded to whole register tiles, so that no tile needs a mask; then
+// `finish(block, ld, row, column, rows, columns)` reads it once: bias, activation, conversion and store.
+
+namespace pf {
+
+// An operand: element (i, j) is at p[i * down + j * across].
+template <class S> struct Matrix {
+  const S* p;
+  int64_t down, across;
+};
+
+// Elements in the type that is summed in.
+template <class S> PF_FN vec<float> load_floats(const S* p) { return cast<float>(loadv<S>(p)); }
+template <class S> PF_FN float load_float(const S* p) { return cast<float>(load1<S>(p)); }
+
+PF_FN int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+PF_FN int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// ---- how a thread's share is cut -----------------------------------------------------------------
+
+struct Range {
+  int64_t begin, end;
+};
+// Share `part` of `parts` of n, in whole steps.
+PF_FN Range share_of(int64_t n, int64_t step, int part, int parts) {
+  const int64_t steps = (n + step - 1) / step;
+  return {least(steps * part / parts * step, n), least(steps * (part + 1) / parts * step, n)};
+}
+
+// Threads side by side along the rows: the divisor of `threads` with which a thread reads the fewest rows and columns.
+PF_FN int threads_down(int threads, int64_t rows, int64_t columns, int64_t row_step, int64_t column_step) {
+  int best = 1;
+  int64_t best_cost = -1;
+  for (int down = 1; down <= threads; down++) {
+    if (threads % down) continue;
+    const int64_t tall = round_up((rows + down - 1) / down, row_step);
+    const int64_t wide = round_up((columns + threads / down - 1) / (threads / down), column_step);
+    const int64_t cost = tall * wide * 64 + (tall + wide) * 1024;
+    if (best_cost < 0 || cost < best_cost) { best = down; best_cost = cost; }
+  }
+  return best;
+}
+
+// ---- packing -------------------------------------------------------------------------------------
+
+// A square of `lanes` x `lanes` elements whose rows are `from_step` apart, transposed: to[c * to_step + r].
+template <class S> PF_FN void pack_transposed(const S* from, int64_t from_step, float* to, int64_t to_step) {
+  vec<float> row[lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; i++) row[i] = load_floats(from + i * from_step);
+  if constexpr (lanes == 16) exchange_rows<lanes / 2>(row);
+  exchange_rows<4>(row);
+  exchange_rows<2>(row);
+  exchange_rows<1>(row);
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; i++) storev<float>(to + i * to_step, row[i]);
+}
+
+// `rows` x `depth` of `a` as rows of `ld` floats. Rows up to `padded_rows` and elements up to `padded_depth` are 0.
+template <class S>
+PF_FN void pack_rows(Matrix<S> a, int64_t rows, int64_t depth, float* to, int64_t ld, int64_t padded_rows,
+                     int64_t padded_depth) {
+  int64_t whole_rows = 0, whole = depth - depth % lanes;
+  if (a.across == 1) {
+    for (; whole_rows < rows; whole_rows++)
+      for (int64_t k = 0; k < whole; k += lanes)
+        storev<float>(to + whole_rows * ld + k, load_floats(a.p + whole_rows * a.down + k));
+  } else if (a.down == 1) {
+    for (; whole_rows + lanes <= rows; whole_rows += lanes)
+      for (int64_t k = 0; k < whole; k += lanes)
+        pack_transposed(a.p + whole_rows + k * a.across, a.across, to + whole_rows * ld + k, ld);
+  }
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t k = i < whole_rows ? whole : 0; k < depth; k++)
+      to[i * ld + k] = load_float(a.p + i * a.down + k * a.across);
+    for (int64_t k = depth; k < padded_depth; k++) to[i * ld + k] = 0;
+  }
+  for (int64_t i = rows; i < padded_rows; i++)
+    for (int64_t k = 0; k < padded_depth; k++) to[i * ld + k] = 0;
+}
+
+// `depth` x `columns` of `b`, columns <= WIDE, as `depth` rows of WIDE floats; missing columns are 0.
+template <int WIDE, class S> PF_FN void pack_sliver(Matrix<S> b, int64_t depth, int64_t columns, float* to) {
+  if (columns == WIDE && b.across == 1) {
+    for (int64_t k = 0; k < depth; k++)
+#pragma GCC unroll 8
+      for (int j = 0; j < WIDE; j += lanes) storev<float>(to + k * WIDE + j, load_floats(b.p + k * b.down + j));
+    return;
+  }
+  int64_t whole = 0;
+  if (columns == WIDE && b.down == 1) {
+    whole = depth - depth % lanes;
+    for (int64_t k = 0; k < whole; k += lanes)
+      for (int j = 0; j < WIDE; j += lanes) pack_transposed(b.p + k + j * b.across, b.across, to + k * WIDE + j, WIDE);
+  }
+  for (int64_t k = whole; k < depth; k++)
+    for (int j = 0; j < WIDE; j++)
+      to[k * WIDE + j] = j < columns ? load_float(b.p + k * b.down + j * b.across) : 0;
+}
+
+// ---- the register tile ---------------------------------------------------------------------------
+
+// c[R][V vectors] (+)= a[R][depth] b[depth][V vectors]; `lda`, `ldb` and `ldc` are the steps from row to row.
+template <int R, int V, class S>
+PF_FN void tile(int64_t depth, const float* __restrict a, int64_t lda, const S* __restrict b, int64_t ldb,
+                float* __restrict c, int64_t ldc, bool adds) {
+  vec<float> sum[R][V] = {};
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < depth; k++) {
+    vec<float> right[V];
+#pragma GCC unroll 8
+    for (int j = 0; j < V; j++) right[j] = load_floats(b + k * ldb + j * lanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; i++) {
+      const vec<float> left = splat(a[i * lda + k]);
+#pragma GCC unroll 8
+      for (int j = 0; j < V; j++) sum[i][j] = fma(left, right[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < V; j++) {
+      float* const at = c + i * ldc + j * lanes;
+      storev<float>(at, adds ? loadv<float>(at) + sum[i][j] : sum[i][j]);
+    }
+}
+
+// ---- large matrices: both operands packed --------------------------------------------------------
+
+// The tile of registers (R rows, V vectors), the depth of a packed part, and the block that is finished at once.
+template <int R, int V, int DEPTH, int ROWS, int COLUMNS> struct Blocking {
+  static constexpr int tile_rows = R, vectors = V, tile_columns = V * lanes;
+  static constexpr int depth = DEPTH, block_rows = ROWS, block_columns = COLUMNS;
+  // Rows of the packed left operand: 16 floats more, lest all of them fall on the same lines of the cache.
+  static constexpr int lda = DEPTH + 16;
+  static_assert(ROWS % R == 0 && COLUMNS % (V * lanes) == 0, "blocks are whole tiles");
+};
+
+// `b` is in the last-level cache: while the tiles of one sliver are computed, the next is fetched into the second level.
+template <class X> PF_CALLED void multiply_block(int64_t depth, const float* a, const float* b, float* c, int64_t rows,
+                                                 int64_t columns, bool adds) {
+  const int64_t sliver = depth * X::tile_columns, part = round_up(sliver * X::tile_rows / (rows > 0 ? rows : 1), 16);
+  for (int64_t j = 0; j < columns; j += X::tile_columns, b += sliver) {
+    const float* next = b + sliver;
+    for (int64_t i = 0; i < rows; i += X::tile_rows, next += part) {
+      for (int64_t n = 0; n < part; n += 16) __builtin_prefetch(next + n, 0, 2);
+      tile<X::tile_rows, X::vectors>(depth, a + i * X::lda, X::lda, b, X::tile_columns, c + i * X::block_columns + j,
+                                     X::block_columns, adds);
+    }
+  }
+}
+
+// One thread's rectangle of a @ b.
+template <class X, class SA, class SB, class F>
+PF_FN void multiply_packed(Matrix<SA> a, Matrix<SB> b, int64_t depth, Range rows, Range columns, F finish) {
+  constexpr int64_t a_floats = int64_t(X::block_rows) * X::lda, c_floats = int64_t(X::block_rows) * X::block_columns;
+  float* const left = (float*)scratch(1, 4 * (a_floats + c_floats + depth * X::block_columns));
+  float* const block = left + a_floats;
+  float* const right = block + c_floats;
+  for (int64_t j0 = columns.begin; j0 < columns.end; j0 += X::block_columns) {
+    const int64_t wide = least(columns.end - j0, X::block_columns), padded_wide = round_up(wide, X::tile_columns);
+    for (int64_t k0 = 0; k0 < depth; k0 += X::depth) {
+      const int64_t deep = least(depth - k0, X::depth);
+      for (int64_t j = 0; j < wide; j += X::tile_columns) {
+        const Matrix<SB> sliver = {b.p + k0 * b.down + (j0 + j) * b.across, b.down, b.across};
+        pack_sliver<X::tile_columns>(sliver, deep, least(wide - j, X::tile_columns), right + k0 * padded_wide + j * deep);
+      }
+    }
+    for (int64_t i0 = rows.begin; i0 < rows.end; i0 += X::block_rows) {
+      const int64_t tall = least(rows.end - i0, X::block_rows), padded_tall = round_up(tall, X::tile_rows);
+      int64_t k0 = 0;
+      do {
+        const int64_t deep = least(depth - k0, X::depth);
+        const Matrix<SA> part = {a.p + i0 * a.down + k0 * a.across, a.down, a.across};
+        pack_rows(part, tall, deep, left, X::lda, padded_tall, deep);
+        multiply_block<X>(deep, left, right + k0 * padded_wide, block, padded_tall, padded_wide, k0 > 0);
+        k0 += X::depth;
+      } while (k0 < depth);
+      finish(block, X::block_columns, i0, j0, tall, wide);
+    }
+  }
+}
+
+template <class X, class SA, class SB, class F>
+PF_FN void gemm_packed(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
+  parallel(threads, [=](int thread, int count) PF_INLINED {
+    const int down = threads_down(count, rows, columns, X::tile_rows, X::tile_columns);
+    const Range own_rows = share_of(rows, X::tile_rows, thread % down, down);
+    const Range own_columns = share_of(columns, X::tile_columns, thread / down, count / down);
+    multiply_packed<X>(a, b, depth, own_rows, own_columns, finish);
+  });
+}
+
+// ---- few rows: the right operand is read where it is, once -----------------------------------------
+
+template <int N> struct Count {
+  static constexpr int value = N;
+};
+// f with the number of rows as a constant, 1 to MOST.
+template <int MOST, class F> PF_FN void with_count(int64_t rows, F f) {
+  if constexpr (MOST == 1) f(Count<1>{});
+  else if (rows == MOST) f(Count<MOST>{});
+  else with_count<MOST - 1>(rows, f);
+}
+// f(first row, number of rows) for groups of at most MOST rows that differ by one at most.
+template <int MOST, class F> PF_FN void in_groups(int64_t rows, F f) {
+  const int64_t groups = (rows + MOST - 1) / MOST;
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t first = rows * g / groups;
+    with_count<MOST>(rows * (g + 1) / groups - first, [=](auto count) PF_INLINED { f(first, count); });
+  }
+}
+
+// c[R][C] = a[R][depth] times C rows of b that are `step` apart; rows of `a` are padded with 0 to whole vectors.
+template <int R, int C, class S>
+PF_FN void dots(int64_t depth, const float* __restrict a, int64_t lda, const S* __restrict b, int64_t step,
+                float* __restrict c, int64_t ldc) {
+  constexpr int U = R == 1 ? 2 : 1;  // one row alone has too few sums to hide the latency of an addition
+  vec<float> sum[U][R][C] = {};
+  int64_t k = 0;
+  for (; k + U * lanes <= depth; k += U * lanes)
+#pragma GCC unroll 2
+    for (int u = 0; u < U; u++) {
+      vec<float> left[R];
+#pragma GCC unroll 16
+      for (int i = 0; i < R; i++) left[i] = loadv<float>(a + i * lda + k + u * lanes);
+#pragma GCC unroll 8
+      for (int j = 0; j < C; j++) {
+        const vec<float> right = load_floats(b + j * step + k + u * lanes);
+#pragma GCC unroll 16
+        for (int i = 0; i < R; i++) sum[u][i][j] = fma(left[i], right, sum[u][i][j]);
+      }
+    }
+  for (; k < depth; k += lanes)
+#pragma GCC unroll 8
+    for (int j = 0; j < C; j++) {
+      const vec<float> right = cast<float>(loadv_n<S>(b + j * step + k, (int)least(depth - k, lanes)));
+#pragma GCC unroll 16
+      for (int i = 0; i < R; i++) sum[0][i][j] = fma(loadv<float>(a + i * lda + k), right, sum[0][i][j]);
+    }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < C; j++) c[i * ldc + j] = hsum(U == 2 ? sum[0][i][j] + sum[U - 1][i][j] : sum[0][i][j]);
+}
+
+// R rows and C columns are summed at once; columns of b are contiguous (b.down == 1), as in the weight of a linear layer.
+template <int R, int C, int COLUMNS, class SA, class SB, class F>
+PF_FN void gemm_dots(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
+  parallel(threads, [=](int thread, int count) PF_INLINED {
+    const Range own = share_of(columns, C, thread, count);
+    const int64_t lda = round_up(depth, lanes);
+    float* const left = (float*)scratch(1, 4 * (rows * lda + rows * COLUMNS));
+    float* const block = left + rows * lda;
+    if (own.begin < own.end) pack_rows(a, rows, depth, left, lda, rows, lda);
+    for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
+      const int64_t wide = least(own.end - j0, COLUMNS);
+      for (int64_t j = 0; j < wide; j += C) {
+        const SB* const from = b.p + (j0 + j) * b.across;
+        in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
+          const float* const own_rows = left + i * lda;
+          float* const to = block + i * COLUMNS + j;
+          if (j + C <= wide) dots<group.value, C>(depth, own_rows, lda, from, b.across, to, COLUMNS);
+          else
+            for (int64_t n = 0; n < wide - j; n++)
+              dots<group.value, 1>(depth, own_rows, lda, from + n * b.across, b.across, to + n, COLUMNS);
+        });
+      }
+      finish(block, COLUMNS, 0, j0, rows, wide);
+    }
+  });
+}
+
+// R rows and V vectors of columns are summed at once, DEPTH deep; rows of b are contiguous (b.across == 1).
+template <int R, int V, int DEPTH, int COLUMNS, class SA, class SB, class F>
+PF_FN void gemm_rows(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
+  constexpr int wide_tile = V * lanes;
+  parallel(threads, [=](int thread, int count) PF_INLINED {
+    const Range own = share_of(columns, wide_tile, thread, count);
+    float* const left = (float*)scratch(1, 4 * (rows * depth + rows * COLUMNS + DEPTH * wide_tile));
+    float* const block = left + rows * depth;
+    float* const edge = block + rows * COLUMNS;  // the last columns, padded
+    if (own.begin < own.end) pack_rows(a, rows, depth, left, depth, rows, depth);
+    for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
+      const int64_t wide = least(own.end - j0, COLUMNS);
+      int64_t k0 = 0;
+      do {
+        const int64_t deep = least(depth - k0, DEPTH);
+        for (int64_t j = 0; j < wide; j += wide_tile) {
+          const SB* const from = b.p + k0 * b.down + j0 + j;
+          const bool is_edge = j + wide_tile > wide;
+          if (is_edge) pack_sliver<wide_tile>(Matrix<SB>{from, b.down, 1}, deep, wide - j, edge);
+          in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
+            const float* const own_rows = left + i * depth + k0;
+            float* const to = block + i * COLUMNS + j;
+            if (is_edge) tile<group.value, V>(deep, own_rows, depth, edge, wide_tile, to, COLUMNS, k0 > 0);
+            else tile<group.value, V>(deep, own_rows, depth, from, b.down, to, COLUMNS, k0 > 0);
+          });
+        }
+        k0 += DEPTH;
+      } while (k0 < depth);
+      finish(block, COLUMNS, 0, j0, rows, wide);
+    }
+  });
+}
+
+}  // namespace pf

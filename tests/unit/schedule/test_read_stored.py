@@ -1,0 +1,71 @@
+"""Operands that are widened for one matmul alone are read as they are stored; others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from perfuse.ir.program import Matmul
+from perfuse.schedule.plan import Plan
+from perfuse.schedule.read_stored import ReadStored, read_stored
+from perfuse.schedule.schedule import place
+from perfuse.schedule.verify import verify_plan
+from tests.unit.lower.samples import bf16, f32, i32
+from tests.unit.planning import CONTEXT, plans_of
+
+X, SCALE = f32(8, 96), f32(64)
+NARROW = torch.arange(64 * 96).view(64, 96).to(torch.int8)
+
+
+def scaled(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return (x @ w.to(x.dtype).t()) * s
+
+
+def read(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Plan, ReadStored]:
+    (plan,) = plans_of(fn, *inputs)
+    matmul = next(step for step in plan.steps if isinstance(step, Matmul))
+    return plan, read_stored(plan, matmul)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(X, NARROW, SCALE), (X, bf16(64, 96), SCALE), (bf16(8, 96), NARROW, bf16(64))],
+    ids=["int8", "bf16", "bf16 by int8"],
+)
+def test_weights_are_read_as_they_are_stored(inputs: tuple[Tensor, ...]) -> None:
+    plan, found = read(scaled, *inputs)
+    assert found.matmul.operands.b.buffer == "i1" and len(found.widening) == 1
+    assert len(found.plan.steps) == len(plan.steps) - 1
+    assert len(found.plan.program.nodes) == len(plan.program.nodes) - 1
+    verify_plan(place(found.plan, CONTEXT))
+
+
+def used_twice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ (wide := w.float()).t(), wide + 1
+
+
+def returned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ (wide := w.float()).t(), wide
+
+
+def computed(x: Tensor, w: Tensor) -> Tensor:
+    return x @ (w.float() * 2).t()
+
+
+def flipped(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.float().flip(0).t()
+
+
+@pytest.mark.parametrize("fn", [used_twice, returned, computed, flipped])
+def test_left_alone(fn: Callable[..., Any]) -> None:
+    plan, found = read(fn, X, NARROW)
+    assert found.plan is plan and not found.widening
+
+
+def test_types_that_would_be_rounded_are_left_alone() -> None:
+    _, found = read(lambda x, w: x @ w.float().t(), X, i32(64, 96))
+    assert not found.widening
