@@ -105,7 +105,7 @@ def tune_contractions(plan: Plan, context: Context) -> Plan:
             continue
         text = identity_of(contest)
         if text not in decisions:
-            decisions[text] = decide(question_of(contest, context), contest, context)
+            decisions[text] = decide(contest, context)
         chosen = decisions[text].chosen
         if chosen != contest.choices[0]:
             made = with_contraction(contest.plan, contest.kernel)
@@ -168,20 +168,24 @@ def question_of(contest: Contest, context: Context) -> Question:
     )
 
 
-def decide(question: Question, contest: Contest, context: Context) -> Decision:
+def decide(contest: Contest, context: Context) -> Decision:
     """The remembered decision for a contraction on this kind of CPU, or a new one."""
 
     def measure() -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
-            return measured(question, contest, context)
+            return measured(contest, context)
 
     wanted = measure if is_selecting(context) else None
     return stored_or_measured(
-        question, str(contest), context, wanted, "autotune.contractions_measured"
+        question_of(contest, context),
+        str(contest),
+        context,
+        wanted,
+        "autotune.contractions_measured",
     )
 
 
-def measured(question: Question, contest: Contest, context: Context) -> Decision:
+def measured(contest: Contest, context: Context) -> Decision:
     """Race the choices of a contest; all are compiled before the first is measured."""
     plans = {choice: _alone(contest, choice, context) for choice in contest.choices}
     builds = [(choice, partial(_build, plan, context)) for choice, plan in plans.items()]
@@ -196,7 +200,7 @@ def measured(question: Question, contest: Contest, context: Context) -> Decision
     def screen(asked: Sequence[Choice]) -> Mapping[Choice, str]:
         names = plans[contest.choices[0]].program.inputs
         operands = [operand_like(inputs[name]) for name in names]
-        return screened(question.problem, asked, plans.__getitem__, operands, context)
+        return screened(identity_of(contest), asked, plans.__getitem__, operands, context)
 
     gate = _gate(_exact_results(contest, inputs, context))
     return race_selected(

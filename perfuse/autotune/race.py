@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from perfuse.autotune.search import Clock as Clock
+from perfuse.autotune.search import Reading as Reading
 from perfuse.autotune.search import Rules as Rules
 from perfuse.autotune.search import Run as Run
 from perfuse.autotune.search import Timer as Timer

@@ -26,7 +26,7 @@ from tests.unit.planning import plans_of
 
 
 def context_for(name: str, *, interpret: bool = False) -> Context:
-    """The context that compiles for a GPU by name, under the settings of now."""
+    """The context of a GPU by its name, under the current settings."""
     settings = Context.default().settings
     settings = replace(settings, gpu=replace(settings.gpu, interpret=interpret))
     return Context(gpu_target(settings, gpu_of_name(name)), settings, Counters())

@@ -72,9 +72,9 @@ def test_decision_is_remembered(context: Context, monkeypatch: pytest.MonkeyPatc
     plan = planned(activated, X, W, BIAS)
     contest = contest_of(matmul_of(plan), plan, context)
     assert contest is not None
-    monkeypatch.setattr(contractions, "race", chosen_last)
+    monkeypatch.setattr(contractions, "race_selected", chosen_last)
     first = decide(contest, context)
-    monkeypatch.setattr(contractions, "race", None)  # to measure again would fail
+    monkeypatch.setattr(contractions, "race_selected", None)  # to measure again would fail
     assert decide(contest, context) == first
     counts = context.counters.snapshot()
     assert counts["autotune.contractions_measured"] == counts["autotune.cache_hit"] == 1
@@ -83,7 +83,7 @@ def test_decision_is_remembered(context: Context, monkeypatch: pytest.MonkeyPatc
 def test_chosen_template_computes_the_program(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contractions, "race", chosen_last)
+    monkeypatch.setattr(contractions, "race_selected", chosen_last)
     compiled = compile_graph(traced(activated, X, W, BIAS), context)
     (kernel,) = compiled.plan.kernels
     assert kernel.contraction is not None and not compiled.plan.steps[1:]
@@ -109,7 +109,7 @@ def test_int8_weights_are_read_as_they_are(
     contest = contest_of(matmul_of(plan), plan, context)
     assert contest is not None and len(contest.steps) == 3
     assert not any(rival.refusal for rival in measured(contest, context).rivals)
-    monkeypatch.setattr(contractions, "race", chosen_last)
+    monkeypatch.setattr(contractions, "race_selected", chosen_last)
     compiled = compile_graph(traced(scaled, *inputs), context)
     assert len(compiled.plan.steps) == 1
     (got,) = compiled.call(list(inputs))
@@ -134,7 +134,7 @@ def test_a_matmul_of_another_library_is_replaced_too(
     )
     steps = tuple(other if step is matmul else step for step in plan.steps)
     changed = replace(plan, program=program, steps=steps)
-    monkeypatch.setattr(contractions, "race", chosen_last)
+    monkeypatch.setattr(contractions, "race_selected", chosen_last)
     tuned = tune_contractions(changed, context)
     assert tuned.program.buffers[matmul.out].kind is BufferKind.TEMP and len(tuned.steps) == 1
     verify_plan(place(tuned, context))
@@ -162,7 +162,7 @@ def test_equal_layers_share_a_decision(context: Context, monkeypatch: pytest.Mon
             x = torch.relu(x @ weight + 1)
         return x
 
-    monkeypatch.setattr(contractions, "race", race)
+    monkeypatch.setattr(contractions, "race_selected", race)
     plan = planned(layers, f32(40, 96), f32(96, 96), f32(96, 96))
     tuned = tune_contractions(plan, context)
     assert raced == ["matmul 40x96x96 with 1 loops"]
