@@ -122,13 +122,14 @@ def contest_of(matmul: Matmul, plan: Plan, context: Context) -> Contest | None:
     kernel = fused if isinstance(fused, Kernel) else contracted(own, changed.program)
     if not isinstance(kernel, Kernel) or not _is_measurable(kernel, plan.program):
         return None
-    templates = propose(kernel, plan.program.buffers, context.target)
+    proposed = map(choice_of, propose(kernel, plan.program.buffers, context.target))
+    templates = [choice for choice in proposed if is_selected(choice, context)]
     if not templates:
         return None
     default: list[Step] = [*stored.widening, matmul]
     if kernel is fused and reader is not None:
         default.append(reader)
-    return Contest(changed, tuple(default), kernel, (matmul.choice, *map(choice_of, templates)))
+    return Contest(changed, tuple(default), kernel, (matmul.choice, *templates))
 
 
 def _with_aten(plan: Plan, matmul: Matmul) -> tuple[Plan, Matmul]:
