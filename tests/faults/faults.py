@@ -24,10 +24,10 @@ Fault = Callable[[Patch], None]
 
 
 def offset_forgotten_in_a_kernel(patch: Patch) -> None:
-    def base(self: Any, index: Any) -> str:
+    def without(self: Any, index: Any) -> str:
         return ix.render(ix.add(index, -getattr(index, "const", 0)), self.atom)
 
-    patch.setattr(emit.Emitter, "_base", base)
+    patch.setattr(emit.Emitter, "index", without)
 
 
 def offset_forgotten_by_the_host(patch: Patch) -> None:
@@ -57,22 +57,22 @@ def stride_swapped(patch: Patch) -> None:
 
 
 def const_too_many(patch: Patch) -> None:
-    real = kernel._parameters
+    real = kernel.parameters_of
 
     def declared(frame: Any) -> str:
         return re.sub(r"(^|, )(?!const )(\w+\* __restrict)", r"\1const \2", real(frame))
 
-    patch.setattr(kernel, "_parameters", declared)
+    patch.setattr(kernel, "parameters_of", declared)
 
 
 def kernel_not_called(patch: Patch) -> None:
-    real = unit._call
+    real = unit._Sources._call
 
-    def call(name: str, *rest: Any) -> str:
-        text = real(name, *rest)
+    def call(self: Any, name: str, *rest: Any) -> str:
+        text = real(self, name, *rest)
         return "(void)p;" if name == "kernel0" else text
 
-    patch.setattr(unit, "_call", call)
+    patch.setattr(unit._Sources, "_call", call)
 
 
 def result_not_written(patch: Patch) -> None:
