@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import perfuse
-from perfuse.codegen.triton.spelling import quotient
+from perfuse.codegen.triton.emit import Dialect, Names
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Division
 from perfuse.testing import fresh_cache
 from tests.behaviour.row import Behaviour
 from tests.gpu.programs import SMALL
@@ -77,13 +78,14 @@ def test_a_size_with_a_negative_numerator_is_rounded_down() -> None:
 
 def test_quotients_of_what_may_be_negative_round_down() -> None:
     n, k = ix.symbol("n", 2), ix.symbol("k", 2)
+    names = Names({}, frozenset(), Dialect())
     for index, spelled in (
         (ix.floordiv(n, 3), "((n) // (3))"),
         (ix.floordiv(ix.add(n, ix.mul(k, -1)), 3), "pf_floordiv(n, 3)"),
         (ix.mod(ix.add(n, ix.mul(k, -1)), 3), "pf_mod(n, 3)"),
     ):
         atom = ix.as_atom(index)
-        assert atom is not None and quotient(atom, "n", "3") == spelled
+        assert isinstance(atom, Division) and names.quotient(atom, "n", "3") == spelled
 
 
 def test_a_view_of_an_input_keeps_its_place_where_kernels_read_a_copy() -> None:

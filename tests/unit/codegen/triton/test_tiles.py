@@ -246,14 +246,15 @@ def _flat() -> tuple[Callable[..., Any], Tensor]:
 
 
 def test_measured_tiles_are_stored_and_carried_by_the_plan() -> None:
-    limits = replace(SETTINGS.thresholds, tuned_tile_bytes=0)
-    context = replace(CONTEXT, settings=replace(SETTINGS, thresholds=limits), counters=Counters())
     (plan,) = plans_of(PROGRAMS["rows"][0], *PROGRAMS["rows"][1], context=CONTEXT)
     times = itertools.count(10, -1)  # each candidate faster than the one before
     device = Device(
         lambda *_: None, lambda _: lambda tile: partial(float, next(times)), timer=lambda run: run
     )
-    with fresh_cache():
+    with fresh_cache() as folder:
+        changes = {"thresholds.tuned_tile_bytes": 0, "cache.dir": str(folder)}
+        settings = SETTINGS.with_overrides(changes)
+        context = replace(CONTEXT, settings=settings, counters=Counters())
         tuned = measured_tiles(plan, context, device)
         again = measured_tiles(plan, context, device)
     (kernel,), (decision,) = plan.kernels, tuned.decisions
@@ -328,7 +329,8 @@ def test_a_lock_file_pins_tiles_where_nothing_is_measured(tmp_path: Path) -> Non
     assert tuned.tiles == {plan.kernels[0].name: tile_of(pinned)}
     assert pinned != choice_of(choose_tile(plan.kernels[0], Machine(), 4))
     assert plain.counters["autotune.lock_hit"] == 1
-    with fresh_cache():  # in which a search finds nothing
-        search = replace(plain, settings=settings.with_overrides({"search_autotune_cache": True}))
+    with fresh_cache() as folder:  # in which a search finds nothing
+        changes = {"search_autotune_cache": True, "cache.dir": str(folder)}
+        search = replace(plain, settings=settings.with_overrides(changes))
         left = tune_tiles(plan, search)
     assert left.tiles == plan.tiles and [d.is_open for d in left.decisions] == [True]
