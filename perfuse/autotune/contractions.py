@@ -22,6 +22,7 @@ from perfuse.autotune.machine import current_versions, device_kind
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run
 from perfuse.autotune.race_selected import race_selected
 from perfuse.autotune.request import operand_like
+from perfuse.autotune.run_alone import built, loaded
 from perfuse.autotune.screen import screened
 from perfuse.autotune.select import is_selecting
 from perfuse.autotune.sources import is_selected
@@ -34,7 +35,6 @@ from perfuse.decision import Choice, Decision, Question, identified, library
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import Buffer, BufferKind, Matmul, Node, Program, View
-from perfuse.runtime.host_names import Call
 from perfuse.schedule.contract import (
     contracted,
     contracted_with,
@@ -158,7 +158,8 @@ def question_of(contest: Contest, context: Context) -> Question:
     the decision.
     """
     threads = f"{torch.get_num_threads()} threads"
-    text = "".join(_sources_of(_alone(contest, contest.choices[1], context), context).texts)
+    ours = _alone(contest, contest.choices[1], context)
+    text = "".join(backend_of(context.target).generate(ours, context).texts)
     return Question(
         keys.CONTRACTION.name,
         identified(f"{contest} on {threads}", f"{identity_of(contest)} {threads} {text}"),
@@ -189,12 +190,12 @@ def decide(contest: Contest, context: Context) -> Decision:
 def measured(contest: Contest, context: Context) -> Decision:
     """Race the choices of a contest; all are compiled before the first is measured."""
     plans = {choice: _alone(contest, choice, context) for choice in contest.choices}
-    builds = [(choice, partial(_build, plan, context)) for choice, plan in plans.items()]
+    builds = [(choice, partial(built, plan, context)) for choice, plan in plans.items()]
     compile_together(builds, num_compile_threads(context, len(builds)), context.counters)
     inputs = _random_inputs(plans[contest.choices[0]].program)
 
     def enter(choice: Choice) -> Run:
-        call = _load(plans[choice], context)
+        call = loaded(plans[choice], context)
         given = [inputs[name] for name in plans[choice].program.inputs]
         return lambda: call(list(given))
 
@@ -207,21 +208,6 @@ def measured(contest: Contest, context: Context) -> Decision:
     return race_selected(
         str(contest), contest.choices, enter, RULES, context, gate=gate, screen=screen
     )
-
-
-def _sources_of(plan: Plan, context: Context) -> Any:
-    return backend_of(context.target).generate(plan, context)
-
-
-def _build(plan: Plan, context: Context) -> Any:
-    backend = backend_of(context.target)
-    sources = backend.generate(plan, context)
-    return sources, backend.build(sources, context)
-
-
-def _load(plan: Plan, context: Context) -> Call:
-    backend, (sources, built) = backend_of(context.target), _build(plan, context)
-    return backend.load(backend.host(plan, sources, context), built, {}, context)
 
 
 def _alone(contest: Contest, choice: Choice, context: Context) -> Plan:
@@ -288,7 +274,7 @@ def _exact_results(
     if isinstance(last, Kernel):
         plan = place(_plan_of((last,), known, last.stored), context)
         given = {**inputs, **found}
-        results = _load(plan, context)([given[name] for name in plan.program.inputs])
+        results = loaded(plan, context)([given[name] for name in plan.program.inputs])
         found |= dict(zip(sorted(last.stored), results, strict=True))
     return [found.get(name) for name in sorted(contest.kernel.stored)]
 

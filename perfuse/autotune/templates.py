@@ -20,6 +20,7 @@ from perfuse.autotune.machine import device_kind, generated_versions, library_ve
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, Timer
 from perfuse.autotune.race_selected import race_selected
 from perfuse.autotune.request import operand_like
+from perfuse.autotune.run_alone import built, loaded
 from perfuse.autotune.screen import screened
 from perfuse.autotune.select import is_selecting
 from perfuse.autotune.sites import (
@@ -33,7 +34,6 @@ from perfuse.autotune.sites import (
 from perfuse.autotune.sources import is_selected
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.tiles import plan_of_one
-from perfuse.backends import backend_of
 from perfuse.cache import keys
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
@@ -109,12 +109,13 @@ def decide(
     choices = question.candidates
 
     def measure() -> Decision:
-        builds = [(c, partial(_build, with_choice(alone, site, c), context)) for c in choices]
+        plan_of = partial(_placed, site, alone, context)
+        # One that fails will fail again where it is measured.
+        builds = [(c, partial(_built, plan_of, c, context)) for c in choices]
         compile_together(builds, num_compile_threads(context, len(builds)), context.counters)
         inputs = inputs_of(alone.program, context.device)
         gate = reference_gate(reference_of(site, alone, inputs, context))
         enter = entered(site, alone, inputs, context)
-        plan_of = partial(_placed, site, alone, context)
         screen = partial(_screened, question, plan_of, inputs, context)
         return race_selected(
             str(site), choices, enter, RULES, context, gate=gate, timer=timer, screen=screen
@@ -129,11 +130,7 @@ def decide(
 
 def runnable(plan: Plan, inputs: Sequence[Any], context: Context) -> Run:
     """A callable that runs a plan on these inputs."""
-    backend = backend_of(context.target)
-    sources = backend.generate(plan, context)
-    built = backend.build(sources, context)
-    host = backend.host(plan, sources, context)
-    call = backend.load(host, built, {}, context)
+    call = loaded(plan, context)
     return lambda: call(list(inputs))
 
 
@@ -146,10 +143,8 @@ def entered(
     )
 
 
-def _build(plan: Plan, context: Context) -> None:
-    """Compile a candidate; one that fails will fail again where it is measured."""
-    backend = backend_of(context.target)
-    backend.build(backend.generate(place(plan, context), context), context)
+def _built(plan_of: Callable[[Choice], Plan], choice: Choice, context: Context) -> object:
+    return built(plan_of(choice), context)
 
 
 def _placed(site: Site, alone: Plan, context: Context, choice: Choice) -> Plan:
