@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +11,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import perfuse
 from perfuse.autotune.faces import AlgorithmSelector
 from perfuse.autotune.kernel_times import operands_of
 from perfuse.autotune.outcome import Fate, Outcome
@@ -19,10 +18,8 @@ from perfuse.autotune.race import Rules, error_gate
 from perfuse.autotune.race_selected import race_selected, require_selected
 from perfuse.autotune.screen import screened
 from perfuse.context import Context
-from perfuse.counters import Counters
 from perfuse.decision import Choice, Decision, library
 from perfuse.errors import NoValidChoicesError
-from perfuse.testing import fresh_cache
 from tests.unit.graph.tracing import traced
 from tests.unit.planning import plan_of
 
@@ -31,12 +28,6 @@ CHOICES = (LIBRARY, TRITON, OTHER)
 RULES = Rules(margin=0.98, fewest_rounds=3, most_rounds=3)
 RESULT = torch.randn(4, 4)
 MILLISECONDS = {LIBRARY: 2.0, TRITON: 3.0, OTHER: 5.0}
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    with fresh_cache(), perfuse.config.patch({"max_autotune": True}):
-        yield replace(Context.default(), counters=Counters())
 
 
 def with_settings(context: Context, **changes: Any) -> Context:

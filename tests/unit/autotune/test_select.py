@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from perfuse.autotune.problem import LibraryMatmul
 from perfuse.autotune.request import BenchmarkRequest, Run
 from perfuse.autotune.sources import SOURCES, Source, offers_for, selected_sources
 from perfuse.context import Context
-from perfuse.counters import Counters
 from perfuse.decision import Choice
 from perfuse.errors import ConfigError, NoValidChoicesError
 from perfuse.testing import fresh_cache
@@ -32,13 +30,6 @@ LIBRARY = LibraryMatmul("aten.addmm.out", PROBLEM)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "RULES", QUICK)
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    """A context that selects, with an empty cache and counters of its own."""
-    with fresh_cache(), perfuse.config.patch({"max_autotune": True}):
-        yield replace(Context.default(), counters=Counters())
 
 
 def with_settings(context: Context, **changes: Any) -> Context:
