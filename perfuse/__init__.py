@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perfuse.api import memory_efficient_fusion as memory_efficient_fusion
     from perfuse.api import release_memory as release_memory
     from perfuse.api import write_lock as write_lock
+    from perfuse.diagnosis.examine import doctor as doctor
     from perfuse.graph.cse import fx_graph_cse as fx_graph_cse
 
 LAZY = {
@@ -55,6 +56,7 @@ LAZY = {
     "check_lock": ("perfuse.autotune.lock", "check_lock"),
     "codegen_for": ("perfuse.capture.cross_compile", "codegen_for"),
     "compile": ("perfuse.api", "compile"),
+    "doctor": ("perfuse.diagnosis.examine", "doctor"),
     "explain": ("perfuse.report.explain", "explain"),
     "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),
     "load": ("perfuse.runtime.artefact", "load"),

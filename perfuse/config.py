@@ -386,17 +386,28 @@ def _parse(name: str, variable: str, text: str) -> Any:
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """The defaults, overridden by PERFUSE_* variables and, for the compiler, by $CXX."""
-    names = {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+    names = _variables()
     overrides: dict[str, Any] = {}
     if environment.get("CXX"):
         overrides["cpu.compiler"] = environment["CXX"]
-    for variable in sorted(environment):
-        if variable in names:
-            name = names[variable]
-            overrides[name] = _parse(name, variable, environment[variable])
-        elif variable.startswith(ENV_PREFIX) and variable != LOG_VARIABLE:
-            _warn_unknown_variable(variable, [*names, LOG_VARIABLE])
+    for variable, nearest in unknown_variables(environment).items():
+        _warn_unknown_variable(variable, nearest)
+    for variable in sorted(names.keys() & environment.keys()):
+        name = names[variable]
+        overrides[name] = _parse(name, variable, environment[variable])
     return Settings().with_overrides(overrides)
+
+
+def _variables() -> dict[str, str]:
+    """The name of each setting by its environment variable."""
+    return {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the prefix of settings that are none; the nearest that is one, or ""."""
+    known = [*_variables(), LOG_VARIABLE]
+    unknown = sorted(v for v in environment if v.startswith(ENV_PREFIX) and v not in known)
+    return {v: next(iter(get_close_matches(v, known, n=1, cutoff=0.5)), "") for v in unknown}
 
 
 def cache_folders() -> tuple[Path, ...]:
@@ -421,10 +432,9 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-def _warn_unknown_variable(variable: str, known: list[str]) -> None:
+def _warn_unknown_variable(variable: str, nearest: str) -> None:
     """Warn rather than raise: another tool may own a variable with this prefix."""
-    nearest = get_close_matches(variable, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    hint = f"did you mean {nearest}? " if nearest else ""
     told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
     warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
 
