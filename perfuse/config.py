@@ -40,6 +40,8 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ENV_PREFIX = "PERFUSE_"
+# Variables of other tools that name what a setting names; of two for one setting the last counts.
+COMMON_VARIABLES = {"CXX": "cpu.compiler", "ROCM_PATH": "rocm.home", "ROCM_HOME": "rocm.home"}
 LOG_VARIABLE = "PERFUSE_LOG"  # read when Perfuse is imported, see logs.py
 
 
@@ -121,6 +123,25 @@ class GpuSettings:
     )
     max_cuda_graphs: int = plain(
         16, "The number of sets of sizes for which a program records a CUDA graph."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RocmSettings:
+    """Composable Kernel (CK) on AMD GPUs, a source of matmul candidates: CK."""
+
+    ck_dir: str = key("", "Folder of Composable Kernel; empty takes the one in rocm.home.")
+    home: str = key("", "Folder of ROCm; empty takes $ROCM_HOME, $ROCM_PATH, else /opt/rocm.")
+    compiler: str = key("", "Compiler for CK; empty takes hipcc, or clang of rocm.home.")
+    arch: str = key("", "GPU that CK is compiled for (gfx942, ...); empty takes the target's.")
+    use_preselected_instances: bool = key(
+        False, "Consider only the few instances of CK that are known to do well for float16."
+    )
+    n_max_profiling_configs: int = key(
+        16, "The number of CK instances compiled and measured for a matmul; 0: all legal ones."
+    )
+    compile_bytes: int = plain(
+        16 * 1024 * MIB, "Address space that one compiler run for CK may use; 0: no limit."
     )
 
 
@@ -227,6 +248,7 @@ class Settings:
     build: BuildSettings = field(default_factory=BuildSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    rocm: RocmSettings = field(default_factory=RocmSettings)
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
@@ -385,11 +407,12 @@ def _parse(name: str, variable: str, text: str) -> Any:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """The defaults, overridden by PERFUSE_* variables and, for the compiler, by $CXX."""
+    """The defaults, overridden by PERFUSE_* variables and by those that compilers know."""
     names = _variables()
     overrides: dict[str, Any] = {}
-    if environment.get("CXX"):
-        overrides["cpu.compiler"] = environment["CXX"]
+    for variable, name in COMMON_VARIABLES.items():
+        if environment.get(variable):
+            overrides[name] = environment[variable]
     for variable, nearest in unknown_variables(environment).items():
         _warn_unknown_variable(variable, nearest)
     for variable in sorted(names.keys() & environment.keys()):

@@ -18,6 +18,12 @@ import torch
 
 from perfuse.autotune.lock import Verdict, check_lock
 from perfuse.autotune.machine import library_versions
+from perfuse.build.ck_installation import (
+    CkInstallation,
+    find_ck_compiler,
+    inspect_ck,
+    rocm_home,
+)
 from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.cache.access import cache_folder
 from perfuse.cache.folders import check_usable
@@ -65,17 +71,6 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.arch}, {self.num_bytes / 2**30:.0f} GiB)"
-
-
-@dataclass(frozen=True, slots=True)
-class CkFacts:
-    """The state of a CK installation."""
-
-    told: str
-    advice: str
-    is_there: bool
-    is_complete: bool
-    is_named: bool  # by a setting
 
 
 class Machine:
@@ -139,10 +134,6 @@ class Machine:
         found = find_spec(module)
         return None if found is None or found.origin is None else Path(found.origin).parent
 
-    def which(self, program: str) -> str:
-        """The path of a program; "" if there is none."""
-        return shutil.which(program) or ""
-
     def read(self, path: str) -> str:
         """The text of a file; "" if it cannot be read."""
         try:
@@ -183,21 +174,15 @@ class Machine:
 
     def rocm_folder(self, settings: Settings) -> str:
         """The folder of ROCm, whether it exists or not."""
-        named = [self.environment.get(name, "") for name in ("ROCM_HOME", "ROCM_PATH")]
-        return next((folder for folder in named if folder), "/opt/rocm")
+        return str(rocm_home(settings))
 
     def ck_compiler(self, settings: Settings) -> str:
         """The compiler for CK; "" where there is none."""
-        beside = f"{self.rocm_folder(settings)}/bin/hipcc"
-        return self.which(beside) or self.which("hipcc")
+        return find_ck_compiler(settings)
 
-    def ck(self, settings: Settings) -> CkFacts:
+    def ck(self, settings: Settings) -> CkInstallation:
         """The state of the CK that the settings name, or of the one in ROCm's folder."""
-        folder = f"{self.rocm_folder(settings)}/include/ck"
-        is_there = self.exists(folder)
-        is_complete = self.exists(f"{folder}/ck.hpp")
-        told = folder if is_complete else f"{folder} lacks ck.hpp" if is_there else "not installed"
-        return CkFacts(told, "install composablekernel-dev.", is_there, is_complete, False)
+        return inspect_ck(settings)
 
     def cache_folder(self, settings: Settings) -> Path | None:
         """The folder of the cache; None if there is none."""
