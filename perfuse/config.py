@@ -414,7 +414,10 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         if environment.get(variable):
             overrides[name] = environment[variable]
     for variable, nearest in unknown_variables(environment).items():
-        _warn_unknown_variable(variable, nearest)
+        # Not an error: another tool may own a variable with this prefix.
+        hint = f"did you mean {nearest}? " if nearest else ""
+        told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+        warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
     for variable in sorted(names.keys() & environment.keys()):
         name = names[variable]
         overrides[name] = _parse(name, variable, environment[variable])
@@ -422,7 +425,6 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def _variables() -> dict[str, str]:
-    """The name of each setting by its environment variable."""
     return {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
 
 
@@ -453,13 +455,6 @@ def temporary_folders() -> tuple[Path, ...]:
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child process."""
     return {**os.environ, **changes}
-
-
-def _warn_unknown_variable(variable: str, nearest: str) -> None:
-    """Warn rather than raise: another tool may own a variable with this prefix."""
-    hint = f"did you mean {nearest}? " if nearest else ""
-    told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
-    warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
 
 
 def log_request() -> str:

@@ -1,4 +1,4 @@
-"""What each backend can do for each kind of device, from the checks that it needs."""
+"""The abilities of each backend for each kind of device, from the checks that it needs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROWS = (
 
 
 def backend_states(checks: Sequence[Check]) -> tuple[BackendState, ...]:
-    """What every backend can do, with the first check that stands in its way."""
+    """The ability of every backend, with the first check that stands in its way."""
     found = {(check.section, check.name): check for check in checks}
     return tuple(_state(row, found) for row in ROWS)
 

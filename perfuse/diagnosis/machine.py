@@ -153,7 +153,7 @@ class Machine:
         """The GPUs that PyTorch can use; PerfuseError with PyTorch's message if there are none."""
         if not any(map(self.exists, DEVICE_FILES)):
             return ()
-        done = self.run([sys.executable, "-c", LIST_DEVICES], DEVICES_S)
+        done = self.run(python_command(LIST_DEVICES), DEVICES_S)
         found = re.search(r"^DEVICES(.*)$", done.output, re.MULTILINE)
         if found is None:
             raise PerfuseError(_last_line(done.output) or f"PyTorch ended with {done.code}")
@@ -161,7 +161,7 @@ class Machine:
 
     def run_kernel(self, device: str) -> None:
         """Compile and run a small kernel in a new process; PerfuseError if that fails."""
-        done = self.run([sys.executable, "-c", RUN_KERNEL.format(device=device)], KERNEL_S)
+        done = self.run(python_command(RUN_KERNEL.format(device=device)), KERNEL_S)
         found = re.search(r"^KERNEL (\S+)$", done.output, re.MULTILINE)
         if found is None:
             raise PerfuseError(_last_line(done.output) or f"the process ended with {done.code}")
@@ -203,6 +203,12 @@ class Machine:
     def lock_verdicts(self, path: str) -> Sequence[Verdict]:
         """The entries of a lock file, and whether each fits; LockFileError if it is damaged."""
         return check_lock(path)
+
+
+def python_command(program: str) -> list[str]:
+    """The command of a new process that finds the same packages as this one."""
+    paths = [path for path in sys.path if path]
+    return [sys.executable, "-c", f"import sys\nsys.path[:] = {paths!r}\n{program}"]
 
 
 def check_right(result: float) -> None:

@@ -41,7 +41,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class BackendState:
-    """What one backend can do for one kind of device on this machine."""
+    """The ability of one backend for one kind of device on this machine."""
 
     backend: str
     device: str
@@ -75,7 +75,7 @@ class Report:
         raise KeyError(name)
 
     def backend(self, name: str, device: str) -> BackendState:
-        """What a backend can do for a kind of device; KeyError if there is no such row."""
+        """The row of a backend and a kind of device; KeyError if there is none."""
         for row in self.backends:
             if (row.backend, row.device) == (name, device):
                 return row
