@@ -12,7 +12,7 @@ import pytest
 from tests.behaviour.scripts import COMPILE, finish, start
 
 # By hand: NUM_PROCESSES=32 pytest tests/behaviour/test_processes.py
-NUM_PROCESSES = int(os.environ.get("NUM_PROCESSES", "4"))
+NUM_PROCESSES = int(os.environ.get("NUM_PROCESSES", "3"))
 
 Used = tuple[Path, list[dict[str, Any]]]
 

@@ -46,22 +46,23 @@ def test_a_library_is_quiet(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """The folder and the logs of two processes, the second of which finds all in the cache."""
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder and the logs of two processes, the second of which has a full cache."""
     folder = tmp_path_factory.mktemp("logged")
     asked = {"TORCH_LOGS": "output_code", "TORCH_COMPILE_DEBUG": "1"}
-    first = run(folder, PERFUSE_LOG="capture, fusion,fallback,compile,+cache,+code", **asked)
-    return folder, first, run(folder, PERFUSE_LOG="capture,cache,+code", **asked)
+    channels = "capture, fusion,fallback,compile,+cache,+code"
+    return folder, [run(folder, PERFUSE_LOG=channels, **asked) for _ in range(2)]
 
 
-def test_channels_on_request(logged: tuple[Path, str, str]) -> None:
-    _, first, second = logged
+def test_channels_on_request(logged: tuple[Path, list[str]]) -> None:
+    folder, (first, _) = logged
     assert "[perfuse.capture] graph of " in first and "traced and compiled" in first
     assert "kernels, " in first and "refused" in first
     assert "[perfuse.fallback] aten._linalg_svd.default: no lowering for this op (" in first
     assert "[perfuse.cache] graph not found: graph-" in first
     assert "[perfuse.cache] build.cache_miss +1" in first, "+ shows what is counted"
     assert "fuse " in first and "place " in first and " ms" in first
+    second = run(folder, PERFUSE_LOG="capture,cache")
     assert "loaded from the cache" in second or "graph loaded: graph-" in second
     assert "build.cache" not in second and "[perfuse.fusion]" not in second
 
@@ -78,9 +79,9 @@ def test_a_program_with_handlers_of_its_own_is_told_once(monkeypatch: pytest.Mon
     assert stream.getvalue() == "3 kernels\n"
 
 
-def test_sources_are_where_people_look(logged: tuple[Path, str, str]) -> None:
+def test_sources_are_where_people_look(logged: tuple[Path, list[str]]) -> None:
     """In both logs and in PyTorch's debug folder, and a cache does not silence it."""
-    folder, *texts = logged
+    folder, texts = logged
     for text in texts:
         for kind in ("forward", "backward"):
             assert f"[__output_code] Output code of the {kind} graph" in text
