@@ -23,13 +23,13 @@ class _Class:
     """One set of values in the same memory."""
 
     has_input: bool = False
-    has_output: bool = False
+    num_outputs: int = 0  # results of the graph, each counted once
     is_mutated: bool = False
     is_seen: bool = False  # an op accesses its storage, not only its elements
 
     def absorb(self, other: "_Class") -> None:
         self.has_input |= other.has_input
-        self.has_output |= other.has_output
+        self.num_outputs += other.num_outputs
         self.is_mutated |= other.is_mutated
         self.is_seen |= other.is_seen
 
@@ -129,9 +129,9 @@ class Aliases:
         aliases = Aliases()
         for node in graph.nodes:
             aliases.add(node)
-        for leaf in output_leaves(graph):
+        for leaf in dict.fromkeys(output_leaves(graph)):
             if isinstance(leaf, Node):
-                aliases.of_node(leaf).has_output = True
+                aliases.of_node(leaf).num_outputs += 1
         return aliases
 
     def add(self, node: Node) -> None:
@@ -179,8 +179,11 @@ class Aliases:
         a, b = self.of_node(new), self.of_node(old)
         if a.is_mutated or b.is_mutated:
             return False
-        # A result must not begin to share memory with an input or with another result.
-        return not (b.has_output and (a.has_input or a.has_output))
+        # A result must not begin to share memory with an input or with another result, nor stop:
+        # `old` takes along all results in its memory only if it is not a view itself.
+        if b.num_outputs > 1 and aliased_inputs(old):
+            return False
+        return not (b.num_outputs and (a.has_input or a.num_outputs))
 
 
 def is_view(node: Node) -> bool:

@@ -63,7 +63,7 @@ def _key(node: Node, aliases: Aliases) -> Key | None:
         return None
     # The results become parts of one buffer, which results of the graph must not share.
     classes = [aliases.of_node(n) for n in (node, left, right)]
-    if classes[0].has_output or any(c.is_mutated for c in classes):
+    if classes[0].num_outputs or any(c.is_mutated for c in classes):
         return None
     is_tiny = weight.numel() <= MAX_WEIGHT and x.shape[0] * weight.numel() <= MAX_MULTIPLICATIONS
     is_plain = weight.device.type == "cpu" and weight.is_contiguous()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -180,3 +180,39 @@ def test_random_graphs_keep_their_values(steps: list[tuple[int, int, int]]) -> N
     x = torch.randn(3, 3)
     gm = traced(f, x, decompose=True)
     assert_same_values(gm, after_passes(gm), x)
+
+
+VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x.view(2, 2, 4).transpose(0, 1).reshape(4, 4),  # a copy, reshaped
+    lambda x: x.reshape(2, 8).reshape(4, 4),
+    lambda x: x.view(16).view(4, 4),
+    lambda x: x[:],
+    lambda x: x.clone(),
+    lambda x: x.view(4, 1, 4).squeeze(1),
+    lambda x: x * 2,
+    lambda x: x + 0,
+)
+
+
+def shared(values: list[Tensor]) -> list[tuple[int, int]]:
+    starts = [v.untyped_storage().data_ptr() for v in values]
+    return [(i, j) for j, start in enumerate(starts) for i in range(j) if starts[i] == start]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(VIEWS) - 1), st.integers(0, 3)), max_size=8))
+@example([(6, 0), (0, 0), (2, 0)])
+def test_results_share_memory_as_before(steps: list[tuple[int, int]]) -> None:
+    """Results in one storage stay in one, and no others come to it."""
+
+    def f(x: Tensor) -> list[Tensor]:
+        values = [x]
+        for op, back in steps:
+            values.append(VIEWS[op](values[max(len(values) - 1 - back, 0)]))
+        return [v for v in values[1:] if v is not x]
+
+    x = torch.arange(16).view(4, 4)
+    gm = traced(f, x, decompose=True)
+    result = after_passes(gm)
+    assert_same_values(gm, result, x)
+    assert shared([x, *result(x)]) == shared([x, *gm(x)])

@@ -40,6 +40,11 @@ def copied_argument(x: Tensor) -> tuple[Tensor, Tensor]:
     return own, own.view(-1)
 
 
+def repeated_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    repeated = (x * 2)[:1].expand(3, -1).reshape(-1, 2)
+    return repeated, repeated.view(-1)
+
+
 # (function, inputs, buffers that hold results)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int]] = {
     "two views": (two_views, (f32(4, 6),), 1),
@@ -47,6 +52,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int]] = {
     "a result and an operand": (to_a_product, (f32(3, 2, 4), f32(4, 5)), 2),
     "a product that is cut off": (cut_off, (bf16(4, 6), bf16(6, 5)), 1),
     "a copy of an argument": (copied_argument, (f32(4, 6),), 1),
+    "repeated rows and a view": (repeated_rows, (f32(4, 6),), 1),
     "two values": (lambda x: (x * 2, (x * 3).view(-1)), (f32(4, 6),), 2),
 }
 
