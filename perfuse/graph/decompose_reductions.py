@@ -35,6 +35,12 @@ def vector_norm(
         return NotImplemented
     kept = dtype or x.dtype
     axes = list(dim or range(x.dim())) if x.dim() else []  # a scalar may be given an axis, too
+    # One element is its own norm: a power of it could overflow. (A symbolic size does not count.)
+    # It is neither cast nor reduced: x / |x| is 1 where both are rounded alike, and a backward
+    # would save a reduction, rounded, and recompute x.
+    if ord != 0 and all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in axes):
+        size = torch.abs(x.to(kept))
+        return size if keepdim else torch.squeeze(size, axes)
     return _norm(opmath(x.to(kept)), ord, axes, keepdim).to(kept)
 
 
@@ -42,9 +48,7 @@ def _norm(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:
     if order == 0:
         return torch.sum(torch.ne(x, 0), axes, keepdim, dtype=x.dtype)
     size = torch.abs(x)
-    # One element is its own norm: a power of it could overflow. (A symbolic size does not count.)
-    is_single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in axes)
-    if order == math.inf or is_single:
+    if order == math.inf:
         return torch.amax(size, axes, keepdim)
     if order == -math.inf:
         return torch.amin(size, axes, keepdim)

@@ -96,3 +96,17 @@ def test_other_comparisons_keep_nothing() -> None:
 
     joint = traced_joint(masked, (torch.randn(4), torch.randn(4))).graph
     assert not compared_with_themselves(joint)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, INF])
+def test_one_element_divided_by_its_norm_is_one(order: float) -> None:
+    """And has no gradient: a norm that follows has nothing to amplify but roundings of float32."""
+
+    def signs(x: Tensor) -> Tensor:
+        return F.normalize(gated(x) + 3, p=order, dim=1)
+
+    x = randn(4, 1, 70, grad=True).to(torch.bfloat16).detach().requires_grad_()
+    result = compiled(signs, "perfuse")(x)
+    assert bool((result == 1).all())
+    (slope,) = torch.autograd.grad(result, x, torch.full_like(result, 1e4))
+    assert float(slope.abs().max()) <= 1e4 * 16 * torch.finfo(torch.float32).eps
