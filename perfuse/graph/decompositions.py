@@ -29,7 +29,8 @@ from perfuse.graph import decompose_softmax as softmax
 from perfuse.graph.decompose_fft import fft_c2c, fft_c2r, fft_r2c
 from perfuse.graph.decompose_foreach import FOREACH
 from perfuse.graph.decompose_scatter import index_fill, into_own_copy
-from perfuse.torch_compat.ops import OpOverload, schema_of, standard_decompositions
+from perfuse.graph.decompose_strides import ELEMENTWISE, strided_as_eager
+from perfuse.torch_compat.ops import OpOverload, schema_of, standard_decompositions, takes_tensor
 
 Decomposition = Callable[..., Any]
 aten = torch.ops.aten
@@ -155,6 +156,12 @@ def _standard_ops() -> Iterator[Any]:
             yield op
 
 
+def _elementwise_ops() -> Iterator[OpOverload]:
+    for packet in filter(None, (_find(f"aten.{name}") for name in ELEMENTWISE)):
+        overloads = (getattr(packet, name) for name in packet.overloads())
+        yield from (op for op in overloads if _is_functional(op) and takes_tensor(op))
+
+
 def _is_functional(op: OpOverload) -> bool:
     """Out and in-place variants never reach a table that works below functionalization.
 
@@ -190,6 +197,7 @@ def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, De
         op = _find(name)
         if op is not None:
             table[op] = rule
+    table |= {op: strided_as_eager(op, table.get(op)) for op in _elementwise_ops()}
     if fallback_random:
         drawing = {_find(name) for name in _DRAWING}
         table = {op: rule for op, rule in table.items() if op not in drawing}
