@@ -111,7 +111,8 @@ def load_graph(key: str, context: Context) -> Executable | None:
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
     """Store a compiled graph; its key, or None if it holds something that is not data."""
     constants = compiled.program.constants
-    if context.settings.search_autotune_cache and any(d.is_open for d in compiled.decisions):
+    is_searching = context.settings.search_autotune_cache
+    if any((is_searching and d.is_open) or not d.is_final for d in compiled.decisions):
         _skipped(context, "undecided")  # what is remembered later has to be found
         return None
     if any(name.startswith("py:") for name in constants):
