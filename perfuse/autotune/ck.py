@@ -37,9 +37,26 @@ class CkCandidate:
     name: str
     refusal: str = ""
     source: str = field(default="", repr=False)
+    is_raced: bool = False  # of the legal ones, those that are compiled and measured
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.refusal or 'legal'}"
+        return f"{self.name}: {self.refusal or ('legal, raced' if self.is_raced else 'legal')}"
+
+
+@dataclass(frozen=True, slots=True)
+class CkReport:
+    """The candidates of CK for one matmul of a program."""
+
+    subject: str
+    candidates: tuple[CkCandidate, ...]
+
+    @property
+    def legal(self) -> tuple[CkCandidate, ...]:
+        return tuple(each for each in self.candidates if not each.refusal)
+
+    def __str__(self) -> str:
+        told = f"{self.subject}: {len(self.legal)} of {len(self.candidates)} candidates are legal"
+        return "\n".join([told, *(f"  {each}" for each in self.candidates)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +167,29 @@ def with_progress(
 # -- without a device ----------------------------------------------------------------------
 
 
-def ck_candidates(matmul: Matmul, program: Program, context: Context) -> tuple[CkCandidate, ...]:
-    """Every instance that has a matmul's types and layouts, legal ones first, in their order.
+def ck_reports(program: Program, context: Context) -> tuple[CkReport, ...]:
+    """The candidates of CK for each matmul of a program, where settings select CK."""
+    if not is_ck_selected(context):
+        return ()
+    matmuls = [node for node in program.nodes if isinstance(node, Matmul)]
+    return tuple(_report(matmul, program, context) for matmul in matmuls)
+
+
+def _report(matmul: Matmul, program: Program, context: Context) -> CkReport:
+    """Every instance that has a matmul's types and layouts, legal ones first, the best before.
 
     Nothing is compiled, and no CK has to be installed.
     """
+    subject = f"{matmul.op} in {matmul.out}"
     found = judge(matmul, program, context)
     if isinstance(found, str):
-        return (CkCandidate("ck", found),)
+        return CkReport(subject, (CkCandidate("CK", found),))
     problem, verdict = found
     gpu = context.target.gpu
     assert gpu is not None
+    chosen = set(raced(problem, verdict, context))
     legal = [
-        CkCandidate(each.name, source=source_of(each, problem))
+        CkCandidate(each.name, source=source_of(each, problem), is_raced=each in chosen)
         for each in ranked(verdict.legal, problem, gpu)
     ]
     refused = [
@@ -170,7 +197,8 @@ def ck_candidates(matmul: Matmul, program: Program, context: Context) -> tuple[C
         for each, why in verdict.refused
         if not why.startswith("it has other")
     ]
-    return (*legal, *refused) or (CkCandidate("ck", str(verdict)),)
+    every = (*legal, *refused) or (CkCandidate("CK", str(verdict)),)
+    return CkReport(f"{subject}, {problem}", every)
 
 
 def ck_versions(context: Context) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ to hold headers that compile there.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,10 +50,8 @@ CONFIG_TEXT = """// Written by Perfuse, since this copy of Composable Kernel has
 # A shell sets the limit, so that it holds for the compiler's own processes too.
 _LIMITED = ("/bin/sh", "-c", 'ulimit -v "$0" && exec "$@"')
 # Failures that another run may not have, or another installation of ROCm.
-_PASSING = (
-    *("timed out after", "ended by signal", "out of memory", "annot allocate memory"),
-    *("No such file", "not found"),
-)
+_PASSING = ("internal compiler error", "out of memory", "annot allocate", "No such", "not found")
+_DIAGNOSIS = re.compile(r":\d+: (fatal )?error: ")
 
 
 def is_interpreted(context: Context) -> bool:
@@ -106,10 +105,16 @@ def _built(unit: HostUnit, context: Context) -> Entry:
     try:
         library = built_library(sources, functools.partial(_run, context=context), context)
     except CompilerFailed as error:
-        if not any(text in error.output for text in _PASSING):
+        if _is_lasting(error.output):
             store.put(key, {**sources, FAILURE: error.output.encode()}, about)
         raise
     return store.put(key, {**sources, CK_LIBRARY: library}, about)
+
+
+def _is_lasting(output: str) -> bool:
+    """Whether the compiler rejected the source; not where it lacked time, memory or a file."""
+    is_rejected = _DIAGNOSIS.search(output) is not None
+    return is_rejected and not any(text in output for text in _PASSING)
 
 
 @functools.cache

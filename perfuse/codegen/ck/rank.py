@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from perfuse.codegen.ck.instance import Instance
 from perfuse.codegen.ck.problem import ELEMENT_BYTES, CkProblem
@@ -40,6 +41,17 @@ def ranked(instances: Sequence[Instance], problem: CkProblem, gpu: Gpu) -> tuple
     return tuple(sorted(instances, key=order))
 
 
+def _least_padded(in_order: Sequence[Instance]) -> list[Instance]:
+    """Of instances that differ only in what they pad, the one that pads least."""
+    best: dict[Instance, Instance] = {}
+    for instance in in_order:
+        known = best.setdefault(replace(instance, padding=""), instance)
+        if len(instance.padded) < len(known.padded):
+            best[replace(instance, padding="")] = instance
+    kept = set(best.values())
+    return [instance for instance in in_order if instance in kept]
+
+
 def sampled(in_order: Sequence[Instance], most: int) -> tuple[Instance, ...]:
     """At most this many: the best-ranked half, and a sample of the others, in their order.
 
@@ -47,6 +59,9 @@ def sampled(in_order: Sequence[Instance], most: int) -> tuple[Instance, ...]:
     depends on nothing but the instances. A limit of 0 takes all.
     """
     if not most or len(in_order) <= most:
+        return tuple(in_order)
+    in_order = _least_padded(in_order)
+    if len(in_order) <= most:
         return tuple(in_order)
     num_best = (most + 1) // 2
     rest = range(num_best, len(in_order))
