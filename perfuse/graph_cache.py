@@ -122,8 +122,10 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
         _skipped(context, "constant")
         return None
     built = tuple(entry.key for entry in compiled.built)
-    # Counts describe the program, and are counted again when it is loaded; tuning is not done then.
-    counts = {name: n for name, n in compiled.counts.items() if not name.startswith("autotune.")}
+    # Counts describe the program, and are counted again when it is loaded; tuning is not done then,
+    # and no candidate is built.
+    own = ("autotune.", "build.")
+    counts = {name: n for name, n in compiled.counts.items() if not name.startswith(own)}
     saved = SavedProgram(
         compiled.host, built, constants, counts, str(compiled.plan), compiled.decisions
     )
