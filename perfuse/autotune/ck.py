@@ -61,7 +61,7 @@ class CkReport:
 
 @dataclass(frozen=True, slots=True)
 class CkOffer:
-    """What CK proposes for a matmul: choices, the best-ranked first; a reason if none."""
+    """The proposals of CK for a matmul: choices, the best-ranked first; a reason if none."""
 
     choices: tuple[Choice, ...] = ()
     silent: str = ""

@@ -100,7 +100,7 @@ def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Pla
 
 
 def _offer(site: Site, alone: Plan, context: Context) -> CkOffer:
-    """What CK proposes for the one matmul of a site."""
+    """The proposals of CK for the one matmul of a site."""
     if len(site.alone) != 1:
         return CkOffer(silent="several matmuls are computed at once")
     return ck_offer(site.matmuls[0], alone.program, context)

@@ -1,4 +1,4 @@
-"""What Composable Kernel supports, known before it is compiled: a compile takes about a minute.
+"""The limits of Composable Kernel, checked before a compile, which takes about a minute.
 
 Rules are rows. Those of CK replay `IsSupportedArgument` and `CheckValidity` of its sources (1.1.0);
 the others exclude what CK compiles or runs without a check and what would be wrong there.

@@ -35,7 +35,7 @@ _LAYOUTS = {"Row": "RowMajor", "Col": "ColumnMajor"}
 
 @dataclass(frozen=True, slots=True)
 class CkEpilogue:
-    """What follows the product: alpha, a bias with beta, scales of one element."""
+    """The rest of a matmul: alpha, a bias with beta, scales of one element."""
 
     bias_dtype: str = ""  # "" without a bias
     bias_vector: int = 1  # elements of the bias that are read at once
