@@ -47,8 +47,9 @@ CONFIG_TEXT = """// Written by Perfuse, since this copy of Composable Kernel has
 #define CK_USE_XDL
 #define CK_USE_GFX94
 """
-# A shell sets the limit, so that it holds for the compiler's own processes too.
-_LIMITED = ("/bin/sh", "-c", 'ulimit -v "$0" && exec "$@"')
+# A shell sets the limits of processor time and memory, which the compiler's own processes inherit:
+# hipcc starts several, and they would outlive it. A limit of 0 is none.
+_LIMITS = '[ "$0" = 0 ] || ulimit -t "$0"; [ "$1" = 0 ] || ulimit -v "$1"; shift; exec "$@"'
 # Failures that another run may not have, or another installation of ROCm.
 _PASSING = ("internal compiler error", "out of memory", "annot allocate", "No such", "not found")
 _DIAGNOSIS = re.compile(r":\d+: (fatal )?error: ")
@@ -151,9 +152,9 @@ def _run(folder: Path, context: Context) -> CompilerRun:
             system().mkdir(made)
         write_file(own / CONFIG, CONFIG_TEXT.encode())
         flags = (*flags, f"-I{own}")
-    most_kib = context.settings.rocm.compile_bytes // 1024
-    limit = (*_LIMITED, str(most_kib)) if most_kib else ()
-    return CompilerRun(folder, (*limit, *_command(context)), context, flags)
+    most = (context.settings.build.timeout_s, context.settings.rocm.compile_bytes // 1024)
+    limited = ("/bin/sh", "-c", _LIMITS, *map(str, most))
+    return CompilerRun(folder, (*limited, *_command(context)), context, flags)
 
 
 __all__ = ["CK_LIBRARY", "LIBRARY", "build_ck", "ck_compiler", "why_no_ck"]

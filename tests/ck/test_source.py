@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfuse.build.ck import CK_LIBRARY, CONFIG_TEXT, build_ck
 from perfuse.codegen.ck.instance import Instance, preselected_instances, shipped_instances
 from perfuse.codegen.ck.legality import CK_RULES, Case, refusal
 from perfuse.codegen.ck.problem import CkOperand
 from perfuse.codegen.ck.source import CkEpilogue, ck_source, size_table
-from perfuse.codegen.triton.sources import HostUnit
-from perfuse.errors import CkUnavailable, CompilerFailed, PerfuseError
-from tests.ck.stand_in import PLAIN, context_with, library_of, problem, run
+from perfuse.codegen.host.tables import CallRow
+from perfuse.errors import PerfuseError
+from perfuse.runtime.host_library import HostLibrary
+from tests.ck.stand_in import PLAIN, library_of, problem, run
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -150,41 +150,8 @@ def test_the_stand_in_refuses_what_ck_refuses() -> None:
                 )
 
 
-def is_supported(library: object, sizes: tuple[int, ...]) -> bool:
-    from perfuse.codegen.host.tables import CallRow
-    from perfuse.runtime.host_library import HostLibrary
-
-    assert isinstance(library, HostLibrary)
+def is_supported(library: HostLibrary, sizes: tuple[int, ...]) -> bool:
     try:
         return library.workspace_bytes(CallRow("ck0", (), (), sizes, (1.0, 1.0))) >= 0
     except PerfuseError:
         return False
-
-
-# -- building ------------------------------------------------------------------------------
-
-
-def test_a_failure_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    unit = HostUnit("ck0", '#include "ck/ck.hpp"\nint x = nothing;\n')
-    context = context_with()
-    for _ in range(2):
-        with pytest.raises(CompilerFailed, match="nothing"):
-            build_ck([unit], context)
-    assert context.counters.snapshot()["build.compiler_runs"] == 1
-
-
-def test_limits_of_a_compile() -> None:
-    """Too little memory, or time, is an error of that compile, and is not remembered."""
-    unit = HostUnit("ck0", ck_source(F8, PLAIN, is_batched=False) + "// limited\n")
-    with pytest.raises(CompilerFailed):
-        build_ck([unit], context_with(**{"rocm.compile_bytes": 16 << 20}))
-    (entry,) = build_ck([unit], context_with())
-    assert CK_LIBRARY in entry.contents
-
-
-def test_nothing_is_built_without_ck(tmp_path: Path) -> None:
-    unit = HostUnit("ck0", SOURCES["plain"])
-    with pytest.raises(CkUnavailable, match="is not installed"):
-        build_ck([unit], context_with(**{"rocm.ck_dir": str(tmp_path)}))
-    assert build_ck([], context_with(**{"rocm.ck_dir": str(tmp_path)})) == ()
-    assert "CK_USE_XDL" in CONFIG_TEXT
