@@ -139,6 +139,10 @@ def codegen(
         if plan:
             print(graph.plan)
         console.print(_code_table(graph.kind, graph.objects))
+        for report in graph.candidates:
+            print(report)
+            for each in report.legal if out is None else ():
+                print(f"\n{each.source}")
     if out is not None:
         console.print(f"written: {len(made.written_to(out))} files in {out}")
 

@@ -115,6 +115,12 @@ class CompilerFailed(PerfuseError):
         self.source = source
 
 
+class CkUnavailable(PerfuseError):
+    """Composable Kernel, or the compiler that it needs, is missing or incomplete."""
+
+    default_hint = "`rocm.ck_dir` names the folder of Composable Kernel, `rocm.compiler` hipcc."
+
+
 class CannotBuild(PerfuseError):
     """No folder on this machine can hold the files of a compile."""
 

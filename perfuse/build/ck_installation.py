@@ -90,7 +90,7 @@ def find_ck_compiler(settings: Settings) -> str:
 def inspect_ck(settings: Settings) -> CkInstallation:
     """The state of the CK that the settings name, or of the one that comes with ROCm."""
     named = settings.rocm.ck_dir
-    folder = Path(named) if named else rocm_home(settings)
+    folder = Path(named).absolute() if named else rocm_home(settings)
     return _inspected(str(folder), str(rocm_home(settings)))
 
 

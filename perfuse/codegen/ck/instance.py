@@ -80,7 +80,7 @@ class Instance:
     @property
     def text(self) -> str:
         """The arguments as CK writes them, which `instance_of` reads again."""
-        cells = [_spelled(getattr(self, leaf.name)) for leaf in fields(self)]
+        cells = [spelled(getattr(self, leaf.name)) for leaf in fields(self)]
         while not cells[-1]:
             cells.pop()
         return ", ".join(cells)
@@ -106,7 +106,8 @@ class Instance:
         return self.version.rpartition("::")[2]
 
 
-def _spelled(value: object) -> str:
+def spelled(value: object) -> str:
+    """A template argument as C++."""
     if isinstance(value, tuple):
         return f"S<{', '.join(map(str, value))}>"
     return str(value)
