@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from perfuse.errors import UnsupportedCast
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.expr import Expr
@@ -311,7 +312,18 @@ def to_copy(builder: Builder, x: Tensor, dtype: Any = None, **kwargs: Any) -> Te
     target = x.dtype if dtype is None else from_torch(dtype)
     if target is None:
         raise CannotLower(f"cast to {dtype}")
-    return cast_tensor(x, target)
+    return _converted(builder, x, target)
+
+
+# The pair that GPUs do not convert directly. The sentence is one that programs match.
+_CROSS_CAST = {DType.F8E4M3FN, DType.F8E5M2}
+_CROSS_CAST_REFUSAL = "Conversions between float8_e5m2 and float8_e4m3fn is not supported!"
+
+
+def _converted(builder: Builder, x: Tensor, dtype: DType) -> Tensor:
+    if {x.dtype, dtype} == _CROSS_CAST and not builder.settings.fp8_cross_cast:
+        raise UnsupportedCast(_CROSS_CAST_REFUSAL)
+    return cast_tensor(x, dtype)
 
 
 def _is_same_device(named: torch.device, device: torch.device) -> bool:
@@ -325,7 +337,7 @@ def clone(builder: Builder, x: Tensor, memory_format: Any = None) -> Tensor:
 
 @lowers("aten.copy.default", "aten.fill.Tensor")
 def copy(builder: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return builder.broadcast(cast_tensor(source, x.dtype), x.shape)
+    return builder.broadcast(_converted(builder, source, x.dtype), x.shape)
 
 
 @lowers("aten.tril.default")
