@@ -78,9 +78,8 @@ class _Lowering:
         self.has_copies = bool(copies)
         self.readers: dict[str, list[FxNode]] = {}  # whose formulas read a buffer
         self.outdated: set[FxNode] = set()  # whose formulas read what was overwritten since
-        # An element and the maximum it is compared with must be rounded in the same way, and so
-        # must what is rounded to eight bits, here and in eager.
-        self.exact = compared_with_themselves(module.graph) | rounded_to_eight_bits(module.graph)
+        self.compared = compared_with_themselves(module.graph)
+        self.quantised = rounded_to_eight_bits(module.graph)
 
     def run(self) -> Program:
         handlers = {
@@ -268,6 +267,7 @@ class _Lowering:
         reason = "no lowering for this op"
         if lowering is not None and traced.all_plain(node, expected, self.device):
             self.builder.feeds_calls = _feeds_calls(node)
+            self.builder.is_exact = node in self.quantised
             mark = len(self.builder.nodes), len(self.builder.buffers), len(self.moved)
             self.builder.arguments = tuple(traced.value(a) for a in node.args)
             try:
@@ -337,7 +337,9 @@ class _Lowering:
         """Put a value into memory when inlining it into its users would cost more."""
         if not isinstance(result, Tensor):
             return result
-        if node in self.exact or node.meta.get(COMPARED):
+        if node in self.compared or node.meta.get(COMPARED) or node in self.quantised:
+            # An element and the maximum it is compared with must be rounded in the same way, and
+            # what is rounded to eight bits as eager rounds it before.
             result = Tensor(result.shape, result.dtype, ex.round_to(result.value, result.dtype))
         if not is_view_op(node.target) and _is_shown_often(node):
             return own_memory(self.builder, result, expected)

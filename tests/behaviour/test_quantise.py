@@ -10,11 +10,7 @@ from torch import Tensor
 
 from perfuse import config
 from perfuse.codegen.triton.unit import generate_triton
-from perfuse.config import Settings
 from perfuse.context import Context
-from perfuse.counters import Counters
-from perfuse.gpu import gpu_of_name
-from perfuse.target import gpu_target
 from perfuse.testing import fresh_cache
 from tests.harness.backend import compiled
 from tests.harness.float8 import (
@@ -27,7 +23,7 @@ from tests.harness.float8 import (
     gated_in_blocks,
     halves,
 )
-from tests.unit.planning import plans_of
+from tests.unit.planning import gpu_context, plans_of
 
 EXACT = [row for row in QUANTISERS if row.name not in SUMMED]
 
@@ -49,11 +45,6 @@ def test_every_quantiser_has_eagers_bits() -> None:
     eager = all_of(theirs)
     for row, *results in zip(QUANTISERS, got, eager, mine, theirs, strict=True):
         check_quantised(row, *results)
-
-
-def gpu_context(name: str) -> Context:
-    settings = Settings()
-    return Context(gpu_target(settings, gpu_of_name(name)), settings, Counters())
 
 
 CPU, SM_90 = Context.default(), gpu_context("sm_90")

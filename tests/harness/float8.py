@@ -147,18 +147,29 @@ def with_transpose(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return small, small.t().contiguous()
 
 
-def amax_alone(x: Tensor, scale: Tensor) -> Tensor:
-    return saturated(x.abs().amax().float() * scale)
+def amax_alone(x: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
+    return saturated(x.abs().amax().float() * scale, dtype)
 
 
-def with_amax(x: Tensor, scale: Tensor, amax: Tensor) -> Tensor:
+def with_amax(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
     """Scaled by an earlier maximum, while this one is recorded."""
     amax.fill_(x.abs().amax())
-    return saturated(x.float() * scale)
+    return saturated(x.float() * scale, dtype)
 
 
-def norm_with_amax(x: Tensor, scale: Tensor, amax: Tensor) -> Tensor:
-    return with_amax(F.layer_norm(x.float(), x.shape[-1:]), scale, amax)
+def norm_filled_amax(
+    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype = E4M3, keepdim: bool = False
+) -> Tensor:
+    y = F.layer_norm(x.float(), x.shape[-1:])
+    amax.fill_(y.abs().amax(keepdim=keepdim).reshape(-1)[0])
+    return saturated(y * scale, dtype)
+
+
+def norm_copied_amax(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
+    y = F.layer_norm(x.float(), x.shape[-1:])
+    largest = y.abs().amax()
+    amax.view_as(largest).copy_(largest)
+    return saturated(y * scale, dtype)
 
 
 def rms_norm_with_amax(x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor) -> Tensor:
@@ -169,7 +180,7 @@ def residual_norm(
     x: Tensor, residual: Tensor, scale: Tensor, amax: Tensor
 ) -> tuple[Tensor, Tensor]:
     total = x + residual
-    return total, norm_with_amax(total, scale, amax)
+    return total, norm_filled_amax(total, scale, amax)
 
 
 def gelu_with_amax(x: Tensor, scale: Tensor, amax: Tensor) -> Tensor:
@@ -230,7 +241,7 @@ QUANTISERS = (
     Q("transposed copy", with_transpose, lambda: [_MATRIX(), torch.tensor(0.7)]),
     Q("amax alone", amax_alone, lambda: [halves(*_TOKENS), torch.tensor(0.2)], num_kernels=2),
     Q("amax in a buffer", with_amax, lambda: _scaled(*_TOKENS, dtype=torch.float16)),
-    Q("layer norm", norm_with_amax, lambda: _scaled(*_TOKENS, dtype=torch.float16)),
+    Q("layer norm", norm_filled_amax, lambda: _scaled(*_TOKENS, dtype=torch.float16)),
     Q("rms norm", rms_norm_with_amax, lambda: [halves(*_TOKENS), halves(160), *_scaled(1)[1:]]),
     Q("residual and norm", residual_norm, lambda: _scaled(*_TOKENS, count=2)),
     Q("gelu", gelu_with_amax, lambda: _scaled(*_TOKENS)),
@@ -254,3 +265,78 @@ def check_quantised(row: Quantiser, got: Any, eager: Any, mine: Any = (), theirs
         torch.testing.assert_close(a.float(), b.float(), rtol=limit, atol=1e-5)
         # A sum in another order moves few values across a tie.
         assert differences(a, b).float().mean() < 0.01 or a.numel() == 1, row.name
+
+
+# ---- scaled matmuls ------------------------------------------------------------------------------
+
+
+def with_weight(
+    x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None,
+    *, out: torch.dtype, is_first_transposed: bool = False,
+) -> Tensor:  # fmt: skip
+    """x @ weight.T: the cast before or after the transpose, both give columns in order."""
+    a, b = x.to(E4M3), weight.t().to(E4M3) if is_first_transposed else weight.to(E4M3).t()
+    return torch._scaled_mm(a, b, scale_a, scale_b, bias, out_dtype=out)
+
+
+def quantised_both(x: Tensor, weight: Tensor, *_: Any, axis: int | None = None) -> Tensor:
+    """Both operands and their scales are computed in the program."""
+    if axis is None:
+        (a, scale_a), (b, scale_b) = by_tensor(x), by_tensor(weight)
+        return torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=torch.bfloat16)
+    (a, scale_a), (b, scale_b) = by_axis(x, axis), by_axis(weight, axis)
+    return torch._scaled_mm(a, b.t(), scale_a, scale_b.t(), out_dtype=torch.bfloat16)
+
+
+def made_column_major(
+    x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, *_: Any
+) -> Tensor:
+    """The weight is rearranged by the program itself, as the gradient of an input needs it."""
+    b = (weight.t().contiguous() * 1.5).to(E4M3).t().contiguous().t()
+    return torch._scaled_mm(x.to(E4M3), b, scale_a, scale_b, out_dtype=torch.bfloat16)
+
+
+def all_three(x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, *_: Any) -> list[Tensor]:
+    """The matmuls of a training step: result, gradient of the input, gradient of the weight."""
+    one = scale_a * scale_b
+    a, b = x.to(E4M3), weight.to(E4M3)
+    mm = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    grad = mm(a, b.t()).to(E5M2)
+    columns = b.t().contiguous().t()
+    return [mm(grad, columns), mm(grad.t().contiguous(), a.t().contiguous().t())]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMatmul:
+    """A program with `torch._scaled_mm`; scales of tensors or of rows, with a bias or without."""
+
+    name: str
+    function: Callable[..., Any]
+    has_row_scales: bool = False
+    bias: torch.dtype | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def inputs(self, num_rows: int = 16, device: str = "cpu") -> list[Any]:
+        x, weight = halves(num_rows, 64), halves(48, 64, seed=1)
+        scales = [torch.tensor(0.5), torch.tensor(2.0)]
+        if self.has_row_scales:
+            scales = [torch.rand(num_rows, 1) + 0.5, torch.rand(1, 48) + 0.5]
+        bias = None if self.bias is None else halves(48, dtype=self.bias)
+        return [None if t is None else t.to(device) for t in (x, weight, *scales, bias)]
+
+
+_BF16, _F16 = torch.bfloat16, torch.float16
+SCALED_MATMULS = (
+    ScaledMatmul("tensor scales", partial(with_weight, out=_BF16)),
+    ScaledMatmul("tensor scales and bias", partial(with_weight, out=_BF16), bias=_BF16),
+    ScaledMatmul("to float16", partial(with_weight, out=_F16), bias=_F16),
+    ScaledMatmul("row scales", partial(with_weight, out=_BF16), has_row_scales=True),
+    ScaledMatmul("row scales and bias", partial(with_weight, out=_BF16), True, _BF16),
+    ScaledMatmul("transposed first", partial(with_weight, out=_BF16, is_first_transposed=True)),
+    ScaledMatmul("quantised by tensor", quantised_both),
+    ScaledMatmul("quantised by row", partial(quantised_both, axis=-1)),
+    ScaledMatmul("made column-major", made_column_major),
+    ScaledMatmul("training step", all_three),
+)

@@ -182,8 +182,21 @@ def bitwise_not(builder: Builder, x: Tensor) -> Tensor:
     return Tensor(x.shape, x.dtype, ex.apply(name, x.value))
 
 
+def _terms(builder: Builder, dtype: DType, *values: Any) -> list[Any]:
+    """Terms and factors of a sum: on a CPU, eager rounds numbers to the result's dtype first."""
+    rounds = builder.is_exact and builder.device.type == "cpu" and dtype.is_narrow_float
+    return [_in_dtype(value, dtype) for value in values] if rounds else list(values)
+
+
+def _in_dtype(value: Any, dtype: DType) -> Tensor:
+    if isinstance(value, Tensor):
+        return cast_tensor(value, dtype)
+    return Tensor((), dtype, ex.round_to(element(value, dtype.compute), dtype))
+
+
 def _scaled(value: Expr, alpha: Any) -> Expr:
-    return value if alpha == 1 else ex.apply("mul", value, element(alpha, value.dtype))
+    is_one = not isinstance(alpha, Tensor) and alpha == 1
+    return value if is_one else ex.apply("mul", value, element(alpha, value.dtype))
 
 
 @lowers("aten.add.Tensor", "aten.add.Scalar")
@@ -191,6 +204,9 @@ def add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)
     if dtype is DType.BOOL:
         return elementwise(builder, [a, b], dtype, op("lor"))
+    if alpha != 1:
+        (alpha,) = _terms(builder, dtype, alpha)
+    a, b = _terms(builder, dtype, a, b)
     return elementwise(builder, [a, b], dtype, lambda x, y: formulas.add(x, _scaled(y, alpha)))
 
 
@@ -209,6 +225,9 @@ def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)
     if dtype is DType.BOOL:
         raise CannotLower("subtraction of bools")
+    if alpha != 1:
+        (alpha,) = _terms(builder, dtype, alpha)
+    a, b = _terms(builder, dtype, a, b)
     return elementwise(builder, [a, b], dtype, lambda x, y: ex.apply("sub", x, _scaled(y, alpha)))
 
 
