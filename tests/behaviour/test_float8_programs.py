@@ -19,11 +19,13 @@ from tests.harness.float8 import (
     SCALED_MATMULS,
     ScaledMatmul,
     amax_alone,
+    check_random_weight,
     halves,
     norm_copied_amax,
     norm_filled_amax,
     saturated,
     with_amax,
+    with_random_weight,
 )
 from tests.unit.planning import gpu_context, plans_of
 
@@ -111,3 +113,8 @@ def test_second_operands_are_column_major(row: ScaledMatmul) -> None:
         first, second = call.args[:2]
         assert first.strides[1] == 1, str(plan)
         assert second.strides[0] == 1, str(plan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_random_weight(dtype: torch.dtype) -> None:
+    check_random_weight("cpu", dtype, compiled(with_random_weight, dynamic=True))

@@ -15,7 +15,6 @@ from perfuse.testing import fresh_cache
 from tests.harness.backend import compiled
 from tests.harness.float8 import (
     QUANTISERS,
-    SUMMED,
     Quantiser,
     by_axis,
     by_square_blocks,
@@ -24,8 +23,6 @@ from tests.harness.float8 import (
     halves,
 )
 from tests.unit.planning import gpu_context, plans_of
-
-EXACT = [row for row in QUANTISERS if row.name not in SUMMED]
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from tests.harness.float8 import (
     ScaledMatmul,
     assert_same_bits,
     check_quantised,
+    check_random_weight,
     every_code,
     narrowed,
     norm_filled_amax,
@@ -32,6 +33,7 @@ from tests.harness.float8 import (
     saturated,
     wide_inputs,
     widened,
+    with_random_weight,
 )
 
 REFUSAL = "Conversions between float8_e5m2 and float8_e4m3fn is not supported!"
@@ -107,3 +109,8 @@ def test_scaled_matmul(row: ScaledMatmul, dynamic: bool, device: str) -> None:
     for num_rows in (16, 32) if dynamic else (16,):
         given = row.inputs(num_rows, device)
         torch.testing.assert_close(fn(*given), row.function(*given), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_random_weight(dtype: torch.dtype, device: str) -> None:
+    check_random_weight(device, dtype, compiled(with_random_weight, dynamic=True))
