@@ -158,7 +158,9 @@ class Emitter(emitter.Emitter[Names, Value]):
     def _rounded(self, e: Expr, text: str) -> str:
         kind: DType = e.attr
         if kind.num_bytes == 1:
-            return self._decoded(self.narrowed(e.args[0], text, kind), kind)
+            inner = e.args[0]
+            whole = typed(inner.attr, DType.F32) if inner.op == "const" else text
+            return self._decoded(self.narrowed(inner, whole, kind), kind)
         return f"tl.cast(tl.cast({self._cut(text, kind)}, {NARROW_TYPE[kind]}), tl.float32)"
 
     def _cut(self, text: str, kind: DType) -> str:
@@ -245,7 +247,10 @@ class Emitter(emitter.Emitter[Names, Value]):
         text = self._cut(value.text, dtype)
         if dtype.is_float8:
             formula = source if source is not None else ex.const(0.0, DType.F32)
-            text = self.narrowed(formula, text if value.lanes else f"({text} + 0.0)", dtype)
+            # A literal and a number in a register are not tensors yet.
+            is_number = not value.lanes or (source is not None and source.op == "const")
+            whole = f"tl.cast({text}, tl.float32)" if is_number else text
+            text = self.narrowed(formula, whole, dtype)
         return text
 
     def narrow_text(self, buffer: str, value: Value, source: Expr | None) -> str:

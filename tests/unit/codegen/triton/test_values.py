@@ -58,6 +58,20 @@ def test_floats_of_eight_bits_are_read_exactly(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours, x.float(), rtol=0, atol=0, equal_nan=True)
 
 
+def test_numbers_as_floats_of_eight_bits() -> None:
+    """Constants and results without dimensions, of which minus zero keeps its sign."""
+
+    def numbers(x: Tensor) -> list[Tensor]:
+        return [r.to(dtype) for dtype in SMALL_FLOATS for r in (x.amax(), torch.full((3,), 0.3))]
+
+    x = torch.full((2, 3), -0.0)
+    with fresh_cache(), config.patch({"gpu.interpret": True}):
+        torch._dynamo.reset()
+        ours = torch.compile(numbers, backend="perfuse")(x)
+    for mine, eager in zip(ours, numbers(x), strict=True):
+        assert torch.equal(mine.view(torch.uint8), eager.view(torch.uint8))
+
+
 @pytest.mark.parametrize("op", [o for o in SCALAR_OPS if o not in ("cast", "round_to")])
 def test_every_scalar_op_has_a_spelling_and_its_helpers(op: str) -> None:
     kinds = [DType.I64] if op in _INTS_ONLY else [DType.F32, DType.F64]
