@@ -29,6 +29,7 @@ from perfuse.errors import PerfuseError as PerfuseError
 from perfuse.errors import RemoteCacheWarning as RemoteCacheWarning
 from perfuse.errors import SpecError as SpecError
 from perfuse.errors import UnknownOption as UnknownOption
+from perfuse.errors import UnsupportedCast as UnsupportedCast
 from perfuse.errors import UnsupportedOp as UnsupportedOp
 from perfuse.errors import UnsupportedPython as UnsupportedPython
 from perfuse.errors import VersionWarning as VersionWarning

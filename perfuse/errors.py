@@ -155,6 +155,12 @@ class UnsupportedOp(PerfuseError):
     default_hint = "set on_error='eager' to run the graph eagerly, or register a lowering."
 
 
+class UnsupportedCast(UnsupportedOp):
+    """A conversion between dtypes that Perfuse compiles only on request."""
+
+    default_hint = "set fp8_cross_cast=True to convert through float32, as eager PyTorch does."
+
+
 class CompileFailed(PerfuseError):
     """A stage of the compiler failed on a graph: a bug in Perfuse."""
 
