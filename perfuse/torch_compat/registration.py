@@ -1,6 +1,8 @@
 """Perfuse in Dynamo: its backend, its package, its callbacks."""
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -19,11 +21,16 @@ def reset_dynamo() -> None:
     torch._dynamo.reset()
 
 
-def never_trace(package: str) -> None:
-    """Dynamo is not to look into the functions of a package: they run the graphs it made."""
+def never_trace(package: str, but: Collection[str] = ()) -> None:
+    """Dynamo is not to look into the functions of a package: they run the graphs it made.
+
+    `but` are modules of it that a traced function may call.
+    """
     import torch._dynamo.trace_rules as rules
 
-    rules.add(package)
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if module.name not in but:
+            rules.add(f"{package}.{module.name}")
 
 
 def on_compile(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
