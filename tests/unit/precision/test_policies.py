@@ -18,7 +18,8 @@ from perfuse.precision.casting import call_by_rule
 from perfuse.precision.rules import TABLES
 from perfuse.torch_compat.autocast import autocast_ops
 
-LOWER = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.float16, torch.bfloat16)}
+# Those of the arguments in PyTorch's lists.
+LOWER = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.float16,)}
 
 
 @contextmanager
@@ -95,11 +96,12 @@ def test_cpu_table_gives_the_dtypes_of_pytorch() -> None:
     assert int(num_tried) > 100
 
 
+@pytest.mark.filterwarnings("ignore")  # the lists call functions that are deprecated
 def test_cuda_table_gives_the_dtypes_of_pytorch() -> None:
     with FakeTensorMode():
         *wrong, num_tried = disagreements("cuda", AutocastTestLists(torch.device("cuda")))
     assert not wrong, "\n".join(wrong)
-    assert int(num_tried) > 150
+    assert int(num_tried) > 100
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
