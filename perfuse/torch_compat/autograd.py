@@ -26,7 +26,6 @@ def aot_compile_graph(
 
     `kind` is "forward", "backward" or "inference"; what it returns takes its arguments in a list.
     """
-    from torch._functorch import config as functorch_config
     from torch._functorch.aot_autograd import aot_module_simplified
 
     def of_kind(kind: str) -> Callable[..., Any]:
@@ -39,10 +38,7 @@ def aot_compile_graph(
 
         return boxed
 
-    # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them. A
-    # backward runs outside of autocast regions, as in eager: the forward has made the casts.
-    settings = {"donated_buffer": False, "backward_pass_autocast": "off"}
-    with functorch_config.patch(settings), _tangents_without_overlap():
+    with _own_settings(), _tangents_without_overlap():
         compiled: Callable[..., Any] = aot_module_simplified(
             module,
             example_inputs,
@@ -58,6 +54,17 @@ def aot_compile_graph(
         # Not asked for, the list is None, which the check for retain_graph takes for a full one.
         tracing.fw_metadata.bw_donated_idxs = []
     return compiled
+
+
+def _own_settings() -> Any:
+    """A block with the settings of AOTAutograd that differ from its defaults."""
+    from torch._functorch import config as functorch_config
+
+    # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them. A
+    # backward runs outside of autocast regions, as in eager: the forward has made the casts.
+    wanted = {"donated_buffer": False, "backward_pass_autocast": "off"}
+    known = {name: value for name, value in wanted.items() if hasattr(functorch_config, name)}
+    return functorch_config.patch(known)
 
 
 def _in_any_autocast_state(call: Callable[..., Any]) -> Any:

@@ -42,7 +42,7 @@ def _is_read_by_libraries(node: Node, roles: Roles) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """What reads a value or a view of it."""
+    """The nodes that read a value, or a view of it."""
     for user in node.users:
         if user.op == "call_function" and is_view(user):
             yield from _readers(user)

@@ -79,8 +79,7 @@ def test_a_cast_that_loops_read_is_recomputed() -> None:
     def mixed(x: Tensor) -> Tensor:
         return torch.sin(x.bfloat16())
 
-    (node,) = kept_of(mixed, torch.randn(32, 32))
-    assert node.op == "placeholder"
+    assert all(n.op == "placeholder" for n in kept_of(mixed, torch.randn(32, 32)))
 
 
 def test_a_result_is_kept_instead_of_a_value_of_its_size() -> None:
