@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-EXPONENT = {np.dtype(np.float32): (23, 0xFF, np.uint32), np.dtype(np.float64): (52, 0x7FF, np.uint64)}  # fmt: skip
+# Bits of the mantissa, the largest exponent, and the type of the bits.
+EXPONENT = {
+    np.dtype(np.float32): (23, 0xFF, np.uint32),
+    np.dtype(np.float64): (52, 0x7FF, np.uint64),
+}
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
@@ -82,6 +87,33 @@ def fract(x: Array) -> Array:
     return np.where(np.isfinite(x), np.minimum(x - np.floor(x), largest), np.nan).astype(x.dtype)
 
 
+@cache
+def _two_over_pi() -> int:
+    """The first 1201 bits of 2 / pi after the point."""
+
+    def inverse_tangent(n: int) -> int:
+        total, power, k = 0, (1 << 1400) // n, 1
+        while power:
+            total += power // k if k % 4 == 1 else -(power // k)
+            power //= n * n
+            k += 2
+        return total
+
+    pi = 16 * inverse_tangent(5) - 4 * inverse_tangent(239)
+    return (1 << 1400 + 1 + 1201) // pi
+
+
+def trig_preop(x: Array, segment: Array) -> Array:
+    """53 bits of 2 / pi, those that matter to the product with a number of this size."""
+    power = exponent(x)
+    shift = (segment & 31).astype(np.int64) * 53 + np.maximum(power - 1077, 0)
+    shift, power = np.broadcast_arrays(shift, power)
+    scale = -53 - shift + np.where(power >= 1968, 128, 0)
+    bits = _two_over_pi()
+    parts = [float(bits >> 1201 - 53 - int(by) & (1 << 53) - 1) for by in shift.flat]
+    return np.ldexp(np.array(parts).reshape(shift.shape), scale.astype(np.int32))
+
+
 def is_denormal(x: Array) -> Array:
     return (exponent(x) == 0) & (x != 0)
 
@@ -100,7 +132,8 @@ def div_scale(numbers: Array, below: Array, above: Array) -> tuple[Array, Array]
         ((above == 0) | (below == 0), np.nan, False),
         (exponent(above) - exponent(below) >= far, np.where(is_below, up, numbers), True),
         (is_denormal(below), up, False),
-        (is_denormal(inverse) & is_denormal(quotient), np.where(is_below, up, numbers), True),
+        # The ISA's text says "up" here, by which such a denominator would become infinite.
+        (is_denormal(inverse) & is_denormal(quotient), np.where(is_below, down, numbers), True),
         (is_denormal(inverse), down, False),
         (is_denormal(quotient), np.where(is_above, up, numbers), True),
         (exponent(above) <= tiny, up, False),

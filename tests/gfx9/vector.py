@@ -28,8 +28,8 @@ from tests.gfx9.waves import Waves
 Array = np.ndarray[Any, Any]
 Run = Callable[[Waves], None]
 
-DPP = """quad_perm row_shl row_shr row_ror row_mirror row_half_mirror row_newbcast row_bcast wave_shl
-wave_shr wave_rol wave_ror row_mask bank_mask bound_ctrl"""
+DPP = """quad_perm row_shl row_shr row_ror row_mirror row_half_mirror row_newbcast row_bcast
+wave_shl wave_shr wave_rol wave_ror row_mask bank_mask bound_ctrl"""
 SDWA = "dst_sel dst_unused src0_sel src1_sel"
 KNOWN = f"{DPP} {SDWA} clamp op_sel"
 SATURATING = {"v_add_u32": 1, "v_sub_u32": -1, "v_add_u16": 1, "v_sub_u16": -1}

@@ -224,6 +224,7 @@ FLOATS: dict[str, Row] = {
     "v_mul_legacy_f32": (
         "f32", "f32 f32", lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b)
     ),
+    "v_trig_preop_f64": ("f64", "f64 u32", floats.trig_preop),
     "v_div_fixup_f32": ("f32", "f32 f32 f32", floats.div_fixup),
     "v_div_fixup_f64": ("f64", "f64 f64 f64", floats.div_fixup),
 }  # fmt: skip
