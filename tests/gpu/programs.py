@@ -146,6 +146,7 @@ POINTWISE = (
     P("gelu_bias_bf16_fb", gelu_bias, lambda: [bf16_leaf(17, 96), bf16_leaf(96)], widens=True),
     P("gelu_erf_fb", F.gelu, lambda: [leaf(1000)]),
     P("exp_overflows", torch.exp, lambda: [torch.linspace(-110, 110, 2000)]),
+    P("digamma_of_zeros", torch.digamma, lambda: [torch.tensor([0.0, -0.0, -1.0, 0.5, -2.5])]),
     P("mish_fb", F.mish, lambda: [leaf(40, 65)]),
     P("swish_f16_fb", swish, lambda: [half(40, 65, grad=True)], widens=True),
     P("special", lambda x: (x.erf(), x.expm1(), x.log1p(), x.atan()), lambda: [randn(257).abs()]),

@@ -83,7 +83,8 @@ def pf_digamma(given):
   tail = s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * tail)))
   y = y + libdevice.log(z) - 0.5 / z - tail
   y = tl.where(is_below & (x == whole), float('nan'), y)
-  y = tl.where(x == 0, libdevice.copysign(x * 0.0 + float('inf'), -x), y)
+  # Triton's -x is 0 - x, which loses the sign of zero.
+  y = tl.where(x == 0, -libdevice.copysign(x * 0.0 + float('inf'), x), y)
   return y.to(given.dtype)
 """,
     "pf_philox": """
