@@ -80,7 +80,7 @@ def objects_of(sources: TritonSources, context: Context) -> tuple[CodeObject, ..
 
 
 def context_here(device: str) -> Context:
-    """The GPU of this machine, or an interpreter in its place: Triton's, or the one of an AMD GPU."""
+    """The GPU of this machine, or an interpreter in its place: Triton's, or that of gfx942."""
     if device == "cpu":
         return context_for("sm_90", interpret=True)
     if device.startswith("gfx"):
