@@ -163,6 +163,7 @@ def div_fixup(quotient: Array, below: Array, above: Array) -> Array:
         ((below == 0) & (above == 0) | np.isinf(below) & np.isinf(above), np.nan),
         ((below == 0) | np.isinf(above), sign * np.inf),
         (np.isinf(below) | (above == 0) | underflows, sign * 0.0),
+        (np.isnan(quotient), sign * np.inf),  # steps before this one overflowed
     ]
     conditions = np.broadcast_arrays(*(row[0] for row in rows), quotient == quotient)[:-1]
     values = [np.broadcast_to(row[1], conditions[0].shape) for row in rows]
