@@ -8,7 +8,7 @@ objects, and runs these.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -145,18 +145,30 @@ class Launcher:
 
 
 class InterpretedBackend:
-    """The GPU's backend, with the interpreter in place of a driver."""
+    """The GPU's backend, with the interpreter in place of a driver.
 
-    def __init__(self) -> None:
+    `alter` maps the Triton module, and then each kernel's assembly, to what is run in its place.
+    """
+
+    def __init__(self, alter: Callable[[str], str]) -> None:
+        self.alter = alter
         self.programs: dict[str, Program] = {}  # by the text of the host program
         self.launchers: list[Launcher] = []
+
+    def executed(self) -> set[str]:
+        """The mnemonics that all kernels together have run."""
+        return {name for kernel in self.kernels() for name in kernel.executed}
+
+    def kernels(self) -> list[Kernel]:
+        """The kernels of all programs that were loaded."""
+        return [kernel for made in self.launchers for kernel in made.kernels.values()]
 
     def row(self) -> Backend:
         return Backend("gfx9", _serves, self.generate, self.build, self.host, self.load)
 
     def generate(self, plan: Plan, context: Context) -> TritonSources:
         made: TritonSources = GPU_BACKEND.generate(plan, _compiled(context))
-        return made
+        return dataclasses.replace(made, text=self.alter(made.text))
 
     def build(self, sources: TritonSources, context: Context) -> tuple[Entry, ...]:
         return GPU_BACKEND.build(sources, _compiled(context))
@@ -164,7 +176,7 @@ class InterpretedBackend:
     def host(self, plan: Plan, sources: TritonSources, context: Context) -> HostSource:
         host = GPU_BACKEND.host(plan, sources, context)
         assert context.target.gpu is not None
-        texts = assembly_of(sources, context.target.gpu, context)
+        texts = map(self.alter, assembly_of(sources, context.target.gpu, context))
         names = [kernel.name for kernel in sources.kernels]
         self.programs[host.text] = Program(
             plan,
@@ -200,9 +212,9 @@ def _compiled(context: Context) -> Context:
 
 
 @contextmanager
-def interpreted_gfx942() -> Iterator[InterpretedBackend]:
+def interpreted_gfx942(alter: Callable[[str], str] = str) -> Iterator[InterpretedBackend]:
     """A block in which CPU tensors are compiled for gfx942 and run by the interpreter."""
-    backend = InterpretedBackend()
+    backend = InterpretedBackend(alter)
     row = backend.row()
     BACKENDS.insert(0, row)
     torch._dynamo.reset()

@@ -54,9 +54,7 @@ def test_rows_and_banks_that_are_not_written() -> None:
     w = new_waves()
     set_vector(w, 0, np.arange(LANES, dtype=np.uint32))
     set_vector(w, 8, np.full(LANES, OLD, np.uint32))
-    execute(
-        w, "v_add_u32_dpp v8, v0, v0 row_shr:0 row_mask:0xa bank_mask:0x3".replace(":0 ", ":1 ")
-    )
+    execute(w, "v_add_u32_dpp v8, v0, v0 row_shr:1 row_mask:0xa bank_mask:0x3")
     lane = np.arange(LANES)
     is_written = np.isin(lane // 16, (1, 3)) & (lane % 16 < 8) & (lane % 16 > 0)
     assert (vector(w, 8, np.uint32) == np.where(is_written, 2 * lane - 1, OLD)).all()

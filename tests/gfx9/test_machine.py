@@ -202,11 +202,10 @@ v_lshlrev_b32_e32 v4, 2, v4
 global_atomic_add_f32 v4, v2, s[4:5]
 global_atomic_add v5, v1, v3, s[4:5] offset:8 sc0
 global_atomic_smax v1, v0, s[4:5] offset:12
-v_mov_b32_e32 v8, v0
-v_mov_b32_e32 v9, 7
+v_add_u32_e32 v8, 1, v0
+v_mov_b32_e32 v9, 0
 v_mov_b32_e32 v10, v0
 v_mov_b32_e32 v11, 0
-v_mov_b32_e32 v9, 0
 global_atomic_cmpswap_x2 v[6:7], v1, v[8:11], s[4:5] offset:16 sc0
 v_lshlrev_b32_e32 v2, 2, v0
 global_store_dword v2, v5, s[4:5] offset:24
@@ -217,7 +216,7 @@ def test_atomics_count_every_lane() -> None:
     memory = np.zeros(6 + LANES, np.int32)
     launched(ATOMICS, memory)
     assert memory[:2].view(np.float32).tolist() == [32.0, 32.0]
-    assert memory[2:4].tolist() == [3 * LANES, LANES - 1]
+    assert memory[2:6].tolist() == [3 * LANES, LANES - 1, LANES, 0]
     assert sorted(memory[6:]) == list(range(0, 3 * LANES, 3))
 
 
