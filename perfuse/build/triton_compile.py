@@ -113,7 +113,10 @@ def _source(job: Job) -> Any:
     signature = {name: kinds.get(name, "constexpr") for _, name in order}
     divisible = [place for place, name in order if name in kernel.divisible]
     promises = {(place,): [["tt.divisibility", 16]] for place in divisible}
-    ast_source = importlib.import_module("triton.compiler").ASTSource
+    if function.is_gluon():
+        ast_source = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
+    else:
+        ast_source = importlib.import_module("triton.compiler").ASTSource
     return ast_source(function, signature, values, promises)
 
 

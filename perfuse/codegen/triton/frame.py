@@ -39,6 +39,8 @@ class KernelText:
     scratch: tuple[Scratch, ...]
     checks_indices: bool = False
     promised: frozenset[str] = frozenset()  # addresses passed as numbers, multiples of 16
+    is_gluon: bool = False  # written in Gluon, Triton's language of explicit layouts
+    called: str = ""  # functions that the body calls; their names start with KERNEL
 
 
 class Frame(KernelFrame[Names, Value]):

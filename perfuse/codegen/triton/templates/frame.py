@@ -134,8 +134,7 @@ class ContractionFrame(Frame):
         start = f"tile_column * {self.template.columns} + {part} * C" if part else (
             f"tile_column * {self.template.columns}"
         )  # fmt: skip
-        w.line(f"row = {self.wide('tile_row * R')} + tl.arange(0, R)[:, None]")
-        w.line(f"column = {self.wide(start)} + tl.arange(0, C)[None, :]")
+        self.place_block(w, start)
         self.mask_end(w, masks, "in_rows", "row", self.height, self.template.rows)
         self.mask_end(w, masks, "in_columns", "column", self.width, self.template.columns)
         batch = self.wide("batch")
@@ -144,6 +143,11 @@ class ContractionFrame(Frame):
         self.place_axes(w, self.columns, "column")
         self.first_column = start
         self._members(Scope(w, self.atoms(self.kernel.axes), None), self.block(masks), accumulators)
+
+    def place_block(self, w: Writer, first_column: str) -> None:
+        """Positions of a block's rows and columns."""
+        w.line(f"row = {self.wide('tile_row * R')} + tl.arange(0, R)[:, None]")
+        w.line(f"column = {self.wide(first_column)} + tl.arange(0, C)[None, :]")
 
     def _members(self, scope: Scope, block: Block, accumulators: Sequence[str]) -> None:
         self.results = {}
@@ -177,7 +181,10 @@ class ContractionFrame(Frame):
             emitter.store(name, index, value, formula)
             return
         text = emitter.narrow_text(name, value, formula)
-        block = f"tl.broadcast_to({text}, [R, C])"
+        self.store_block(emitter, name, f"tl.broadcast_to({text}, [R, C])")
+
+    def store_block(self, emitter: Emitter, name: str, block: str) -> None:
+        """Store a block of a result by its tensor map."""
         at = f"{self.coordinate('tile_row * R')}, {self.coordinate(self.first_column)}"
         emitter.line(f"{self.maps[name]}.store([{at}], {block})")
 

@@ -1,0 +1,311 @@
+"""Contractions whose warps have roles, in Gluon: one warp loads, two groups multiply and store.
+
+Blocks of operands travel through a ring of stages in shared memory. A barrier for each stage says
+that it is full, another that it is empty. In ping-pong each group has a tile of its own, and the
+groups take turns with the matrix units: one stores its tile while the other multiplies. Cooperating
+groups have one tile, which may be larger. Several right operands stand side by side in a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter
+from perfuse.codegen.triton.frame import KernelText
+from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
+from perfuse.codegen.triton.templates.frame import BOTH, ContractionFrame
+from perfuse.codegen.triton.templates.persistent import is_mapped, is_row_major, stored_places
+from perfuse.codegen.triton.templates.template import COOPERATIVE, GROUP_WARPS
+from perfuse.codegen.triton.tiling import num_blocks
+from perfuse.codegen.writer import Writer
+from perfuse.ir.dtype import DType
+from perfuse.ir.program import View
+
+LOADER_REGISTERS = 24  # of a thread of the warp that loads, which leaves more to the others
+GROUP_REGISTERS = 240
+GROUPS = 2
+
+_RING = ("a_stages", "b_stages", "full", "empty")
+_BARRIERS = "hopper.mbarrier.MBarrierLayout()"
+
+
+class GluonFrame(ContractionFrame):
+    """One kernel in Gluon being written: a function for each role, and one that starts them."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the groups share a tile."""
+        return self.template.kind == COOPERATIVE
+
+    @property
+    def columns_at_once(self) -> int:
+        """Columns of a stage: those of all right operands."""
+        return self.template.columns * len(self.matmuls)
+
+    @property
+    def operand(self) -> str:
+        return NARROW_TYPE[self.buffers[self.matmuls[0].operands.a.buffer].dtype]
+
+    @property
+    def steps(self) -> str:
+        return self.dim(num_blocks(self.depth(self.matmuls[0]), self.template.depth))
+
+    @property
+    def first_row(self) -> str:
+        own = f" + warpgroup * {self.tile.rows}" if self.is_shared else ""
+        return f"tile_row * {self.template.rows}{own}"
+
+    # -- blocks of the epilogue ------------------------------------------------------------
+
+    def place_block(self, w: Writer, first_column: str) -> None:
+        rows = "gl.arange(0, R, layout=gl.SliceLayout(1, LAYOUT))[:, None]"
+        columns = "gl.arange(0, C, layout=gl.SliceLayout(0, LAYOUT))[None, :]"
+        w.line(f"row = {self.wide(self.first_row)} + {rows}")
+        w.line(f"column = {self.wide(first_column)} + {columns}")
+
+    def block(self, masks: dict[int, str]) -> Block:
+        shapes = {ROWS: "[R, 1]", COLUMNS: "[1, C]", BOTH: "[R, C]"}
+        zeros = {lanes: f"gl.zeros({s}, gl.int32, LAYOUT)" for lanes, s in shapes.items()}
+        return replace(super().block(masks), zeros=zeros)
+
+    def store_block(self, emitter: Emitter, name: str, block: str) -> None:
+        own = self.maps[name]
+        at = f"{self.coordinate(self.first_row)}, {self.coordinate(self.first_column)}"
+        emitter.line("hopper.tma.store_wait(0)")
+        emitter.line(f"{own}_block.store({block})")
+        emitter.line("hopper.fence_async_shared()")
+        emitter.line(f"hopper.tma.async_copy_shared_to_global({own}, [{at}], {own}_block)")
+
+
+def gluon_text(frame: GluonFrame) -> KernelText:
+    """All tiles of a matmul, dealt to the multiprocessors in turn."""
+    for name, index in stored_places(frame.kernel, frame.buffers).items():
+        if is_mapped(frame.buffers[name], index, frame.kernel):
+            frame.maps[name] = f"map{len(frame.maps)}"
+    multiply, load = Writer(1), Writer(1)
+    _multiply(frame, multiply)
+    _load(frame, load)
+    own = list(frame.names.arguments.values())
+    passed = [*_RING, "turns", *_stored(frame), *own, "R", "C"]
+    loads = [*_RING, "a_map", *_right_maps(frame)]
+    _start(frame, frame.w, loads, passed)
+    text = frame.text((frame.template.programs, 1, 1))
+    called = (
+        _function("load", loads, load),
+        _function("multiply", ["warpgroup: gl.constexpr", *passed], multiply),
+    )
+    return replace(text, is_gluon=True, called="".join(called))
+
+
+def _function(name: str, parameters: Sequence[str], body: Writer) -> str:
+    typed = [f"{p}: gl.constexpr" if p in ("R", "C") else p for p in parameters]
+    # Triton's own takes no layout, which a number does not have either.
+    text = body.text().replace("tl.full(", "gl.full(")
+    return f"\n\n@gluon.jit\ndef KERNEL_{name}({', '.join(typed)}):\n{text}"
+
+
+def _right_maps(frame: GluonFrame) -> list[str]:
+    return [f"b_map{k}" for k in range(len(frame.matmuls))]
+
+
+def _stored(frame: GluonFrame) -> list[str]:
+    """Tensor maps of results, and the blocks in shared memory that they store."""
+    return [name for own in frame.maps.values() for name in (own, f"{own}_blocks")]
+
+
+# -- the start -----------------------------------------------------------------------------
+
+
+def _start(frame: GluonFrame, w: Writer, loads: list[str], passed: list[str]) -> None:
+    """Tensor maps, shared memory and barriers, and then the roles."""
+    template, first = frame.template, frame.matmuls[0].operands
+    stages, kind = template.num_stages, frame.operand
+    block = (template.rows, template.depth)
+    _map(frame, w, "a_map", first.a, block)
+    _allocate(w, "a_stages", kind, _in_memory(first.a, block), stages)
+    for k, matmul in enumerate(frame.matmuls):
+        _map(frame, w, f"b_map{k}", matmul.operands.b, (template.depth, template.columns))
+    block = (template.depth, frame.columns_at_once)
+    _allocate(w, "b_stages", kind, _in_memory(first.b, block), stages)
+    for name, own in frame.maps.items():
+        kind = _kind(frame.buffers[name].dtype)
+        shape = f"{frame.dim(frame.height)}, {frame.dim(frame.width)}"
+        _map_over(w, own, frame.names.argument(name), shape, frame.dim(frame.width), "R, C", kind)
+        _allocate(w, f"{own}_blocks", kind, (frame.tile.rows, frame.tile.columns), GROUPS)
+    for name, count in (("full", stages), ("empty", stages), ("turns", GROUPS)):
+        w.line(f"{name} = gl.allocate_shared_memory(gl.int64, [{count}, 1], {_BARRIERS})")
+        arrivals = GROUPS if name == "empty" and frame.is_shared else 1
+        with w.indented(f"for k in gl.static_range({count}):"):
+            w.line(f"hopper.mbarrier.init({name}.index(k), count={arrivals})")
+    w.line("hopper.fence_async_shared()")
+    roles = [f"(KERNEL_multiply, ({g}, {', '.join(passed)}))" for g in range(GROUPS)]
+    roles.append(f"(KERNEL_load, ({', '.join(loads)}))")
+    counts = f"[{GROUP_WARPS}, 1], [{GROUP_REGISTERS}, {LOADER_REGISTERS}]"
+    w.line(f"gl.warp_specialize([{', '.join(roles)}], {counts})")
+
+
+def _in_memory(view: View, block: tuple[int, int]) -> tuple[int, int]:
+    """The sizes of a block in the order of an operand's memory."""
+    return block if is_row_major(view) else (block[1], block[0])
+
+
+def _map(frame: GluonFrame, w: Writer, name: str, view: View, block: tuple[int, int]) -> None:
+    rows, columns = _in_memory(view, (0, 1))
+    shape = [frame.dim(view.shape[-2:][k]) for k in (rows, columns)]
+    sizes = ", ".join(map(str, _in_memory(view, block)))
+    stride = frame.dim(view.strides[-2:][rows])
+    _map_over(w, name, frame.base(view), ", ".join(shape), stride, sizes, frame.operand)
+
+
+def _map_over(
+    w: Writer, name: str, base: str, shape: str, stride: str, block: str, kind: str
+) -> None:  # fmt: skip
+    layout = f"gl.NVMMASharedLayout.get_default_for([{block}], {kind})"
+    w.line(f"{name}_layout: gl.constexpr = {layout}")
+    made = f"{base}, [{shape}], [{stride}, 1], [{block}], {name}_layout"
+    w.line(f"{name} = hopper.tma.make_tensor_descriptor({made})")
+
+
+def _allocate(w: Writer, name: str, kind: str, block: tuple[int, int], count: int) -> None:
+    shape = f"{block[0]}, {block[1]}"
+    layout = f"gl.NVMMASharedLayout.get_default_for([{shape}], {kind})"
+    w.line(f"{name}_layout: gl.constexpr = {layout}")
+    made = f"{kind}, [{count}, {shape}], {name}_layout"
+    w.line(f"{name} = gl.allocate_shared_memory({made})")
+
+
+def _kind(dtype: DType) -> str:
+    return NARROW_TYPE.get(dtype) or COMPUTE_TYPE[dtype]
+
+
+# -- the warp that loads -------------------------------------------------------------------
+
+
+def _load(frame: GluonFrame, w: Writer) -> None:
+    template, first = frame.template, frame.matmuls[0].operands
+    w.line("stage = gl.to_tensor(0)")
+    w.line("phase = gl.to_tensor(1)")
+    rows = (template.rows + frame.columns_at_once) * template.depth
+    num_bytes = rows * frame.buffers[first.a.buffer].dtype.num_bytes
+    around = f"gl.program_id(0), {frame.dim(frame.tiles)}, {template.programs}"
+    with w.indented(f"for tile in range({around}):"):
+        frame.place_tile(w, "tile")
+        with w.indented(f"for step in range({frame.steps}):"):
+            w.line("hopper.mbarrier.wait(empty.index(stage), phase)")
+            w.line(f"hopper.mbarrier.expect(full.index(stage), {num_bytes})")
+            along = f"step * {template.depth}"
+            at = _in_memory(first.a, (f"tile_row * {template.rows}", along))
+            _copy(w, "a_map", at, "a_stages.index(stage)")
+            for k, matmul in enumerate(frame.matmuls):
+                b = matmul.operands.b
+                at = _in_memory(b, (along, f"tile_column * {template.columns}"))
+                _copy(w, f"b_map{k}", at, _part_of_stage(frame, k))
+            _advance(frame, w)
+
+
+def _part_of_stage(frame: GluonFrame, k: int) -> str:
+    """Where the block of a right operand stands, beside the others."""
+    if len(frame.matmuls) == 1:
+        return "b_stages.index(stage)"
+    columns, axis = frame.template.columns, _in_memory(frame.matmuls[0].operands.b, (0, 1)).index(1)
+    return f"b_stages.index(stage).slice({k * columns}, {columns}, dim={axis})"
+
+
+def _copy(w: Writer, name: str, at: tuple[str, str], into: str) -> None:
+    place = f"[{at[0]}, {at[1]}], full.index(stage)"
+    w.line(f"hopper.tma.async_copy_global_to_shared({name}, {place}, {into})")
+
+
+def _advance(frame: GluonFrame, w: Writer) -> None:
+    """To the next stage; those of the next round have the other phase."""
+    w.line("stage += 1")
+    w.line(f"phase = gl.where(stage == {frame.template.num_stages}, phase ^ 1, phase)")
+    w.line(f"stage = gl.where(stage == {frame.template.num_stages}, 0, stage)")
+
+
+# -- the groups that multiply --------------------------------------------------------------
+
+
+def _multiply(frame: GluonFrame, w: Writer) -> None:
+    template, rows = frame.template, frame.tile.rows
+    layout = "gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {}, 16])"
+    w.line(f"SUMS: gl.constexpr = {layout.format(frame.columns_at_once)}")
+    w.line(f"LAYOUT: gl.constexpr = {layout.format(frame.tile.columns)}")
+    for own in frame.maps.values():
+        w.line(f"{own}_block = {own}_blocks.index(warpgroup)")
+    if frame.is_shared:
+        w.line("stage = gl.to_tensor(0)")
+        w.line("phase = gl.to_tensor(0)")
+    else:
+        w.line("turn = gl.to_tensor(0)")
+    programs, tiles = template.programs, frame.dim(frame.tiles)
+    own = f"gl.program_id(0), {tiles}, {programs}" if frame.is_shared else (
+        f"gl.program_id(0) + warpgroup * {programs}, {tiles}, {GROUPS * programs}"
+    )  # fmt: skip
+    with w.indented(f"for tile in range({own}):"):
+        frame.place_tile(w, "tile")
+        if not frame.is_shared:
+            _take_turn(frame, w)
+        w.line(f"sums = gl.zeros([{rows}, {frame.columns_at_once}], gl.float32, SUMS)")
+        with w.indented(f"for step in range({frame.steps}):"):
+            _step(frame, w)
+        if not frame.is_shared:
+            w.line("hopper.mbarrier.arrive(turns.index(1 - warpgroup))")
+            w.line("turn += 1")
+        w.line("sums = hopper.warpgroup_mma_wait(0, deps=[sums])")
+        w.line(f"hopper.mbarrier.arrive(empty.index({_before(frame)}))")
+        _finish(frame, w)
+    if frame.maps:
+        w.line("hopper.tma.store_wait(0)")
+
+
+def _take_turn(frame: GluonFrame, w: Writer) -> None:
+    """Wait for the other group to be through with the matrix units, and find its own stages."""
+    stages = frame.template.num_stages
+    w.line(f"first = (turn * {GROUPS} + warpgroup) * {frame.steps}")
+    w.line(f"stage = first % {stages}")
+    w.line(f"phase = first // {stages} % 2")
+    w.line("hopper.mbarrier.wait(turns.index(warpgroup), (turn + 1 + warpgroup) % 2)")
+
+
+def _step(frame: GluonFrame, w: Writer) -> None:
+    first = frame.matmuls[0].operands
+    left, right = "a_stages.index(stage)", "b_stages.index(stage)"
+    if frame.is_shared:
+        axis = _in_memory(first.a, (0, 1)).index(0)
+        left += f".slice(warpgroup * {frame.tile.rows}, {frame.tile.rows}, dim={axis})"
+    left += "" if is_row_major(first.a) else ".permute([1, 0])"
+    right += "" if is_row_major(first.b) else ".permute([1, 0])"
+    w.line("hopper.mbarrier.wait(full.index(stage), phase)")
+    w.line(f"sums = hopper.warpgroup_mma({left}, {right}, sums, is_async=True)")
+    # The one before is done: its stage may be filled again.
+    w.line("sums = hopper.warpgroup_mma_wait(1, deps=[sums])")
+    w.line(f"hopper.mbarrier.arrive(empty.index({_before(frame)}), pred=step > 0)")
+    _advance(frame, w)
+
+
+def _before(frame: GluonFrame) -> str:
+    last = frame.template.num_stages - 1
+    return f"gl.where(stage == 0, {last}, stage - 1)"
+
+
+def _finish(frame: GluonFrame, w: Writer) -> None:
+    """Store the tile: its right operands, and the parts of each, are columns of the sums."""
+    pieces = _split(w, "sums", len(frame.matmuls) * frame.template.parts)
+    if len(pieces) > 1:
+        for piece in pieces:
+            w.line(f"{piece} = gl.convert_layout({piece}, LAYOUT, assert_trivial=True)")
+    parts = frame.template.parts
+    for part in range(parts):
+        frame.finish(w, pieces[part::parts], part)
+
+
+def _split(w: Writer, name: str, count: int) -> list[str]:
+    """Names of the columns of a block in equal shares, a power of two."""
+    if count == 1:
+        return [name]
+    halves = [f"{name}_{k}" for k in range(2)]
+    w.line(f"both = {name}.reshape([R, 2, {name}.shape[1] // 2]).permute([0, 2, 1])")
+    w.line(f"{', '.join(halves)} = both.split()")
+    return [piece for half in halves for piece in _split(w, half, count // 2)]
