@@ -126,7 +126,11 @@ class ContractionFrame(Frame):
         """Results of matmuls are in registers."""
         if load.buffer in self.results:
             return self.results[load.buffer]
-        return super().find(load, reader, results)
+        return self.read_ahead(load) or super().find(load, reader, results)
+
+    def read_ahead(self, load: Expr) -> Value | None:
+        """The block of a load that was read before the epilogue; None: it has to be read."""
+        return None
 
     def finish(self, w: Writer, accumulators: Sequence[str], part: int = 0) -> None:
         """Compute and store all that the kernel makes of one block of accumulators."""
@@ -163,7 +167,8 @@ class ContractionFrame(Frame):
         """A matmul's result as members see it: with its bias, and rounded as in memory."""
         product = ex.load(f"{matmul.out} sum", 0, matmul.accumulate)
         held = Value(name, matmul.accumulate, BOTH)
-        emitter = Emitter(self.names, scope, block, lambda e: held if e is product else None)
+        resolve = lambda e: held if e is product else self.read_ahead(e)  # noqa: E731
+        emitter = Emitter(self.names, scope, block, resolve)
         formula = result_value(matmul, self.kernel, product, self.buffers)
         value = emitter.value(formula)
         if matmul.out in self.kernel.stored:

@@ -8,26 +8,40 @@ groups have one tile, which may be larger. Several right operands stand side by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.templates.frame import BOTH, ContractionFrame
 from perfuse.codegen.triton.templates.persistent import is_mapped, is_row_major, stored_places
-from perfuse.codegen.triton.templates.template import COOPERATIVE, GROUP_WARPS
+from perfuse.codegen.triton.templates.template import COOPERATIVE, GROUP_WARPS, GROUPS
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
+from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
+from perfuse.ir.expr import Expr
 from perfuse.ir.program import View
+from perfuse.schedule.contract import result_value
+
+HALVES = (DType.F16, DType.BF16)
 
 LOADER_REGISTERS = 24  # of a thread of the warp that loads, which leaves more to the others
 GROUP_REGISTERS = 240
-GROUPS = 2
 
 _RING = ("a_stages", "b_stages", "full", "empty")
 _BARRIERS = "hopper.mbarrier.MBarrierLayout()"
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A load whose block is read while its tile is multiplied, into the block of a result."""
+
+    load: Expr
+    result: str
 
 
 class GluonFrame(ContractionFrame):
@@ -69,10 +83,41 @@ class GluonFrame(ContractionFrame):
         zeros = {lanes: f"gl.zeros({s}, gl.int32, LAYOUT)" for lanes, s in shapes.items()}
         return replace(super().block(masks), zeros=zeros)
 
+    @cached_property
+    def ahead(self) -> Ahead | None:
+        """A matrix that the epilogue reads, and the result whose block holds it until then."""
+        blocks = {self.buffers[name].dtype: name for name in self.maps}
+        if self.template.parts > 1:
+            return None  # the block holds one part after another
+        for load in self._loads():
+            buffer = self.buffers[load.buffer]
+            is_own = load.buffer in self.kernel.stored or load.buffer in self._made()
+            if load.args or is_own or buffer.dtype not in blocks:
+                continue
+            if buffer.dtype in HALVES and is_mapped(buffer, load.attr[1], self.kernel):
+                return Ahead(load, blocks[buffer.dtype])
+        return None
+
+    def _made(self) -> set[str]:
+        return {m.loop.out for m in self.kernel.members} | {m.out for m in self.matmuls}
+
+    def _loads(self) -> Iterator[Expr]:
+        for matmul in self.matmuls:
+            product = ex.load(f"{matmul.out} sum", 0, matmul.accumulate)
+            formula = result_value(matmul, self.kernel, product, self.buffers)
+            yield from (load for load in ex.loads_of(formula) if load is not product)
+        for member in self.kernel.members:
+            yield from member.loop.reads()
+
+    def read_ahead(self, load: Expr) -> Value | None:
+        is_there = self.ahead is not None and load is self.ahead.load
+        return Value("ahead", DType.F32, BOTH) if is_there else None
+
     def store_block(self, emitter: Emitter, name: str, block: str) -> None:
         own = self.maps[name]
         at = f"{self.coordinate(self.first_row)}, {self.coordinate(self.first_column)}"
-        emitter.line("hopper.tma.store_wait(0)")
+        if self.ahead is None or self.ahead.result != name:  # else it was before that was read
+            emitter.line("hopper.tma.store_wait(0)")
         emitter.line(f"{own}_block.store({block})")
         emitter.line("hopper.fence_async_shared()")
         emitter.line(f"hopper.tma.async_copy_shared_to_global({own}, [{at}], {own}_block)")
@@ -87,7 +132,7 @@ def gluon_text(frame: GluonFrame) -> KernelText:
     _multiply(frame, multiply)
     _load(frame, load)
     own = list(frame.names.arguments.values())
-    passed = [*_RING, "turns", *_stored(frame), *own, "R", "C"]
+    passed = [*_RING, "turns", *_stored(frame), *_ahead(frame), *own, "R", "C"]
     loads = [*_RING, "a_map", *_right_maps(frame)]
     _start(frame, frame.w, loads, passed)
     text = frame.text((frame.template.programs, 1, 1))
@@ -114,6 +159,10 @@ def _stored(frame: GluonFrame) -> list[str]:
     return [name for own in frame.maps.values() for name in (own, f"{own}_blocks")]
 
 
+def _ahead(frame: GluonFrame) -> list[str]:
+    return [] if frame.ahead is None else ["ahead_map", "arrived"]
+
+
 # -- the start -----------------------------------------------------------------------------
 
 
@@ -130,10 +179,14 @@ def _start(frame: GluonFrame, w: Writer, loads: list[str], passed: list[str]) ->
     _allocate(w, "b_stages", kind, _in_memory(first.b, block), stages)
     for name, own in frame.maps.items():
         kind = _kind(frame.buffers[name].dtype)
-        shape = f"{frame.dim(frame.height)}, {frame.dim(frame.width)}"
-        _map_over(w, own, frame.names.argument(name), shape, frame.dim(frame.width), "R, C", kind)
+        _map_matrix(frame, w, own, name)
         _allocate(w, f"{own}_blocks", kind, (frame.tile.rows, frame.tile.columns), GROUPS)
-    for name, count in (("full", stages), ("empty", stages), ("turns", GROUPS)):
+    counts = {"full": stages, "empty": stages, "turns": GROUPS}
+    if frame.ahead is not None:
+        read = frame.ahead.load.buffer
+        _map_matrix(frame, w, "ahead_map", read)
+        counts["arrived"] = GROUPS
+    for name, count in counts.items():
         w.line(f"{name} = gl.allocate_shared_memory(gl.int64, [{count}, 1], {_BARRIERS})")
         arrivals = GROUPS if name == "empty" and frame.is_shared else 1
         with w.indented(f"for k in gl.static_range({count}):"):
@@ -141,8 +194,15 @@ def _start(frame: GluonFrame, w: Writer, loads: list[str], passed: list[str]) ->
     w.line("hopper.fence_async_shared()")
     roles = [f"(KERNEL_multiply, ({g}, {', '.join(passed)}))" for g in range(GROUPS)]
     roles.append(f"(KERNEL_load, ({', '.join(loads)}))")
-    counts = f"[{GROUP_WARPS}, 1], [{GROUP_REGISTERS}, {LOADER_REGISTERS}]"
-    w.line(f"gl.warp_specialize([{', '.join(roles)}], {counts})")
+    shares = f"[{GROUP_WARPS}, 1], [{GROUP_REGISTERS}, {LOADER_REGISTERS}]"
+    w.line(f"gl.warp_specialize([{', '.join(roles)}], {shares})")
+
+
+def _map_matrix(frame: GluonFrame, w: Writer, name: str, buffer: str) -> None:
+    """A tensor map over a buffer that is stored as the result is."""
+    width, kind = frame.dim(frame.width), _kind(frame.buffers[buffer].dtype)
+    shape = f"{frame.dim(frame.height)}, {width}"
+    _map_over(w, name, frame.names.argument(buffer), shape, width, "R, C", kind)
 
 
 def _in_memory(view: View, block: tuple[int, int]) -> tuple[int, int]:
@@ -237,14 +297,14 @@ def _multiply(frame: GluonFrame, w: Writer) -> None:
     if frame.is_shared:
         w.line("stage = gl.to_tensor(0)")
         w.line("phase = gl.to_tensor(0)")
-    else:
-        w.line("turn = gl.to_tensor(0)")
+    w.line("turn = gl.to_tensor(0)")
     programs, tiles = template.programs, frame.dim(frame.tiles)
     own = f"gl.program_id(0), {tiles}, {programs}" if frame.is_shared else (
         f"gl.program_id(0) + warpgroup * {programs}, {tiles}, {GROUPS * programs}"
     )  # fmt: skip
     with w.indented(f"for tile in range({own}):"):
         frame.place_tile(w, "tile")
+        _read_ahead(frame, w)
         if not frame.is_shared:
             _take_turn(frame, w)
         w.line(f"sums = gl.zeros([{rows}, {frame.columns_at_once}], gl.float32, SUMS)")
@@ -252,12 +312,24 @@ def _multiply(frame: GluonFrame, w: Writer) -> None:
             _step(frame, w)
         if not frame.is_shared:
             w.line("hopper.mbarrier.arrive(turns.index(1 - warpgroup))")
-            w.line("turn += 1")
         w.line("sums = hopper.warpgroup_mma_wait(0, deps=[sums])")
         w.line(f"hopper.mbarrier.arrive(empty.index({_before(frame)}))")
         _finish(frame, w)
+        w.line("turn += 1")
     if frame.maps:
         w.line("hopper.tma.store_wait(0)")
+
+
+def _read_ahead(frame: GluonFrame, w: Writer) -> None:
+    """Start to read what the epilogue needs: it arrives while the tile is multiplied."""
+    if frame.ahead is None:
+        return
+    block, tile = f"{frame.maps[frame.ahead.result]}_block", frame.tile
+    num_bytes = frame.buffers[frame.ahead.load.buffer].dtype.num_bytes * tile.rows * tile.columns
+    place = f"[{frame.first_row}, tile_column * {tile.columns}], arrived.index(warpgroup), {block}"
+    w.line("hopper.tma.store_wait(0)")
+    w.line(f"hopper.mbarrier.expect(arrived.index(warpgroup), {num_bytes})")
+    w.line(f"hopper.tma.async_copy_global_to_shared(ahead_map, {place})")
 
 
 def _take_turn(frame: GluonFrame, w: Writer) -> None:
@@ -296,6 +368,10 @@ def _finish(frame: GluonFrame, w: Writer) -> None:
     if len(pieces) > 1:
         for piece in pieces:
             w.line(f"{piece} = gl.convert_layout({piece}, LAYOUT, assert_trivial=True)")
+    if frame.ahead is not None:
+        block = f"{frame.maps[frame.ahead.result]}_block"
+        w.line("hopper.mbarrier.wait(arrived.index(warpgroup), turn % 2)")
+        w.line(f"ahead = {block}.load(LAYOUT).to(tl.float32)")
     parts = frame.template.parts
     for part in range(parts):
         frame.finish(w, pieces[part::parts], part)

@@ -17,6 +17,7 @@ MAPPED = "mapped"  # blocks read by tensor maps, one tile a program
 PING_PONG = "ping-pong"  # two groups of warps take turns: one multiplies while one stores
 COOPERATIVE = "cooperative"  # two groups of warps share a tile, each with half of its rows
 SPECIALISED = (PING_PONG, COOPERATIVE)  # one more warp loads, by tensor maps
+GROUPS = 2  # of warps that multiply
 GROUP_WARPS = 4  # that issue one instruction for a matmul together
 VECTOR = "vector"  # one row: sums of products, without matrix units
 
