@@ -17,7 +17,7 @@ from typing import Any
 
 from perfuse.build.bundle import CodeObject
 from perfuse.build.elf import SECTION
-from perfuse.codegen.triton.sources import TritonKernel
+from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TritonKernel
 from perfuse.errors import CompilerFailed, CompilerMissing
 from perfuse.forking import ForkLock
 from perfuse.gpu import Gpu
@@ -125,6 +125,10 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
     if is_cluster or metadata.get("profile_scratch_size"):
         what = "thread block clusters are" if is_cluster else "profiling scratch memory is"
         raise CompilerFailed(("triton", job.kernel.name), f"{what} not supported")
+    for made in metadata.get("tensordesc_meta") or ():
+        # As launcher.cpp makes them.
+        if made["swizzle"] != 3 or made["block_size"][-1] * made["elem_size"] != SWIZZLED_BYTES:
+            raise CompilerFailed(("triton", job.kernel.name), f"a tensor map of {made}")
     if job.gpu.kind == "hip":
         usage = (_noted(assembly, "vgpr_count"), _noted(assembly, "private_segment_fixed_size"))
     else:

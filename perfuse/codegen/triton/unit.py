@@ -60,7 +60,8 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
         tile = tile_of(kernel, plan, context)
         for text in _texts_of(kernel, plan, tile, dialect):
             made = _function(text, known, functions)
-            steps.append(Launch(made.name, text.buffers, text.symbols, text.grid, text.scratch))
+            passed = (text.buffers, text.symbols, text.grid, text.scratch, text.maps)
+            steps.append(Launch(made.name, *passed))
         launches.append(tuple(steps))
     code = "".join(functions)
     header = HEADER + (GLUON_HEADER if "@gluon.jit" in code else "")

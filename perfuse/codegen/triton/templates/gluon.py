@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter
 from perfuse.codegen.triton.frame import KernelText
-from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
+from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TensorMap
+from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE, POINTER_TYPE
 from perfuse.codegen.triton.templates.frame import BOTH, ContractionFrame
 from perfuse.codegen.triton.templates.persistent import is_mapped, is_row_major, stored_places
 from perfuse.codegen.triton.templates.template import COOPERATIVE, GROUP_WARPS, GROUPS
@@ -24,6 +26,7 @@ from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
+from perfuse.ir.index import Dim
 from perfuse.ir.program import View
 from perfuse.schedule.contract import result_value
 
@@ -31,6 +34,8 @@ HALVES = (DType.F16, DType.BF16)
 
 LOADER_REGISTERS = 24  # of a thread of the warp that loads, which leaves more to the others
 GROUP_REGISTERS = 240
+
+T = TypeVar("T")
 
 _RING = ("a_stages", "b_stages", "full", "empty")
 _BARRIERS = "hopper.mbarrier.MBarrierLayout()"
@@ -133,14 +138,21 @@ def gluon_text(frame: GluonFrame) -> KernelText:
     _load(frame, load)
     own = list(frame.names.arguments.values())
     passed = [*_RING, "turns", *_stored(frame), *_ahead(frame), *own, "R", "C"]
-    loads = [*_RING, "a_map", *_right_maps(frame)]
+    maps = _maps(frame)
+    loads = [*_RING, *(name for name in maps if name[:2] in ("a_", "b_"))]
     _start(frame, frame.w, loads, passed)
     text = frame.text((frame.template.programs, 1, 1))
     called = (
         _function("load", loads, load),
         _function("multiply", ["warpgroup: gl.constexpr", *passed], multiply),
     )
-    return replace(text, is_gluon=True, called="".join(called))
+    return replace(
+        text,
+        is_gluon=True,
+        called="".join(called),
+        parameters=(*text.parameters, *((name, _type(made)) for name, made in maps.items())),
+        maps=tuple(maps.values()),
+    )
 
 
 def _function(name: str, parameters: Sequence[str], body: Writer) -> str:
@@ -148,10 +160,6 @@ def _function(name: str, parameters: Sequence[str], body: Writer) -> str:
     # Triton's own takes no layout, which a number does not have either.
     text = body.text().replace("tl.full(", "gl.full(")
     return f"\n\n@gluon.jit\ndef KERNEL_{name}({', '.join(typed)}):\n{text}"
-
-
-def _right_maps(frame: GluonFrame) -> list[str]:
-    return [f"b_map{k}" for k in range(len(frame.matmuls))]
 
 
 def _stored(frame: GluonFrame) -> list[str]:
@@ -163,28 +171,74 @@ def _ahead(frame: GluonFrame) -> list[str]:
     return [] if frame.ahead is None else ["ahead_map", "arrived"]
 
 
+# -- tensor maps ---------------------------------------------------------------------------
+
+
+def _maps(frame: GluonFrame) -> dict[str, TensorMap]:
+    """The tensor maps that a launch passes, by the names of their parameters."""
+    template, first = frame.template, frame.matmuls[0].operands
+    found = {"a_map": _operand_map(frame, first.a, (template.rows, template.depth))}
+    for k, matmul in enumerate(frame.matmuls):
+        block = (template.depth, template.columns)
+        found[f"b_map{k}"] = _operand_map(frame, matmul.operands.b, block)
+    for name, own in frame.maps.items():
+        found[own] = _matrix_map(frame, name)
+    if frame.ahead is not None:
+        found["ahead_map"] = _matrix_map(frame, frame.ahead.load.buffer)
+    return found
+
+
+def _operand_map(frame: GluonFrame, view: View, block: tuple[int, int]) -> TensorMap:
+    """A tensor map over an operand, in the order of its memory."""
+    rows, columns = _in_memory(view, (0, 1))
+    shape, strides = view.shape[-2:], view.strides[-2:]
+    dtype = frame.buffers[view.buffer].dtype
+    sizes = (_known(shape[rows]), _known(shape[columns]))
+    stride, offset = _known(strides[rows]), _known(view.offset)
+    return TensorMap(view.buffer, offset, dtype, sizes, stride, _in_memory(view, block))
+
+
+def _matrix_map(frame: GluonFrame, buffer: str) -> TensorMap:
+    """A tensor map over a buffer that is stored as the result is."""
+    height, width, tile = _known(frame.height), _known(frame.width), frame.tile
+    block, dtype = (tile.rows, tile.columns), frame.buffers[buffer].dtype
+    return TensorMap(buffer, 0, dtype, (height, width), width, block)
+
+
+def _known(dim: Dim) -> int:
+    assert isinstance(dim, int), f"a tensor map of unknown size: {dim}"
+    return dim
+
+
+def _type(made: TensorMap) -> str:
+    """The type of a parameter that takes a tensor map."""
+    kind = POINTER_TYPE[made.dtype].removeprefix("*")
+    bits = 8 * made.dtype.num_bytes
+    layout = f"NVMMASharedLayout(swizzle_byte_width={SWIZZLED_BYTES}, element_bitwidth={bits})"
+    return f"tensordesc<{kind}[{made.block[0]}, {made.block[1]}],{layout}>"
+
+
+def _in_memory(view: View, block: tuple[T, T]) -> tuple[T, T]:
+    """The sizes of a block in the order of an operand's memory."""
+    return block if is_row_major(view) else (block[1], block[0])
+
+
 # -- the start -----------------------------------------------------------------------------
 
 
 def _start(frame: GluonFrame, w: Writer, loads: list[str], passed: list[str]) -> None:
-    """Tensor maps, shared memory and barriers, and then the roles."""
+    """Shared memory and barriers, and then the roles."""
     template, first = frame.template, frame.matmuls[0].operands
     stages, kind = template.num_stages, frame.operand
-    block = (template.rows, template.depth)
-    _map(frame, w, "a_map", first.a, block)
-    _allocate(w, "a_stages", kind, _in_memory(first.a, block), stages)
-    for k, matmul in enumerate(frame.matmuls):
-        _map(frame, w, f"b_map{k}", matmul.operands.b, (template.depth, template.columns))
-    block = (template.depth, frame.columns_at_once)
-    _allocate(w, "b_stages", kind, _in_memory(first.b, block), stages)
+    rows = _in_memory(first.a, (template.rows, template.depth))
+    columns = _in_memory(first.b, (template.depth, frame.columns_at_once))
+    _allocate(w, "a_stages", kind, rows, stages, "a_map")
+    _allocate(w, "b_stages", kind, columns, stages, "b_map0")
     for name, own in frame.maps.items():
-        kind = _kind(frame.buffers[name].dtype)
-        _map_matrix(frame, w, own, name)
-        _allocate(w, f"{own}_blocks", kind, (frame.tile.rows, frame.tile.columns), GROUPS)
+        block = (frame.tile.rows, frame.tile.columns)
+        _allocate(w, f"{own}_blocks", _kind(frame.buffers[name].dtype), block, GROUPS, own)
     counts = {"full": stages, "empty": stages, "turns": GROUPS}
     if frame.ahead is not None:
-        read = frame.ahead.load.buffer
-        _map_matrix(frame, w, "ahead_map", read)
         counts["arrived"] = GROUPS
     for name, count in counts.items():
         w.line(f"{name} = gl.allocate_shared_memory(gl.int64, [{count}, 1], {_BARRIERS})")
@@ -198,40 +252,10 @@ def _start(frame: GluonFrame, w: Writer, loads: list[str], passed: list[str]) ->
     w.line(f"gl.warp_specialize([{', '.join(roles)}], {shares})")
 
 
-def _map_matrix(frame: GluonFrame, w: Writer, name: str, buffer: str) -> None:
-    """A tensor map over a buffer that is stored as the result is."""
-    width, kind = frame.dim(frame.width), _kind(frame.buffers[buffer].dtype)
-    shape = f"{frame.dim(frame.height)}, {width}"
-    _map_over(w, name, frame.names.argument(buffer), shape, width, "R, C", kind)
-
-
-def _in_memory(view: View, block: tuple[int, int]) -> tuple[int, int]:
-    """The sizes of a block in the order of an operand's memory."""
-    return block if is_row_major(view) else (block[1], block[0])
-
-
-def _map(frame: GluonFrame, w: Writer, name: str, view: View, block: tuple[int, int]) -> None:
-    rows, columns = _in_memory(view, (0, 1))
-    shape = [frame.dim(view.shape[-2:][k]) for k in (rows, columns)]
-    sizes = ", ".join(map(str, _in_memory(view, block)))
-    stride = frame.dim(view.strides[-2:][rows])
-    _map_over(w, name, frame.base(view), ", ".join(shape), stride, sizes, frame.operand)
-
-
-def _map_over(
-    w: Writer, name: str, base: str, shape: str, stride: str, block: str, kind: str
+def _allocate(
+    w: Writer, name: str, kind: str, block: tuple[int, int], count: int, of: str
 ) -> None:  # fmt: skip
-    layout = f"gl.NVMMASharedLayout.get_default_for([{block}], {kind})"
-    w.line(f"{name}_layout: gl.constexpr = {layout}")
-    made = f"{base}, [{shape}], [{stride}, 1], [{block}], {name}_layout"
-    w.line(f"{name} = hopper.tma.make_tensor_descriptor({made})")
-
-
-def _allocate(w: Writer, name: str, kind: str, block: tuple[int, int], count: int) -> None:
-    shape = f"{block[0]}, {block[1]}"
-    layout = f"gl.NVMMASharedLayout.get_default_for([{shape}], {kind})"
-    w.line(f"{name}_layout: gl.constexpr = {layout}")
-    made = f"{kind}, [{count}, {shape}], {name}_layout"
+    made = f"{kind}, [{count}, {block[0]}, {block[1]}], {of}.layout"
     w.line(f"{name} = gl.allocate_shared_memory({made})")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 
+from perfuse.codegen.triton.sources import SWIZZLED_BYTES
 from perfuse.codegen.triton.templates.persistent import is_mappable, is_row_major
 from perfuse.codegen.triton.templates.pointers import phases
 from perfuse.codegen.triton.templates.template import (
@@ -198,7 +199,8 @@ def _specialised(problem: Problem, gpu: Gpu) -> Iterator[Template]:
         columns, warps = wide // beside, 4 if kind == PING_PONG else 8
         made = Template(kind, rows, columns, depth, warps, stages, parts=1 if beside > 1 else parts)
         tiles = num_tiles(made, problem)
-        if kind == COOPERATIVE or tiles > gpu.multiprocessors:  # else no turns are taken
+        takes_turns = kind == COOPERATIVE or tiles > gpu.multiprocessors
+        if takes_turns and made.tile.columns * problem.item_bytes >= SWIZZLED_BYTES:
             yield replace(made, programs=min(gpu.multiprocessors, tiles))
 
 
