@@ -40,6 +40,7 @@ class Dialect:
     native_fp8: frozenset[DType] = frozenset()  # floats of eight bits that it converts itself
     rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or cuts
     pipelines_assertions: bool = True  # whether a loop with an assertion may have several stages
+    maps_on_host: bool = False  # whether the launcher makes tensor maps
     approximates: bool = False  # float32 too is divided by approximation
 
 

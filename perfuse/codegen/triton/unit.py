@@ -163,5 +163,6 @@ def dialect_of(context: Context) -> Dialect:
         frozenset({DType.F8E4M3FN, DType.F8E5M2}) if is_native else frozenset(),
         # Triton's pipeliner for AMD ends the process at an assertion in a loop that it pipelines.
         pipelines_assertions=context.target.kind != "hip",
+        maps_on_host=gpu is not None and gpu.capability >= 90,
         approximates=settings.approximate,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from perfuse.codegen.emitter import Formula, Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Scope
 from perfuse.codegen.triton.frame import Frame
+from perfuse.codegen.triton.sources import TensorMap
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
@@ -38,6 +39,7 @@ class ContractionFrame(Frame):
         self.matmuls = kernel.contraction.matmuls
         *self.batch, self.height, self.width = sizes_of(self.matmuls[0])
         self.results: dict[str, Value] = {}  # of matmuls, for the block being written
+        self.passed_maps: dict[str, TensorMap] = {}  # tensor maps of the host, by parameter
         self.maps: dict[str, str] = {}  # results that are stored by a tensor map, and its name
 
     # -- tiles -----------------------------------------------------------------------------

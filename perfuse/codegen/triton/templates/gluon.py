@@ -11,31 +11,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
 
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter
 from perfuse.codegen.triton.frame import KernelText
-from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TensorMap
-from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE, POINTER_TYPE
+from perfuse.codegen.triton.sources import TensorMap
+from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.templates.frame import BOTH, ContractionFrame
-from perfuse.codegen.triton.templates.persistent import is_mapped, is_row_major, stored_places
+from perfuse.codegen.triton.templates.maps import (
+    in_memory,
+    is_row_major,
+    map_type,
+    matrix_map,
+    operand_map,
+)
+from perfuse.codegen.triton.templates.persistent import is_mapped, stored_places
 from perfuse.codegen.triton.templates.template import COOPERATIVE, GROUP_WARPS, GROUPS
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.index import Dim
-from perfuse.ir.program import View
 from perfuse.schedule.contract import result_value
 
 HALVES = (DType.F16, DType.BF16)
 
 LOADER_REGISTERS = 24  # of a thread of the warp that loads, which leaves more to the others
 GROUP_REGISTERS = 240
-
-T = TypeVar("T")
 
 _RING = ("a_stages", "b_stages", "full", "empty")
 _BARRIERS = "hopper.mbarrier.MBarrierLayout()"
@@ -150,7 +152,10 @@ def gluon_text(frame: GluonFrame) -> KernelText:
         text,
         is_gluon=True,
         called="".join(called),
-        parameters=(*text.parameters, *((name, _type(made)) for name, made in maps.items())),
+        parameters=(
+            *text.parameters,
+            *((name, map_type(made, is_gluon=True)) for name, made in maps.items()),
+        ),
         maps=tuple(maps.values()),
     )
 
@@ -177,50 +182,15 @@ def _ahead(frame: GluonFrame) -> list[str]:
 def _maps(frame: GluonFrame) -> dict[str, TensorMap]:
     """The tensor maps that a launch passes, by the names of their parameters."""
     template, first = frame.template, frame.matmuls[0].operands
-    found = {"a_map": _operand_map(frame, first.a, (template.rows, template.depth))}
+    found = {"a_map": operand_map(frame, first.a, (template.rows, template.depth))}
     for k, matmul in enumerate(frame.matmuls):
         block = (template.depth, template.columns)
-        found[f"b_map{k}"] = _operand_map(frame, matmul.operands.b, block)
+        found[f"b_map{k}"] = operand_map(frame, matmul.operands.b, block)
     for name, own in frame.maps.items():
-        found[own] = _matrix_map(frame, name)
+        found[own] = matrix_map(frame, name)
     if frame.ahead is not None:
-        found["ahead_map"] = _matrix_map(frame, frame.ahead.load.buffer)
+        found["ahead_map"] = matrix_map(frame, frame.ahead.load.buffer)
     return found
-
-
-def _operand_map(frame: GluonFrame, view: View, block: tuple[int, int]) -> TensorMap:
-    """A tensor map over an operand, in the order of its memory."""
-    rows, columns = _in_memory(view, (0, 1))
-    shape, strides = view.shape[-2:], view.strides[-2:]
-    dtype = frame.buffers[view.buffer].dtype
-    sizes = (_known(shape[rows]), _known(shape[columns]))
-    stride, offset = _known(strides[rows]), _known(view.offset)
-    return TensorMap(view.buffer, offset, dtype, sizes, stride, _in_memory(view, block))
-
-
-def _matrix_map(frame: GluonFrame, buffer: str) -> TensorMap:
-    """A tensor map over a buffer that is stored as the result is."""
-    height, width, tile = _known(frame.height), _known(frame.width), frame.tile
-    block, dtype = (tile.rows, tile.columns), frame.buffers[buffer].dtype
-    return TensorMap(buffer, 0, dtype, (height, width), width, block)
-
-
-def _known(dim: Dim) -> int:
-    assert isinstance(dim, int), f"a tensor map of unknown size: {dim}"
-    return dim
-
-
-def _type(made: TensorMap) -> str:
-    """The type of a parameter that takes a tensor map."""
-    kind = POINTER_TYPE[made.dtype].removeprefix("*")
-    bits = 8 * made.dtype.num_bytes
-    layout = f"NVMMASharedLayout(swizzle_byte_width={SWIZZLED_BYTES}, element_bitwidth={bits})"
-    return f"tensordesc<{kind}[{made.block[0]}, {made.block[1]}],{layout}>"
-
-
-def _in_memory(view: View, block: tuple[T, T]) -> tuple[T, T]:
-    """The sizes of a block in the order of an operand's memory."""
-    return block if is_row_major(view) else (block[1], block[0])
 
 
 # -- the start -----------------------------------------------------------------------------
@@ -230,8 +200,8 @@ def _start(frame: GluonFrame, w: Writer, loads: list[str], passed: list[str]) ->
     """Shared memory and barriers, and then the roles."""
     template, first = frame.template, frame.matmuls[0].operands
     stages, kind = template.num_stages, frame.operand
-    rows = _in_memory(first.a, (template.rows, template.depth))
-    columns = _in_memory(first.b, (template.depth, frame.columns_at_once))
+    rows = in_memory(first.a, (template.rows, template.depth))
+    columns = in_memory(first.b, (template.depth, frame.columns_at_once))
     _allocate(w, "a_stages", kind, rows, stages, "a_map")
     _allocate(w, "b_stages", kind, columns, stages, "b_map0")
     for name, own in frame.maps.items():
@@ -279,11 +249,11 @@ def _load(frame: GluonFrame, w: Writer) -> None:
             w.line("hopper.mbarrier.wait(empty.index(stage), phase)")
             w.line(f"hopper.mbarrier.expect(full.index(stage), {num_bytes})")
             along = f"step * {template.depth}"
-            at = _in_memory(first.a, (f"tile_row * {template.rows}", along))
+            at = in_memory(first.a, (f"tile_row * {template.rows}", along))
             _copy(w, "a_map", at, "a_stages.index(stage)")
             for k, matmul in enumerate(frame.matmuls):
                 b = matmul.operands.b
-                at = _in_memory(b, (along, f"tile_column * {template.columns}"))
+                at = in_memory(b, (along, f"tile_column * {template.columns}"))
                 _copy(w, f"b_map{k}", at, _part_of_stage(frame, k))
             _advance(frame, w)
 
@@ -292,7 +262,7 @@ def _part_of_stage(frame: GluonFrame, k: int) -> str:
     """Where the block of a right operand stands, beside the others."""
     if len(frame.matmuls) == 1:
         return "b_stages.index(stage)"
-    columns, axis = frame.template.columns, _in_memory(frame.matmuls[0].operands.b, (0, 1)).index(1)
+    columns, axis = frame.template.columns, in_memory(frame.matmuls[0].operands.b, (0, 1)).index(1)
     return f"b_stages.index(stage).slice({k * columns}, {columns}, dim={axis})"
 
 
@@ -369,7 +339,7 @@ def _step(frame: GluonFrame, w: Writer) -> None:
     first = frame.matmuls[0].operands
     left, right = "a_stages.index(stage)", "b_stages.index(stage)"
     if frame.is_shared:
-        axis = _in_memory(first.a, (0, 1)).index(0)
+        axis = in_memory(first.a, (0, 1)).index(0)
         left += f".slice(warpgroup * {frame.tile.rows}, {frame.tile.rows}, dim={axis})"
     left += "" if is_row_major(first.a) else ".permute([1, 0])"
     right += "" if is_row_major(first.b) else ".permute([1, 0])"

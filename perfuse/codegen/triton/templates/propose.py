@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 
 from perfuse.codegen.triton.sources import SWIZZLED_BYTES
-from perfuse.codegen.triton.templates.persistent import is_mappable, is_row_major
+from perfuse.codegen.triton.templates.maps import is_row_major
+from perfuse.codegen.triton.templates.persistent import is_mappable
 from perfuse.codegen.triton.templates.pointers import phases
 from perfuse.codegen.triton.templates.template import (
     COOPERATIVE,
