@@ -8,12 +8,12 @@ groups have one tile, which may be larger. Several right operands stand side by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from perfuse.codegen.emitter import Value
-from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter
+from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.sources import TensorMap
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
@@ -26,13 +26,15 @@ from perfuse.codegen.triton.templates.maps import (
     operand_map,
 )
 from perfuse.codegen.triton.templates.persistent import is_mapped, stored_places
-from perfuse.codegen.triton.templates.template import COOPERATIVE, GROUP_WARPS, GROUPS
+from perfuse.codegen.triton.templates.template import COOPERATIVE, GROUP_WARPS, GROUPS, Template
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
+from perfuse.ir.program import Buffer
 from perfuse.schedule.contract import result_value
+from perfuse.schedule.plan import Kernel
 
 HALVES = (DType.F16, DType.BF16)
 
@@ -53,6 +55,13 @@ class Ahead:
 
 class GluonFrame(ContractionFrame):
     """One kernel in Gluon being written: a function for each role, and one that starts them."""
+
+    def __init__(
+        self, kernel: Kernel, buffers: Mapping[str, Buffer], template: Template, dialect: Dialect
+    ) -> None:
+        super().__init__(kernel, buffers, template, dialect)
+        # The epilogue of one group takes issue slots from the other, which multiplies.
+        self.names.is_brief = True
 
     @property
     def is_shared(self) -> bool:

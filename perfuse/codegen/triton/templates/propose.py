@@ -59,9 +59,16 @@ _TILE_BLOCKS = (
     (128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (64, 128, 128, 4, 4),
     (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (64, 64, 128, 4, 4),
 )  # fmt: skip
-# Rows, columns of all right operands, depth, stages, parts.
-_PING_PONG_BLOCKS = ((128, 128, 64, 5, 1), (128, 128, 64, 4, 1), (64, 128, 64, 6, 1))
-_COOPERATIVE_BLOCKS = ((128, 256, 64, 4, 2), (256, 128, 64, 4, 2), (128, 128, 64, 6, 1))
+# Rows, columns of all right operands, depth, stages, parts, group.
+_PING_PONG_BLOCKS = (
+    (128, 128, 64, 6, 2, 8), (128, 128, 64, 6, 2, 16), (128, 128, 64, 6, 2, 32),
+    (128, 128, 64, 5, 1, 8), (128, 128, 64, 5, 1, 16), (128, 128, 64, 5, 1, 32),
+    (128, 128, 128, 3, 2, 16), (64, 128, 64, 6, 1, 8), (64, 128, 64, 8, 1, 8),
+)  # fmt: skip
+_COOPERATIVE_BLOCKS = (
+    (128, 256, 64, 4, 2, 8), (128, 256, 64, 4, 2, 16), (256, 128, 64, 4, 2, 8),
+    (128, 128, 64, 6, 1, 8),
+)  # fmt: skip
 _LARGEST_BARRIERS = 1024  # bytes of shared memory for barriers and what the roles are passed
 _SPLITS = (2, 4, 8, 16)
 _MOST_PROGRAMS = 65535  # along the second axis of a grid
@@ -196,9 +203,13 @@ def _specialised(problem: Problem, gpu: Gpu) -> Iterator[Template]:
     if problem.batch != 1 or not problem.is_joined or beside not in (1, 2, 4):
         return
     tables = {PING_PONG: _PING_PONG_BLOCKS, COOPERATIVE: _COOPERATIVE_BLOCKS}
-    for kind, (rows, wide, depth, stages, parts) in ((k, b) for k, t in tables.items() for b in t):
+    for kind, block in ((kind, block) for kind, table in tables.items() for block in table):
+        rows, wide, depth, stages, parts, group = block
         columns, warps = wide // beside, 4 if kind == PING_PONG else 8
-        made = Template(kind, rows, columns, depth, warps, stages, parts=1 if beside > 1 else parts)
+        if rows > max(64, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+            continue
+        parts = 1 if beside > 1 else parts
+        made = Template(kind, rows, columns, depth, warps, stages, parts=parts, group=group)
         tiles = num_tiles(made, problem)
         takes_turns = kind == COOPERATIVE or tiles > gpu.multiprocessors
         if takes_turns and made.tile.columns * problem.item_bytes >= SWIZZLED_BYTES:
