@@ -75,7 +75,8 @@ _ROUNDED = {
 }  # fmt: skip
 # Of float32 that is rounded to fewer bits, where instructions are short: NVIDIA's alone.
 _BRIEF = {
-    "reciprocal": "pf_inverse({0})", "sigmoid": "pf_inverse(1.0 + pf_exp_mid(-({0})))",
+    "reciprocal": "pf_inverse({0})",
+    "sigmoid": "pf_inverse(1.0 + tl.exp2(({0}) * -1.4426950408889634))",
 }  # fmt: skip
 # Of doubles alone: what the ones above have for float32 only.
 _DOUBLES = {
