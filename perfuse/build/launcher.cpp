@@ -9,7 +9,7 @@ namespace {
 
 // The structs are words as Python's array writes them: every field has 8 bytes.
 
-// A tensor map, made anew when the address of its matrix changes.
+// A tensor map, made again when the address of its matrix changes.
 struct Map {
   const uint64_t *address;  // where the address of the matrix stands
   uint64_t known;           // the address that the map was made for, with its offset; 0: none
