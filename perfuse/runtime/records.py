@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfuse.codegen.host.tables import (
+    CallRow,
     FillRow,
     GpuTables,
     KeptRow,
@@ -52,6 +53,12 @@ KINDS: list[RecordKind] = [
         FillRow,
         lambda driver, arguments, number, row: arguments.fill_words(number, row),
         lambda interpreter, frame, number, row: frame.fill(number, row),
+    ),
+    RecordKind(
+        "call",
+        CallRow,
+        lambda driver, arguments, number, row: driver.call_words(arguments, row),
+        lambda interpreter, frame, number, row: interpreter.units[row.unit].run(frame, row),
     ),
 ]
 

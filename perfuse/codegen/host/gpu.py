@@ -18,6 +18,7 @@ from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.storage import storage_inputs
 from perfuse.codegen.host.tables import (
     UNKNOWN,
+    CallRow,
     FillRow,
     GpuTables,
     KeptRow,
@@ -68,6 +69,9 @@ def _aligned(sources: TritonSources) -> set[str]:
     kernels = {kernel.name: kernel for kernel in sources.kernels}
     found: set[str] = set()
     for launch in sources.all_launches:
+        if launch.call is not None:  # it reads vectors of up to 16 bytes
+            found |= set(launch.buffers)
+            continue
         kernel = kernels[launch.kernel]
         names = [name for name, _ in kernel.signature]
         pairs = zip(launch.buffers, names, strict=False)
@@ -242,6 +246,11 @@ class _GpuWriter(HostWriter):
         self._grid(launch.grid)
         x, y, z = (n if isinstance(n, int) else UNKNOWN for n in launch.grid)
         pointers = tuple(self.places[names.get(b, b)] for b in launch.buffers)
+        if launch.call is not None:
+            call = launch.call
+            row = CallRow(launch.kernel, pointers, call.offsets, call.sizes, call.factors)
+            self.records.append(row)
+            return
         sizes = tuple(self.sizes.index(s) + 1 for s in launch.symbols)
         passed = (launch.kernel, pointers, sizes, (x, y, z))
         maps = tuple(map(self._map, launch.maps))

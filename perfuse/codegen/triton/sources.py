@@ -2,6 +2,8 @@
 
 A kernel's arguments are passed in this order: the addresses of `Launch.buffers`, the values of
 `Launch.symbols`, then `Launch.maps`. Constants are spelled into the compiled code, never passed.
+A kernel may also be a *host call*: a C++ function of a library of its own that launches on the
+given stream.
 """
 
 from __future__ import annotations
@@ -46,6 +48,23 @@ class TensorMap:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCall:
+    """The arguments of a host call, besides the addresses of its buffers."""
+
+    offsets: tuple[int, ...]  # bytes that are added to each address
+    sizes: tuple[int, ...]
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostUnit:
+    """The C++ source of a library with one host call, named as launches name it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a kernel. Names in `buffers` are the program's, or those in `scratch`.
 
@@ -59,6 +78,7 @@ class Launch:
     grid: tuple[Dim, Dim, Dim]
     scratch: tuple[Scratch, ...] = ()
     maps: tuple[TensorMap, ...] = ()
+    call: HostCall | None = None  # then `kernel` is the name of a HostUnit
 
     @property
     def passed(self) -> tuple[str, ...]:
@@ -73,10 +93,11 @@ class TritonSources:
     text: str
     kernels: tuple[TritonKernel, ...]
     launches: tuple[tuple[Launch, ...], ...]  # those of each Kernel of the plan, in its order
+    units: tuple[HostUnit, ...] = ()  # each is built as a library
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return (self.text,)
+        return (self.text, *(unit.text for unit in self.units))
 
     @property
     def all_launches(self) -> list[Launch]:
