@@ -108,6 +108,7 @@ LOOP = Template(PERSISTENT, 128, 128, 64, 8, 3, programs=5, parts=2)
 WIDE_LOOP = Template(PERSISTENT, 128, 256, 64, 8, 3, programs=3, parts=2)
 TURNS = Template(PING_PONG, 64, 128, 64, 4, 4, programs=3)
 TURNS_OF_TWO = Template(PING_PONG, 128, 64, 64, 4, 4, programs=3)
+TURNS_IN_PARTS = Template(PING_PONG, 128, 128, 64, 4, 4, programs=3, parts=2)
 SHARED = Template(COOPERATIVE, 128, 128, 64, 8, 4, programs=3)
 SHARED_IN_PARTS = Template(COOPERATIVE, 128, 256, 64, 8, 3, programs=3, parts=2)
 MAPPABLE = ("mm", "transposed", "gelu", "two results", "f16", "gate")
@@ -121,6 +122,7 @@ RUNS = [
     *((name, LOOP) for name in MAPPABLE),
     *((name, TURNS) for name in (*MAPPABLE, "residual")),
     *((name, SHARED) for name in (*MAPPABLE, "residual", "joined")),
+    *((name, TURNS_IN_PARTS) for name in ("mm", "gelu", "two results", "residual")),
     *((name, TURNS_OF_TWO) for name in ("gate", "joined", "residual")),
     *((name, SHARED_IN_PARTS) for name in ("mm", "transposed", "gelu", "residual")),
     # The wide tile has no shared memory for a second result or operand.

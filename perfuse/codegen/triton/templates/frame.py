@@ -21,6 +21,7 @@ from perfuse.schedule.contract import depth_of, result_load, result_value, sizes
 from perfuse.schedule.plan import Kernel, Member
 from perfuse.schedule.turns import Scratch
 
+GROUP = 8  # tiles of rows that run side by side, so that they share columns in the cache
 BOTH = ROWS | COLUMNS
 
 ACCUMULATOR = {DType.F32: "tl.float32", DType.I32: "tl.int32", DType.F64: "tl.float64"}
@@ -70,11 +71,10 @@ class ContractionFrame(Frame):
             w.line(f"tile_row = {f'{number} * 0' if is_row else number}")
             w.line(f"tile_column = {number if is_row else f'{number} * 0'}")
             return
-        rows = self.template.group
-        group = self.dim(ix.mul(self.across, rows))
+        group = self.dim(ix.mul(self.across, GROUP))
         w.line(f"group = {number} // ({group})")
-        w.line(f"group_rows = tl.minimum({self.dim(self.down)} - group * {rows}, {rows})")
-        w.line(f"tile_row = group * {rows} + {number} % ({group}) % group_rows")
+        w.line(f"group_rows = tl.minimum({self.dim(self.down)} - group * {GROUP}, {GROUP})")
+        w.line(f"tile_row = group * {GROUP} + {number} % ({group}) % group_rows")
         w.line(f"tile_column = {number} % ({group}) // group_rows")
 
     def wide(self, position: str) -> str:

@@ -6,6 +6,7 @@ model of an H200, whose constants were fitted to 970 measured candidates and sca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
@@ -59,16 +60,17 @@ _TILE_BLOCKS = (
     (128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (64, 128, 128, 4, 4),
     (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (64, 64, 128, 4, 4),
 )  # fmt: skip
-# Rows, columns of all right operands, depth, stages, parts, group.
+# Rows, columns of all right operands, depth, stages, parts: of each size, the best first. More
+# stages are faster, also where they leave memory for a part of the result only (H200).
 _PING_PONG_BLOCKS = (
-    (128, 128, 64, 6, 2, 8), (128, 128, 64, 6, 2, 16), (128, 128, 64, 6, 2, 32),
-    (128, 128, 64, 5, 1, 8), (128, 128, 64, 5, 1, 16), (128, 128, 64, 5, 1, 32),
-    (128, 128, 128, 3, 2, 16), (64, 128, 64, 6, 1, 8), (64, 128, 64, 8, 1, 8),
+    (128, 128, 64, 6, 2), (128, 128, 64, 5, 1), (128, 128, 64, 4, 2), (64, 128, 64, 8, 1),
+    (64, 128, 64, 6, 1),
 )  # fmt: skip
 _COOPERATIVE_BLOCKS = (
-    (128, 256, 64, 4, 2, 8), (128, 256, 64, 4, 2, 16), (256, 128, 64, 4, 2, 8),
-    (128, 128, 64, 6, 1, 8),
+    (128, 256, 64, 4, 2), (128, 256, 64, 3, 2), (256, 128, 64, 4, 2), (128, 128, 64, 6, 1),
+    (128, 128, 64, 4, 1),
 )  # fmt: skip
+_OF_EACH_SIZE = {PING_PONG: 2, COOPERATIVE: 1}
 _LARGEST_BARRIERS = 1024  # bytes of shared memory for barriers and what the roles are passed
 _SPLITS = (2, 4, 8, 16)
 _MOST_PROGRAMS = 65535  # along the second axis of a grid
@@ -150,9 +152,9 @@ def _all(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Te
         yield from _vectors(problem)
     is_new = gpu.capability >= 90 and problem.dtype in HALVES  # tensor maps, in sizes known now
     if is_new and problem.is_mappable and problem.is_static:
-        yield from _mapped(problem, gpu)
         # The matrix instructions of groups of warps are those of one generation.
         yield from _specialised(problem, gpu) if gpu.capability == 90 else ()
+        yield from _mapped(problem, gpu)
     for rows, columns, depth, warps, stages in _FLOAT_BLOCKS if is_float else _HALF_BLOCKS:
         if rows > max(16, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
             continue
@@ -199,20 +201,22 @@ def _mapped(problem: Problem, gpu: Gpu) -> Iterator[Template]:
 
 def _specialised(problem: Problem, gpu: Gpu) -> Iterator[Template]:
     """Kernels whose warps have roles: right operands share the columns of a block."""
-    beside = problem.num_accumulators
+    beside, found = problem.num_accumulators, Counter[tuple[str, int, int]]()
     if problem.batch != 1 or not problem.is_joined or beside not in (1, 2, 4):
         return
     tables = {PING_PONG: _PING_PONG_BLOCKS, COOPERATIVE: _COOPERATIVE_BLOCKS}
     for kind, block in ((kind, block) for kind, table in tables.items() for block in table):
-        rows, wide, depth, stages, parts, group = block
+        rows, wide, depth, stages, parts = block
         columns, warps = wide // beside, 4 if kind == PING_PONG else 8
         if rows > max(64, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
             continue
-        parts = 1 if beside > 1 else parts
-        made = Template(kind, rows, columns, depth, warps, stages, parts=parts, group=group)
+        made = Template(kind, rows, columns, depth, warps, stages, parts=1 if beside > 1 else parts)
         tiles = num_tiles(made, problem)
         takes_turns = kind == COOPERATIVE or tiles > gpu.multiprocessors
-        if takes_turns and made.tile.columns * problem.item_bytes >= SWIZZLED_BYTES:
+        is_wide = made.tile.columns * problem.item_bytes >= SWIZZLED_BYTES
+        is_wanted = found[kind, rows, wide] < _OF_EACH_SIZE[kind]
+        if takes_turns and is_wide and is_wanted and not why_too_large(made, problem, gpu):
+            found[kind, rows, wide] += 1
             yield replace(made, programs=min(gpu.multiprocessors, tiles))
 
 

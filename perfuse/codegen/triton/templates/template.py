@@ -9,7 +9,6 @@ from perfuse.decision import Choice
 from perfuse.schedule.tile import Tile
 
 SOURCE = "triton"
-GROUP = 8
 FUSED = "is_fused"  # the option of a choice that says whether an epilogue belongs to it
 
 POINTERS = "pointers"  # blocks read by address: any strides
@@ -36,18 +35,16 @@ class Template:
     splits: int = 1  # programs that share the depth of one tile
     programs: int = 0  # of a persistent kernel
     parts: int = 1  # column parts in which a tile is stored
-    group: int = GROUP  # rows of tiles that run side by side, so that they share columns in a cache
     is_swapped: bool = False  # computes the transposed tile, for results of few rows
     precision: str = ""  # of float32 products: ieee, tf32, tf32x3, bf16x6
 
     def __str__(self) -> str:
         split = f" / {self.splits}" if self.splits > 1 else ""
-        group = f" by {self.group}" if self.group != GROUP else ""
         swapped = " swapped" if self.is_swapped else ""
         precision = f" {self.precision}" if self.precision else ""
         size = f"{self.rows}x{self.columns}x{self.depth}"
         shape = f"{self.num_warps} warps, {self.num_stages} stages"
-        return f"{self.kind}{swapped}{precision} {size}{split}{group}, {shape}"
+        return f"{self.kind}{swapped}{precision} {size}{split}, {shape}"
 
     @property
     def choice(self) -> Choice:
