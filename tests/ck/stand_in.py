@@ -5,6 +5,7 @@ The generated sources are compiled against them unchanged, and run on CPU tensor
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def context_with(**settings: Any) -> Context:
     return Context(device_target(chosen, CPU), chosen, Counters(), CPU)
 
 
+@functools.cache
 def every_instance() -> tuple[Instance, ...]:
     """The instances as the facts count them: with duplicates, and with commented-out lines."""
     document = json.loads(LEFT_OUT.read_text())

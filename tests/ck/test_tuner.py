@@ -58,9 +58,17 @@ def counted(name: str) -> int:
 # -- the three products of the seed --------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backends", "rows"), [("CK", 2240), ("ATen,Triton,CK", 64)])
+@pytest.mark.parametrize(
+    ("backends", "rows"),
+    [
+        pytest.param("CK", 2240, marks=pytest.mark.slow),  # ATen takes seconds for it on AVX2
+        pytest.param("ATen,Triton,CK", 2240, marks=pytest.mark.slow),
+        ("CK", 64),
+        ("ATen,Triton,CK", 64),
+    ],
+)
 def test_precompile(backends: str, rows: int) -> None:
-    """The product of the seed; beside other sources, fewer rows in a worker."""
+    """The product of the seed; with fewer rows also in a worker."""
     a, b = torch.randn(rows, 256).bfloat16(), torch.randn(256, 2048).bfloat16()
     chosen = {**TWO, "max_autotune_gemm_backends": backends, "autotune_in_subproc": rows < 100}
     got, (decision,) = compiled(mm, a, b, **chosen)
