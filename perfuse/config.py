@@ -182,6 +182,9 @@ class Settings:
     fallback_random: bool = key(
         False, "Draw random numbers with eager PyTorch, so that a seed gives the same numbers."
     )
+    fp8_cross_cast: bool = key(
+        False, "Convert between float8_e4m3fn and float8_e5m2, through float32; otherwise refuse."
+    )
     on_error: Literal["raise", "eager"] = plain(
         "raise", "When a compile fails: raise the error, or warn and run eagerly."
     )
@@ -408,18 +411,31 @@ def _parse(name: str, variable: str, text: str) -> Any:
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """The defaults, overridden by PERFUSE_* variables and by those that compilers know."""
-    names = {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+    names = _variables()
     overrides: dict[str, Any] = {}
     for variable, name in COMMON_VARIABLES.items():
         if environment.get(variable):
             overrides[name] = environment[variable]
-    for variable in sorted(environment):
-        if variable in names:
-            name = names[variable]
-            overrides[name] = _parse(name, variable, environment[variable])
-        elif variable.startswith(ENV_PREFIX) and variable != LOG_VARIABLE:
-            _warn_unknown_variable(variable, [*names, LOG_VARIABLE])
+    for variable, nearest in unknown_variables(environment).items():
+        # Not an error: another tool may own a variable with this prefix.
+        hint = f"did you mean {nearest}? " if nearest else ""
+        told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+        warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
+    for variable in sorted(names.keys() & environment.keys()):
+        name = names[variable]
+        overrides[name] = _parse(name, variable, environment[variable])
     return Settings().with_overrides(overrides)
+
+
+def _variables() -> dict[str, str]:
+    return {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the prefix of settings that are none; the nearest that is one, or ""."""
+    known = [*_variables(), LOG_VARIABLE]
+    unknown = sorted(v for v in environment if v.startswith(ENV_PREFIX) and v not in known)
+    return {v: next(iter(get_close_matches(v, known, n=1, cutoff=0.5)), "") for v in unknown}
 
 
 def cache_folders() -> tuple[Path, ...]:
@@ -442,14 +458,6 @@ def temporary_folders() -> tuple[Path, ...]:
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child process."""
     return {**os.environ, **changes}
-
-
-def _warn_unknown_variable(variable: str, known: list[str]) -> None:
-    """Warn rather than raise: another tool may own a variable with this prefix."""
-    nearest = get_close_matches(variable, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
-    warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
 
 
 def log_request() -> str:
