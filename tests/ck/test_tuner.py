@@ -126,6 +126,16 @@ def test_values(name: str) -> None:
     assert_as_good_as_eager(got, fn(*args), exact)
 
 
+def test_two_products_that_meet() -> None:
+    """Templates would compute both in one kernel; CK computes each."""
+    one = {**TUNED, "rocm.n_max_profiling_configs": 1, "max_autotune_gemm_backends": "CK"}
+    args = (X, W.t(), X.flip(0), W.flip(0).t())
+    got, decisions = compiled(lambda a, b, c, d: a @ b + c @ d, *args, **one)
+    assert [decision.chosen.source for decision in decisions] == ["ck"]  # the same question
+    a, b, c, d = args
+    torch.testing.assert_close(got, a @ b + c @ d, rtol=2e-3, atol=5e-2)
+
+
 # -- remembering, and falling back ---------------------------------------------------------
 
 SMALL = (torch.randn(128, 64).half(), torch.randn(96, 64).half().t())
