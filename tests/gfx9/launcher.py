@@ -100,17 +100,27 @@ class Launcher:
         storages = [tensor.untyped_storage() for tensor in tensors]
         self.inputs = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
         buffers = self.program.plan.program.buffers
+        known: list[tuple[Dim, int]] = []
         for name, value in zip(self.program.plan.program.inputs, args, strict=True):
             if isinstance(value, int):
-                self._learn(ix.symbol(name), value)
+                known.append((ix.symbol(name), value))
             elif name in buffers:
-                for dim, size in zip(buffers[name].shape, value.shape, strict=True):
-                    self._learn(dim, size)
+                known += zip(buffers[name].shape, value.shape, strict=True)
+                known += zip(buffers[name].strides, value.stride(), strict=True)
+        self.sizes = {}
+        for _ in known:  # what one size says may be needed to read another
+            for dim, size in known:
+                self._learn(ix.substitute(dim, self.sizes, lambda value: value), size)
 
     def _learn(self, dim: Dim, value: int) -> None:
-        atom = None if isinstance(dim, int) else ix.as_atom(dim)
-        if isinstance(atom, Symbol):
-            self.sizes[atom] = value
+        """Find a symbol from a size that is linear in it and has no other."""
+        atoms = ix.atoms_of(dim)
+        atom = next(iter(atoms), None)
+        if len(atoms) == 1 and isinstance(atom, Symbol):
+            factor = ix.coefficient_of(dim, atom)
+            rest = ix.substitute(dim, {atom: 0}, lambda value: value)
+            if isinstance(factor, int) and factor and isinstance(rest, int):
+                self.sizes[atom] = (value - rest) // factor
 
     def prepare(self, frame: GpuFrame) -> None:
         """Give the frame what `launch` runs."""
