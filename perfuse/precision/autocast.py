@@ -81,7 +81,8 @@ class PrecisionMode(TorchFunctionMode):
     ) -> Any:
         options = {} if kwargs is None else kwargs
         name = _name_of(func)
-        if name == "__get__" or not torch.is_autocast_enabled(self.device_type):
+        is_plain = name == "__get__" or options.get("out") is not None  # neither has a rule
+        if is_plain or not torch.is_autocast_enabled(self.device_type):
             return func(*args, **options)
         rule = self.names.get(name)
         if rule is not None:
@@ -107,22 +108,23 @@ def _call_with_casts(
     options: dict[str, Any],
 ) -> Any:
     """Call a function with cached casts in place of the weights that it would cast itself."""
-    table = TABLES.get(device_type, {})
     if not torch.is_autocast_cache_enabled():
         return func(*args, **options)
-    if table.get(ALIASES.get(name, name)) is not Rule.LOWER:
-        try:
-            return func(*args, **options)
-        finally:
-            # PyTorch keeps casts that it makes inside of such a call (a recurrent network's, for
-            # all time steps), and would not notice that a weight changes.
-            torch.clear_autocast_cache()
     dtype = torch.get_autocast_dtype(device_type)
+    is_lower = TABLES.get(device_type, {}).get(ALIASES.get(name, name)) is Rule.LOWER
 
     def cast(value: Any) -> Any:
         return CASTS.cast(value, dtype) if is_cacheable(value, device_type) else value
 
-    return func(*map(cast, args), **{key: cast(value) for key, value in options.items()})
+    if is_lower:
+        args = tuple(map(cast, args))
+        options = {key: cast(value) for key, value in options.items()}
+    try:
+        return func(*args, **options)
+    finally:
+        # PyTorch keeps casts that it makes inside of a call (a recurrent network's, for all time
+        # steps), and would not notice that a weight changes.
+        torch.clear_autocast_cache()
 
 
 class Entry(NamedTuple):
@@ -166,10 +168,9 @@ def _enter(state: torch.autocast, device_type: str, policy: Policy, caches: bool
 
 def _leave(*raised: Any) -> None:
     _ENTERED.entries.pop().exits.__exit__(*raised)
-    if _ENTERED.entries or is_in_backward():
-        return
-    is_training = raised[0] is None and torch.is_grad_enabled()
-    CASTS.release(keeps_for_backward=is_training)
+    if not _ENTERED.entries:
+        is_training = torch.is_grad_enabled() or is_in_backward()
+        CASTS.release(keeps_for_backward=is_training and raised[0] is None)
 
 
 class PolicyRegion(AbstractContextManager[Any]):
