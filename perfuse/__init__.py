@@ -30,6 +30,7 @@ from perfuse.errors import RefusedOp as RefusedOp
 from perfuse.errors import RemoteCacheWarning as RemoteCacheWarning
 from perfuse.errors import SpecError as SpecError
 from perfuse.errors import UnknownOption as UnknownOption
+from perfuse.errors import UnsupportedCast as UnsupportedCast
 from perfuse.errors import UnsupportedOp as UnsupportedOp
 from perfuse.errors import UnsupportedPython as UnsupportedPython
 from perfuse.errors import VersionWarning as VersionWarning
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from perfuse.api import memory_efficient_fusion as memory_efficient_fusion
     from perfuse.api import release_memory as release_memory
     from perfuse.api import write_lock as write_lock
+    from perfuse.diagnosis.examine import doctor as doctor
     from perfuse.graph.cse import fx_graph_cse as fx_graph_cse
     from perfuse.precision.autocast import autocast as autocast
 
@@ -59,6 +61,7 @@ LAZY = {
     "check_lock": ("perfuse.autotune.lock", "check_lock"),
     "codegen_for": ("perfuse.capture.cross_compile", "codegen_for"),
     "compile": ("perfuse.api", "compile"),
+    "doctor": ("perfuse.diagnosis.examine", "doctor"),
     "explain": ("perfuse.report.explain", "explain"),
     "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),
     "load": ("perfuse.runtime.artefact", "load"),

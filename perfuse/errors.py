@@ -127,6 +127,12 @@ class CompilerFailed(PerfuseError):
         self.source = source
 
 
+class CkUnavailable(PerfuseError):
+    """Composable Kernel, or the compiler that it needs, is missing or incomplete."""
+
+    default_hint = "`rocm.ck_dir` names the folder of Composable Kernel, `rocm.compiler` hipcc."
+
+
 class CannotBuild(PerfuseError):
     """No folder on this machine can hold the files of a compile."""
 
@@ -159,6 +165,12 @@ class UnsupportedOp(PerfuseError):
     """An operation that Perfuse can neither compile nor run through ATen."""
 
     default_hint = "set on_error='eager' to run the graph eagerly, or register a lowering."
+
+
+class UnsupportedCast(UnsupportedOp):
+    """A conversion between dtypes that Perfuse compiles only on request."""
+
+    default_hint = "set fp8_cross_cast=True to convert through float32, as eager PyTorch does."
 
 
 class CompileFailed(PerfuseError):
