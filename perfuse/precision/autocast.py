@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -25,6 +25,17 @@ from perfuse.torch_compat.autocast import is_enabling, is_in_backward
 from perfuse.torch_compat.ops import OpOverload, OpOverloadPacket
 
 Rules = Mapping[str, Rule | str]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Region(Protocol):
+    """A context manager and a decorator."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *raised: Any) -> bool | None: ...
+
+    def __call__(self, function: Function, /) -> Function: ...
 
 
 def autocast(
@@ -33,7 +44,7 @@ def autocast(
     enabled: bool = True,
     cache_enabled: bool = True,
     policy: Policy | Rules | None = None,
-) -> Any:
+) -> Region:
     """A region in which operations run in the precision that PyTorch's rules or `policy` say.
 
     The arguments are those of `torch.autocast`, and so are its errors and default dtypes. With
@@ -113,12 +124,12 @@ def _call_with_casts(
     dtype = torch.get_autocast_dtype(device_type)
     is_lower = TABLES.get(device_type, {}).get(ALIASES.get(name, name)) is Rule.LOWER
 
-    def cast(value: Any) -> Any:
+    def lower(value: Any) -> Any:
         return CASTS.cast(value, dtype) if is_cacheable(value, device_type) else value
 
     if is_lower:
-        args = tuple(map(cast, args))
-        options = {key: cast(value) for key, value in options.items()}
+        args = tuple(map(lower, args))
+        options = {key: lower(value) for key, value in options.items()}
     try:
         return func(*args, **options)
     finally:
@@ -188,7 +199,7 @@ class PolicyRegion(AbstractContextManager[Any]):
     def __exit__(self, *raised: Any) -> None:
         _leave(*raised)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Function) -> Function:
         return _decorated(function, self, self.policy)
 
 
@@ -206,13 +217,13 @@ class DefaultRegion(torch.autocast):
     def __exit__(self, *raised: Any) -> None:
         _leave(*raised)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Function) -> Function:
         return _decorated(function, self, None)
 
 
 def _decorated(
-    function: Callable[..., Any], region: DefaultRegion | PolicyRegion, policy: Policy | None
-) -> Callable[..., Any]:
+    function: Function, region: DefaultRegion | PolicyRegion, policy: Policy | None
+) -> Function:
     """The function inside of the region: while it is traced, of a region made there."""
     if not callable(function):
         raise TypeError(f"a decorator needs a function, got {type(function).__name__}")
@@ -227,4 +238,4 @@ def _decorated(
         with region:
             return function(*args, **kwargs)
 
-    return run
+    return cast("Function", run)
