@@ -139,9 +139,9 @@ def both_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x.sum(0), x.amax(1), x * 2
 
 
-def at_the_limits(x: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+def at_the_limits(x: Tensor, zeros: Tensor) -> tuple[Tensor, ...]:
     """Functions that become infinite: of numbers from -110 to 110, and of zeros of both signs."""
-    return torch.exp(x), torch.digamma(zeros)
+    return torch.exp(x), torch.digamma(zeros), 1 / -zeros, 1 / -zeros.double()
 
 
 def check_limits(fn: Callable[..., Any]) -> None:

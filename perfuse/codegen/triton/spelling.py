@@ -42,6 +42,8 @@ _EITHER = {
 }  # fmt: skip
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _FLOATS = {
+    # Triton's -x is 0 - x, which loses the sign of zero.
+    "neg": "({0} * -1.0)",
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "libdevice.trunc({0})",
     "round": "libdevice.nearbyint({0})", "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "libdevice.rsqrt({0})", "reciprocal": "(1.0 / {0})", "exp_mid": "pf_exp_mid({0})",
