@@ -161,6 +161,9 @@ class Settings:
     fallback_random: bool = key(
         False, "Draw random numbers with eager PyTorch, so that a seed gives the same numbers."
     )
+    fp8_cross_cast: bool = key(
+        False, "Convert between float8_e4m3fn and float8_e5m2, through float32; otherwise refuse."
+    )
     on_error: Literal["raise", "eager"] = plain(
         "raise", "When a compile fails: raise the error, or warn and run eagerly."
     )

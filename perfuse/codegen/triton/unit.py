@@ -13,6 +13,7 @@ from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.helpers import helper_text
+from perfuse.codegen.triton.quantised import quantising_kernels
 from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
@@ -49,6 +50,8 @@ _ONE_LAUNCH = {
 def generate_triton(plan: Plan, context: Context) -> TritonSources:
     """Generate the kernels of a plan; equal ones share a function. Its tiles take precedence."""
     dialect = dialect_of(context)
+    exact = replace(dialect, is_exact=not dialect.approximates)
+    quantising = quantising_kernels(plan)
     known: dict[tuple[object, ...], TritonKernel] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
@@ -60,7 +63,8 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
             continue
         steps = []
         tile = tile_of(kernel, plan, context)
-        for text in _texts_of(kernel, plan, tile, dialect):
+        own = exact if kernel.name in quantising else dialect
+        for text in _texts_of(kernel, plan, tile, own):
             made = _function(text, known, functions)
             steps.append(Launch(made.name, text.buffers, text.symbols, text.grid, text.scratch))
         launches.append(tuple(steps))
