@@ -121,7 +121,8 @@ def spent_s() -> float:
 
 
 CHAINS = [
-    *((build, dynamic) for build in (recurrence, constants_only) for dynamic in (False, True)),
+    (recurrence, True),
+    (constants_only, False),
     (other_constants, True),
     (library_functions, True),
     (other_functions, False),
