@@ -16,23 +16,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    ParamSpec,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from perfuse.errors import ConfigError, ConfigWarning, UnknownOption
 from perfuse.forking import ForkLock
+from perfuse.setting import Option, SettingRow, is_valid, key, kind_name, leaves, plain
 from perfuse.sizes import parse_budget
 
 P = ParamSpec("P")
@@ -43,19 +35,6 @@ ENV_PREFIX = "PERFUSE_"
 # Variables of other tools that name what a setting names; of two for one setting the last counts.
 COMMON_VARIABLES = {"CXX": "cpu.compiler", "ROCM_PATH": "rocm.home", "ROCM_HOME": "rocm.home"}
 LOG_VARIABLE = "PERFUSE_LOG"  # read when Perfuse is imported, see logs.py
-
-
-def key(default: Any, sentence: str, *, part: Callable[[Any], Any] = lambda value: value) -> Any:
-    """A setting that changes the generated code, so it is part of cache keys.
-
-    `part` takes from a value what changes the code, where not every difference does.
-    """
-    return field(default=default, metadata={"part": part, "sentence": sentence})
-
-
-def plain(default: Any, sentence: str) -> Any:
-    """A setting that leaves the generated code alone, so cache keys must not contain it."""
-    return field(default=default, metadata={"part": None, "sentence": sentence})
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,43 +257,9 @@ class Settings:
         return value
 
 
-class SettingRow(NamedTuple):
-    """The description of one setting."""
-
-    name: str
-    type: str
-    default: Any
-    sentence: str
-    changes_code: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """The type, default and description of one leaf of the tree."""
-
-    kind: Any
-    default: Any
-    sentence: str
-    part: Callable[[Any], Any] | None  # what of a value changes the generated code, if anything
-
-
-def _leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, _Option]]:
-    hints = get_type_hints(kind)
-    leaf: Field[Any]
-    for leaf in fields(kind):
-        hint = hints[leaf.name]
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            yield from _leaves(hint, f"{prefix}{leaf.name}.")
-        else:
-            meta = leaf.metadata
-            option = _Option(hint, leaf.default, meta["sentence"], meta["part"])
-            yield prefix + leaf.name, option
-
-
 @functools.cache
-def _options() -> dict[str, _Option]:
-    return dict(_leaves(Settings))
+def _options() -> dict[str, Option]:
+    return dict(leaves(Settings))
 
 
 @functools.cache
@@ -322,27 +267,12 @@ def _groups() -> frozenset[str]:
     return frozenset(name.split(".")[0] for name in _options() if "." in name)
 
 
-def _kind_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " | ".join(repr(choice) for choice in get_args(kind))
-    return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _is_valid(kind: Any, value: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return type(value) is str and value in get_args(kind)
-    if get_args(kind):
-        return any(_is_valid(choice, value) for choice in get_args(kind))
-    # bool is a subclass of int, but True is not a number of threads.
-    return type(value) is kind and (kind is not int or value >= 0)
-
-
 def _check(name: str, value: Any) -> None:
     option = _options().get(name)
     if option is None:
         raise UnknownOption(name, [*_options(), *_groups()])
-    if not _is_valid(option.kind, value):
-        kind = _kind_name(option.kind)
+    if not is_valid(option.kind, value):
+        kind = kind_name(option.kind)
         raise ConfigError(
             f"setting {name!r} cannot be {value!r}",
             hint=f"expected {kind}{', 0 or more' if 'int' in kind else ''}: {option.sentence}",
@@ -552,7 +482,7 @@ def describe() -> tuple[SettingRow, ...]:
     """Every setting with its type, its default and its description."""
     return tuple(
         SettingRow(
-            name, _kind_name(option.kind), option.default, option.sentence, option.part is not None
+            name, kind_name(option.kind), option.default, option.sentence, option.part is not None
         )
         for name, option in _options().items()
     )

@@ -41,7 +41,7 @@ def ck(machine: Machine) -> Finding:
     """The headers of Composable Kernel, which may be missing or incomplete."""
     settings = machine.settings_or_defaults()
     found = machine.ck(settings)
-    told = str(found).removeprefix("Composable Kernel ").strip()
+    told = str(found).removeprefix("Composable Kernel ").removeprefix("is ")
     if found.state is CkState.COMPLETE:
         unread = f"; {found.num_unread} lines were not understood" if found.num_unread else ""
         return Finding("ok", told + unread)

@@ -121,7 +121,8 @@ def spent_s() -> float:
 
 
 CHAINS = [
-    *((build, dynamic) for build in (recurrence, constants_only) for dynamic in (False, True)),
+    (recurrence, True),
+    (constants_only, False),
     (other_constants, True),
     (library_functions, True),
     (other_functions, False),
@@ -147,7 +148,7 @@ def test_compiles_in_linear_time(build: Callable[[Chain, int], Node], dynamic: b
 
 
 def recurrent(h: Tensor, u: Tensor, decay: Tensor) -> Tensor:
-    for t in range(300):
+    for t in range(u.shape[1]):
         h = h * decay + u[:, t]
     return h
 
@@ -210,7 +211,7 @@ ROWS = (
     Behaviour(
         "training",
         lambda h, u, d: recurrent(h, u, d).sum(),
-        lambda: [randn(8, grad=True), randn(8, 300, grad=True), (randn(8) * 0.1).requires_grad_()],
+        lambda: [randn(8, grad=True), randn(8, 150, grad=True), (randn(8) * 0.1).requires_grad_()],
     ),
 )
 

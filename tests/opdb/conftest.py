@@ -1,4 +1,4 @@
-"""These programs run with their memory watched, and are compiled quickly: they are many."""
+"""These programs run with their memory watched."""
 
 from __future__ import annotations
 
@@ -11,6 +11,5 @@ import perfuse
 
 @pytest.fixture(autouse=True)
 def watched_memory() -> Iterator[None]:
-    # Other folders show what the compiler's last level does to kernels of every kind.
-    with perfuse.config.patch({"verify": "memory", "cpu.opt_level": 1}):
+    with perfuse.config.patch(verify="memory"):
         yield

@@ -20,7 +20,7 @@ from tests.random_programs.generate import from_seed, generate
 from tests.random_programs.kinds import KINDS, program_of
 from tests.random_programs.mutate import original, runs_everywhere
 
-NUM_SEEDS = 60
+NUM_SEEDS = 45
 NUM_TRAINING_SEEDS = 30
 # Of the first 40 programs of the plain kind: results of earlier versions are known by seed.
 PLAIN_DIGEST = "7e48af303827709e071a15a43c1ffa6e6e6d79cd1ad7dfdf364015ac02c94112"
