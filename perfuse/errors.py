@@ -42,6 +42,18 @@ class UnsupportedPython(PerfuseError):
     """This version of Python cannot run compiled functions correctly."""
 
 
+class RefusedOp(PerfuseError, RuntimeError):
+    """An operation was called in an autocast region whose policy refuses it."""
+
+    default_hint = (
+        "call it with autocast disabled, use an equivalent that is safe in a lower precision, or "
+        "give it another rule in the region's policy."
+    )
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is refused by the policy of the autocast region around it")
+
+
 class UnknownOption(ConfigError, AttributeError):
     """An unknown setting or mode was named.
 
@@ -113,6 +125,12 @@ class CompilerFailed(PerfuseError):
         self.command = tuple(command)
         self.output = output
         self.source = source
+
+
+class CkUnavailable(PerfuseError):
+    """Composable Kernel, or the compiler that it needs, is missing or incomplete."""
+
+    default_hint = "`rocm.ck_dir` names the folder of Composable Kernel, `rocm.compiler` hipcc."
 
 
 class CannotBuild(PerfuseError):

@@ -84,7 +84,8 @@ def pf_digamma(given):
   tail = s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * tail)))
   y = y + libdevice.log(z) - 0.5 / z - tail
   y = tl.where(is_below & (x == whole), float('nan'), y)
-  y = tl.where(x == 0, libdevice.copysign(x * 0.0 + float('inf'), -x), y)
+  # Triton's -x is 0 - x, which loses the sign of zero.
+  y = tl.where(x == 0, -libdevice.copysign(x * 0.0 + float('inf'), x), y)
   return y.to(given.dtype)
 """,
     "pf_philox": """
@@ -153,7 +154,9 @@ def pf_exp(x):
   lost = tl.fma(x, 1.925963033500011e-08, tl.fma(x, 1.4426950216293335, -power))
   is_small = power < -100.0
   near = tl.exp2(tl.where(is_small, power + 64.0, power))
-  near = tl.where(tl.abs(lost) < 1.0, tl.fma(near, lost * 0.6931471805599453, near), near)
+  # From 2**128 on it is infinite, which times a loss below zero would not be a number.
+  is_near = (tl.abs(lost) < 1.0) & (power < 128.0)
+  near = tl.where(is_near, tl.fma(near, lost * 0.6931471805599453, near), near)
   return tl.where(is_small, near * 5.421010862427522e-20, near)
 """,
     "pf_exp_mid": """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from perfuse.codegen.ck.launch import SOURCE as CK
+from perfuse.codegen.ck.launch import CkUnits
 from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.carry import join_columns, joins_itself
@@ -53,7 +55,12 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
     known: dict[tuple[object, ...], TritonKernel] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
+    calls = CkUnits(plan.program.buffers, ck_arch(context))
     for kernel in plan.kernels:
+        choice = plan.templates.get(kernel.name)
+        if choice is not None and choice.source == CK:
+            launches.append((calls.launch(kernel, choice),))
+            continue
         steps = []
         tile = tile_of(kernel, plan, context)
         own = exact if kernel.name in quantising else dialect
@@ -63,7 +70,13 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
         launches.append(tuple(steps))
     code = "".join(functions)
     module = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
-    return TritonSources(module, tuple(known.values()), tuple(launches))
+    return TritonSources(module, tuple(known.values()), tuple(launches), calls.units)
+
+
+def ck_arch(context: Context) -> str:
+    """The GPU that Composable Kernel is compiled for: the setting's, else the target's."""
+    gpu = context.target.gpu
+    return context.settings.rocm.arch or ("" if gpu is None else gpu.arch)
 
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
