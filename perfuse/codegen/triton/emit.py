@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from perfuse.codegen import emitter
 from perfuse.codegen.emitter import Value
+from perfuse.codegen.triton.helpers import SIGNED_NAN
 from perfuse.codegen.triton.spelling import (
     COMPUTE_TYPE,
     NARROW_TYPE,
@@ -182,6 +183,8 @@ class Emitter(emitter.Emitter[Names, Value]):
     def _decoded(self, text: str, kind: DType) -> str:
         if self.names.is_bits(kind):
             return f"pf_from_{kind}({text})"
+        if kind in SIGNED_NAN:
+            return f"pf_wide_{kind}({text})"
         return f"({text}).to(tl.float32)"
 
     # -- memory ----------------------------------------------------------------------------

@@ -234,6 +234,8 @@ _SMALL = {
     DType.F8E5M2FNUZ: _Small(2, 16, 0x7F, 0x80, True, 61439.996),
 }
 
+SIGNED_NAN = frozenset(dtype for dtype, f in _SMALL.items() if not f.has_one_nan)
+
 
 def _encode(dtype: DType, *, saturate: bool) -> str:
     """float32 to the bits of a small float, to the nearest, ties to even."""
@@ -297,6 +299,15 @@ def pf_near_{dtype}(x):
 """
 
 
+def _extend(dtype: DType) -> str:
+    """A small float to float32 by hardware, which drops NaN's sign: the sign is set once more."""
+    return f"""
+def pf_wide_{dtype}(x):
+  sign = (x.to(tl.uint8, bitcast=True).to(tl.int32) & 0x80) << 24
+  return (x.to(tl.float32).to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+"""
+
+
 _POWERS = {
     "pf_to_f8e8m0fnu": """
 def pf_to_f8e8m0fnu(x):
@@ -320,6 +331,7 @@ def _texts(*, saturate: bool) -> dict[str, str]:
         texts[f"pf_to_{dtype}"] = _encode(dtype, saturate=is_saturating)
         texts[f"pf_near_{dtype}"] = _convert(dtype, saturate=is_saturating)
         texts[f"pf_from_{dtype}"] = _decode(dtype)
+        texts[f"pf_wide_{dtype}"] = _extend(dtype)
     return texts
 
 
