@@ -328,8 +328,8 @@ def _check(name: str, value: Any) -> None:
         try:
             parse_budget(value)
         except ValueError as error:
-            told = f"setting {name!r} cannot be {value!r}: {error}"
-            raise ConfigError(told, hint=option.sentence) from None
+            message = f"setting {name!r} cannot be {value!r}: {error}"
+            raise ConfigError(message, hint=option.sentence) from None
 
 
 def _flatten(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -425,8 +425,8 @@ def _warn_unknown_variable(variable: str, known: list[str]) -> None:
     """Warn rather than raise: another tool may own a variable with this prefix."""
     nearest = get_close_matches(variable, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}? " if nearest else ""
-    told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
-    warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
+    message = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+    warnings.warn(f"{message}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
 
 
 def log_request() -> str:

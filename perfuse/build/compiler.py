@@ -135,8 +135,8 @@ class _Run:
         try:
             done = system().spawn(command, self.folder, self.environment, timeout_s)
         except subprocess.TimeoutExpired:
-            told = f"timed out after {timeout_s} s (build.timeout_s)"
-            raise CompilerFailed(command, told) from None
+            message = f"timed out after {timeout_s} s (build.timeout_s)"
+            raise CompilerFailed(command, message) from None
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
                 raise CompilerMissing(f"cannot run {command[0]}: {error}") from error
