@@ -71,8 +71,19 @@ ROWS: dict[str, tuple[int, float, float, float, int, int, int, int]] = {
 def _known(arch: str) -> Gpu:
     count, rate, f32, f16, l2, shared, registers, threads = ROWS[arch]
     kind, warp = ("cuda", 32) if arch.startswith("sm_") else ("hip", 64)
-    rates = (rate * 1e12, f32 * 1e12, f16 * 1e12)
-    return Gpu(kind, arch, warp, count, *rates, l2 * MIB, shared * KIB, registers, threads)
+    return Gpu(
+        kind=kind,
+        arch=arch,
+        warp=warp,
+        multiprocessors=count,
+        bandwidth=rate * 1e12,
+        flops_f32=f32 * 1e12,
+        flops_f16=f16 * 1e12,
+        l2_bytes=l2 * MIB,
+        shared_bytes=shared * KIB,
+        registers=registers,
+        max_threads=threads,
+    )
 
 
 KNOWN = {arch: _known(arch) for arch in ROWS}

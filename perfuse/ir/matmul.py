@@ -1,4 +1,4 @@
-"""The table of matmuls: which ATen ops are matrix products, and which argument is what.
+"""The table of matmuls: which ATen ops multiply matrices, and which argument is what.
 
 Graph passes look up FX targets here, later rooms the library call of a `Matmul` node. Nothing else
 in Perfuse recognises a matmul by the name of an op or by counting its arguments.
