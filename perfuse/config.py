@@ -40,6 +40,8 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ENV_PREFIX = "PERFUSE_"
+# Variables of other tools that name what a setting names; of two for one setting the last counts.
+COMMON_VARIABLES = {"CXX": "cpu.compiler", "ROCM_PATH": "rocm.home", "ROCM_HOME": "rocm.home"}
 LOG_VARIABLE = "PERFUSE_LOG"  # read when Perfuse is imported, see logs.py
 
 
@@ -125,6 +127,25 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RocmSettings:
+    """Composable Kernel (CK) on AMD GPUs, a source of matmul candidates: CK."""
+
+    ck_dir: str = key("", "Folder of Composable Kernel; empty takes the one in rocm.home.")
+    home: str = key("", "Folder of ROCm; empty takes $ROCM_HOME, $ROCM_PATH, else /opt/rocm.")
+    compiler: str = key("", "Compiler for CK; empty takes hipcc, or clang of rocm.home.")
+    arch: str = key("", "GPU that CK is compiled for (gfx942, ...); empty takes the target's.")
+    use_preselected_instances: bool = key(
+        False, "Consider only the few instances of CK that are known to do well for float16."
+    )
+    n_max_profiling_configs: int = key(
+        16, "The number of CK instances compiled and measured for a matmul; 0: all legal ones."
+    )
+    compile_bytes: int = plain(
+        16 * 1024 * MIB, "Address space that one compiler run for CK may use; 0: no limit."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ThresholdSettings:
     """Sizes at which a decision changes; tests set them all to 0."""
 
@@ -160,6 +181,9 @@ class Settings:
 
     fallback_random: bool = key(
         False, "Draw random numbers with eager PyTorch, so that a seed gives the same numbers."
+    )
+    fp8_cross_cast: bool = key(
+        False, "Convert between float8_e4m3fn and float8_e5m2, through float32; otherwise refuse."
     )
     on_error: Literal["raise", "eager"] = plain(
         "raise", "When a compile fails: raise the error, or warn and run eagerly."
@@ -227,6 +251,7 @@ class Settings:
     build: BuildSettings = field(default_factory=BuildSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    rocm: RocmSettings = field(default_factory=RocmSettings)
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
@@ -385,18 +410,32 @@ def _parse(name: str, variable: str, text: str) -> Any:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """The defaults, overridden by PERFUSE_* variables and, for the compiler, by $CXX."""
-    names = {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+    """The defaults, overridden by PERFUSE_* variables and by those that compilers know."""
+    names = _variables()
     overrides: dict[str, Any] = {}
-    if environment.get("CXX"):
-        overrides["cpu.compiler"] = environment["CXX"]
-    for variable in sorted(environment):
-        if variable in names:
-            name = names[variable]
-            overrides[name] = _parse(name, variable, environment[variable])
-        elif variable.startswith(ENV_PREFIX) and variable != LOG_VARIABLE:
-            _warn_unknown_variable(variable, [*names, LOG_VARIABLE])
+    for variable, name in COMMON_VARIABLES.items():
+        if environment.get(variable):
+            overrides[name] = environment[variable]
+    for variable, nearest in unknown_variables(environment).items():
+        # Not an error: another tool may own a variable with this prefix.
+        hint = f"did you mean {nearest}? " if nearest else ""
+        told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+        warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
+    for variable in sorted(names.keys() & environment.keys()):
+        name = names[variable]
+        overrides[name] = _parse(name, variable, environment[variable])
     return Settings().with_overrides(overrides)
+
+
+def _variables() -> dict[str, str]:
+    return {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the prefix of settings that are none; the nearest that is one, or ""."""
+    known = [*_variables(), LOG_VARIABLE]
+    unknown = sorted(v for v in environment if v.startswith(ENV_PREFIX) and v not in known)
+    return {v: next(iter(get_close_matches(v, known, n=1, cutoff=0.5)), "") for v in unknown}
 
 
 def cache_folders() -> tuple[Path, ...]:
@@ -419,14 +458,6 @@ def temporary_folders() -> tuple[Path, ...]:
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child process."""
     return {**os.environ, **changes}
-
-
-def _warn_unknown_variable(variable: str, known: list[str]) -> None:
-    """Warn rather than raise: another tool may own a variable with this prefix."""
-    nearest = get_close_matches(variable, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    message = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
-    warnings.warn(f"{message}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
 
 
 def log_request() -> str:

@@ -76,6 +76,8 @@ class Rival:
 
 
 NOTHING_REMEMBERED = "no choice is remembered, and nothing is measured in this mode"
+# The end of a reason: what is wrong on this machine may be mended, and then be decided again.
+NOT_REMEMBERED = "not remembered, since candidates cannot be built here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,11 @@ class Decision:
     def is_open(self) -> bool:
         """Whether the default was taken only because nothing else is remembered."""
         return self.reason == NOTHING_REMEMBERED
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is remembered: all candidates could be built."""
+        return not self.reason.endswith(NOT_REMEMBERED)
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}

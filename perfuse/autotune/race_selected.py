@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from perfuse.autotune.faces import AlgorithmSelector
 from perfuse.autotune.race import Enter, Gate, Rules, Timer, race
@@ -26,6 +27,9 @@ from perfuse.schedule.plan import Plan
 Screen = Callable[[Sequence[Choice]], Mapping[Choice, str]]
 
 
+NOTHING_SILENT: Mapping[str, str] = MappingProxyType({})
+
+
 def race_selected(
     subject: str,
     choices: Sequence[Choice],
@@ -36,8 +40,12 @@ def race_selected(
     gate: Gate | None = None,
     timer: Timer | None = None,
     screen: Screen = lambda choices: {},
+    silent: Mapping[str, str] = NOTHING_SILENT,
 ) -> Decision:
-    """The winner among selected choices; the library's call, or an error, if none is valid."""
+    """The winner among selected choices; the library's call, or an error, if none is valid.
+
+    `silent` says of sources that propose nothing why they do not.
+    """
     held = partial(race, subject, rules=rules, gate=gate, timer=timer)
     decisions: list[Decision] = []
 
@@ -53,13 +61,17 @@ def race_selected(
     found = AlgorithmSelector().lookup(allowed, subject, "", benchmark) if allowed else {}
     finite = {choice: ms for choice, ms in found.items() if math.isfinite(ms)}
     if not finite:
-        error = NoValidChoicesError(subject, _reasons(allowed, decisions, context))
+        error = NoValidChoicesError(subject, _reasons(allowed, decisions, context) | dict(silent))
         return fallen_back(subject, choices, error, context)
-    decision = decisions[0]
+    decision = replace(decisions[0], reason="; ".join([decisions[0].reason, *_told(silent)]))
     if decision.chosen in finite:
         return decision
     best = min(finite, key=lambda choice: finite[choice])
     return replace(decision, chosen=best, reason=f"{decision.reason}; ATEN is not selected")
+
+
+def _told(silent: Mapping[str, str]) -> list[str]:
+    return [f"{name} proposes nothing: {why}" for name, why in silent.items()]
 
 
 def _with_refusals(

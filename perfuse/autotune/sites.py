@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from perfuse.codegen.ck.launch import SOURCE as CK
 from perfuse.codegen.triton.templates.propose import problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
@@ -145,6 +146,8 @@ def _choice(template: Template, is_fused: bool) -> Choice:
 
 def chosen_kernels(site: Site, choice: Choice) -> tuple[Kernel, ...]:
     """The contractions that a choice asks for; none for the library."""
+    if choice.source == CK:
+        return site.alone
     if choice.source != SOURCE:
         return ()
     if dict(choice.options).get(FUSED):

@@ -15,6 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfuse.autotune.ck import (
+    CkOffer,
+    ck_offer,
+    ck_versions,
+    is_ck_selected,
+    is_measured_on_cpu,
+    report_failures,
+    with_progress,
+)
 from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.machine import device_kind, generated_versions, library_versions
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, Timer
@@ -22,6 +31,7 @@ from perfuse.autotune.race_selected import race_selected
 from perfuse.autotune.request import operand_like
 from perfuse.autotune.run_alone import built, loaded
 from perfuse.autotune.screen import screened
+from perfuse.autotune.search import wall_timer
 from perfuse.autotune.select import is_selecting
 from perfuse.autotune.sites import (
     Site,
@@ -31,13 +41,13 @@ from perfuse.autotune.sites import (
     sites_of,
     with_choice,
 )
-from perfuse.autotune.sources import is_selected
+from perfuse.autotune.sources import CK, is_selected
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.tiles import plan_of_one
 from perfuse.cache import keys
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, Question, identified
+from perfuse.decision import NOT_REMEMBERED, Choice, Decision, Question, identified
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Matmul, Program, View
@@ -49,6 +59,7 @@ from perfuse.torch_compat.state import allows_tf32, disable_dispatch_modes, disa
 
 # Readings are the GPU's own, with caches flushed before each turn.
 RULES = Rules(margin=0.98, budget_s=0.5, fewest_rounds=7, most_rounds=15)
+NO_OFFER = CkOffer()
 _ROWS_AT_ONCE = 2048  # of a reference, which is computed in a wider type
 
 
@@ -56,11 +67,19 @@ def tune_templates(plan: Plan, context: Context) -> Plan:
     """Matmuls computed as measured on this GPU, in the modes that tune."""
     if context.target.gpu is None:
         return plan
-    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if is_selecting(context) and is_there:
+    timer = _timer(context)
+    if is_selecting(context) and timer is not None:
         with disable_dispatch_modes(), disabled_autocast():
-            return measured_templates(plan, context, event_timer(context.device))
+            return measured_templates(plan, context, timer)
     return measured_templates(plan, context, None) if is_consulted(context) else plan
+
+
+def _timer(context: Context) -> Timer | None:
+    """The clock of the device that candidates run on; None where they cannot be measured."""
+    if is_measured_on_cpu(context):
+        return wall_timer()
+    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
+    return event_timer(context.device) if is_there else None
 
 
 def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Plan:
@@ -72,14 +91,22 @@ def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Pla
     decisions: dict[Question, Decision] = {}
     for site in list(sites_of(plan, with_epilogues=is_fused)):
         alone = plan_of_site(site, plan)
-        question = question_of(site, alone, context)
+        offer = _offer(site, alone, context)
+        question = question_of(site, alone, context, offer)
         if question not in decisions:
-            decisions[question] = decide(question, site, alone, context, timer)
+            decisions[question] = decide(question, site, alone, context, timer, offer)
         plan = with_choice(plan, site, decisions[question].chosen)
     return replace(plan, decisions=(*plan.decisions, *decisions.values()))
 
 
-def question_of(site: Site, alone: Plan, context: Context) -> Question:
+def _offer(site: Site, alone: Plan, context: Context) -> CkOffer:
+    """The proposals of CK for the one matmul of a site."""
+    if len(site.alone) != 1:
+        return CkOffer(silent="several matmuls are computed at once")
+    return ck_offer(site.matmuls[0], alone.program, context)
+
+
+def question_of(site: Site, alone: Plan, context: Context, offer: CkOffer = NO_OFFER) -> Question:
     """The question which way to compute a site is fastest on this kind of GPU.
 
     The text of the first template stands for them all: an edit of Perfuse that leaves it as it is
@@ -88,22 +115,30 @@ def question_of(site: Site, alone: Plan, context: Context) -> Question:
     gpu = context.target.gpu
     assert gpu is not None
     first, *others = choices_of(site, alone.program, gpu, allows_tf32())
-    choices = [first, *(choice for choice in others if is_selected(choice, context))]
+    others = [choice for choice in others if is_selected(choice, context)]
+    # An interpreter's time says nothing about a kernel.
+    choices = [first, *(() if is_measured_on_cpu(context) else others), *offer.choices]
     text = f"{identity_of(alone)} tf32 {allows_tf32()}"
     if len(choices) > 1:
-        text += generate_triton(with_choice(alone, site, choices[1]), context).text
+        text += "".join(generate_triton(with_choice(alone, site, choices[1]), context).texts)
+    versions = ck_versions(context) if offer.choices else ()
     return Question(
         keys.TEMPLATE.name,
         identified(str(site).partition(" with ")[0], text),
         tuple(choices),
         device_kind(context.target),
-        (*library_versions(gpu.kind), *generated_versions()),
+        (*library_versions(gpu.kind), *generated_versions(), *versions),
         f"{RULES} {MOST_ERROR}" + ("" if is_selected(choices[0], context) else ", without ATEN"),
     )
 
 
 def decide(
-    question: Question, site: Site, alone: Plan, context: Context, timer: Timer | None
+    question: Question,
+    site: Site,
+    alone: Plan,
+    context: Context,
+    timer: Timer | None,
+    offer: CkOffer = NO_OFFER,
 ) -> Decision:
     """The remembered decision for a site on this kind of GPU, or a new one."""
     choices = question.candidates
@@ -112,17 +147,41 @@ def decide(
         plan_of = partial(_placed, site, alone, context)
         # One that fails will fail again where it is measured.
         builds = [(c, partial(_built, plan_of, c, context)) for c in choices]
-        compile_together(builds, num_compile_threads(context, len(builds)), context.counters)
+        has_failed = _compile(builds, str(site), context)
         inputs = inputs_of(alone.program, context.device)
-        gate = reference_gate(reference_of(site, alone, inputs, context))
-        enter = entered(site, alone, inputs, context)
-        screen = partial(_screened, question, plan_of, inputs, context)
-        return race_selected(
-            str(site), choices, enter, RULES, context, gate=gate, timer=timer, screen=screen
+        made = race_selected(
+            str(site),
+            choices,
+            entered(site, alone, inputs, context),
+            RULES,
+            context,
+            gate=reference_gate(reference_of(site, alone, inputs, context)),
+            timer=timer,
+            screen=partial(_screened, question, plan_of, inputs, context),
+            silent=_silent(offer, context),
         )
+        is_final = offer.is_usable and not has_failed
+        return made if is_final else replace(made, reason=f"{made.reason}; {NOT_REMEMBERED}")
 
     measured = None if timer is None else measure
     return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
+
+
+def _compile(
+    builds: Sequence[tuple[Choice, Callable[[], object]]], subject: str, context: Context
+) -> bool:
+    """Compile candidates in parallel; whether any of CK failed, which is reported.
+
+    Those of CK take minutes, and show how many are left.
+    """
+    reporting, progress = with_progress(builds, subject)
+    with progress:
+        num_threads = num_compile_threads(context, len(builds))
+        return report_failures(compile_together(reporting, num_threads, context.counters))
+
+
+def _silent(offer: CkOffer, context: Context) -> dict[str, str]:
+    return {CK.name: offer.silent} if offer.silent and is_ck_selected(context) else {}
 
 
 # -- running -------------------------------------------------------------------------------

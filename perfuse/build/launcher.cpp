@@ -10,7 +10,7 @@ namespace {
 // Words as Python's array writes them: every field has 8 bytes.
 struct Record {
   void *function;           // null: fill memory instead
-  int64_t num_threads;      // of a block
+  int64_t num_threads;      // of a block; 0: a host call, whose fields mean what `call` says
   int64_t shared_bytes;
   const int64_t *grid;      // three numbers; of a fill, the first is the count of elements
   void **arguments;         // addresses of the values
@@ -130,8 +130,25 @@ int fill(const Record &r, void *stream) {
   return code ? code : driver.memset2d32(at + 4, 8, high, 1, count, stream);
 }
 
+constexpr int64_t kMostPointers = 16;
+
+using HostCall = int (*)(void *const *, const int64_t *, const double *, void *, void *);
+
+// A function of another library, which launches on the stream: addresses with their offsets, sizes,
+// factors and workspace.
+int call(const Record &r, void *stream) {
+  void *pointers[kMostPointers];
+  if (r.shared_bytes > kMostPointers) return kUnsupported;
+  for (int64_t k = 0; k < r.shared_bytes; ++k)
+    pointers[k] = *static_cast<char **>(r.arguments[k]) + static_cast<int64_t>(r.memory[k]);
+  return reinterpret_cast<HostCall>(r.function)(
+      pointers, r.grid, reinterpret_cast<const double *>(r.pattern),
+      reinterpret_cast<void *>(r.width), stream);
+}
+
 int run(const Record &r, void *stream) {
   if (!r.function) return fill(r, stream);
+  if (!r.num_threads) return call(r, stream);
   const int64_t *g = r.grid;
   if (g[0] <= 0 || g[1] <= 0 || g[2] <= 0) return 0;
   return driver.launch(r.function, static_cast<unsigned>(g[0]), static_cast<unsigned>(g[1]),

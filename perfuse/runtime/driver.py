@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol
 
@@ -16,10 +16,11 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.build.bundle import Bundle, CodeObject
-from perfuse.codegen.host.tables import UNKNOWN, FillRow, LaunchRow
+from perfuse.codegen.host.tables import UNKNOWN, CallRow, FillRow, LaunchRow
 from perfuse.errors import PerfuseError
 from perfuse.gpu import gpu_of_device
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.host_library import NO_UNITS, CallArguments, HostLibrary
 from perfuse.runtime.records import kind_of
 
 RECORD_WORDS, SEGMENT_WORDS = 8, 3
@@ -64,12 +65,19 @@ def open_library(data: bytes, kind: str) -> Library:
 class Driver:
     """Launches the kernels of one bundle on one device."""
 
-    def __init__(self, bundle: Bundle, device: torch.device, library: Library) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: torch.device,
+        library: Library,
+        units: Mapping[str, HostLibrary] = NO_UNITS,
+    ) -> None:
         self.library = library
+        self.units = units
         self.device = device
         self.objects = {made.name: made for made in bundle.objects}
         self.functions = {made.name: self._load(made) for made in bundle.objects}
-        self.keeps_memory = any(made.scratch_bytes for made in bundle.objects)
+        self.keeps_memory = bool(units) or any(made.scratch_bytes for made in bundle.objects)
         self.launch: Callable[[Any, int], int] = library.pf_launch
 
     def _load(self, made: CodeObject) -> int:
@@ -114,6 +122,14 @@ class Driver:
         passed = arguments.of(row, self._scratch(made, row))
         grid = arguments.grid(number)
         return (function, made.num_threads, made.shared_bytes, grid, passed, 0, 0, 0)
+
+    def call_words(self, arguments: Arguments, row: CallRow) -> tuple[int, ...]:
+        unit = self.units[row.unit]
+        size = unit.workspace_bytes(row)
+        memory = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
+        made = CallArguments(arguments.pointers, row, memory)
+        arguments.kept.append(made)
+        return made.words(unit.address)
 
     def _scratch(self, made: CodeObject, row: LaunchRow) -> torch.Tensor | None:
         """Global scratch that the kernel needs per block."""

@@ -23,6 +23,7 @@ from perfuse.codegen.host.tables import LaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.forking import ForkLock
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.host_library import NO_UNITS, HostLibrary
 from perfuse.runtime.interpreted_math import NumpyLibdevice
 from perfuse.runtime.records import kind_of
 
@@ -37,7 +38,13 @@ class Interpreter:
 
     keeps_memory = False
 
-    def __init__(self, text: str, kernels: tuple[TritonKernel, ...]) -> None:
+    def __init__(
+        self,
+        text: str,
+        kernels: tuple[TritonKernel, ...],
+        units: Mapping[str, HostLibrary] = NO_UNITS,
+    ) -> None:
+        self.units: Mapping[str, HostLibrary] = units
         self.kernels = {kernel.name: kernel for kernel in kernels}
         with _TURN, _interpreting():
             self.module = load_module(text)

@@ -100,12 +100,25 @@ class PythonLibrary:
     def _run(self, record: Any, stream: int) -> int:
         if not record.function:
             return self._fill(record, ctypes.c_void_p(stream))
+        if not record.num_threads:
+            return self._call(record, stream)
         x, y, z = record.grid[0], record.grid[1], record.grid[2]
         if min(x, y, z) <= 0:
             return 0
         function, arguments = ctypes.c_void_p(record.function), ctypes.c_void_p(record.arguments)
         shape = (x, y, z, record.num_threads, 1, 1, record.shared_bytes)
         return int(self.calls["launch"](function, *shape, ctypes.c_void_p(stream), arguments, None))
+
+    def _call(self, record: Any, stream: int) -> int:
+        """A host call: see launcher.cpp for what the fields mean."""
+        count, word = record.shared_bytes, ctypes.POINTER(ctypes.c_uint64)
+        places = ctypes.cast(record.arguments, ctypes.POINTER(word))
+        addresses = [places[k][0] + record.memory[k] for k in range(count)]
+        function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(record.function)
+        pointers = (ctypes.c_void_p * count)(*(at & (1 << 64) - 1 for at in addresses))
+        sizes = ctypes.cast(record.grid, ctypes.c_void_p)
+        tables = (ctypes.cast(pointers, ctypes.c_void_p), sizes, record.pattern)
+        return int(function(*tables, record.width or None, stream or None))
 
     def _fill(self, record: Any, stream: Any) -> int:
         at, count, width = record.memory[0], record.grid[0], record.width

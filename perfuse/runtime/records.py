@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfuse.codegen.host.tables import FillRow, GpuTables, KeptRow, LaunchRow
+from perfuse.codegen.host.tables import CallRow, FillRow, GpuTables, KeptRow, LaunchRow
 
 if TYPE_CHECKING:
     from perfuse.runtime.driver import Arguments, Driver
@@ -40,6 +40,12 @@ KINDS: list[RecordKind] = [
         FillRow,
         lambda driver, arguments, number, row: arguments.fill_words(number, row),
         lambda interpreter, frame, number, row: frame.fill(number, row),
+    ),
+    RecordKind(
+        "call",
+        CallRow,
+        lambda driver, arguments, number, row: driver.call_words(arguments, row),
+        lambda interpreter, frame, number, row: interpreter.units[row.unit].run(frame, row),
     ),
 ]
 

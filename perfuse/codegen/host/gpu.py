@@ -16,7 +16,15 @@ import torch
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.storage import storage_inputs
-from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow, Record
+from perfuse.codegen.host.tables import (
+    UNKNOWN,
+    CallRow,
+    FillRow,
+    GpuTables,
+    KeptRow,
+    LaunchRow,
+    Record,
+)
 from perfuse.codegen.triton.sources import Launch, TritonSources
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
@@ -60,6 +68,9 @@ def _aligned(sources: TritonSources) -> set[str]:
     kernels = {kernel.name: kernel for kernel in sources.kernels}
     found: set[str] = set()
     for launch in sources.all_launches:
+        if launch.call is not None:  # it reads vectors of up to 16 bytes
+            found |= set(launch.buffers)
+            continue
         kernel = kernels[launch.kernel]
         names = [name for name, _ in kernel.signature]
         pairs = zip(launch.buffers, names, strict=False)
@@ -233,6 +244,11 @@ class _GpuWriter(HostWriter):
         self._grid(launch.grid)
         x, y, z = (n if isinstance(n, int) else UNKNOWN for n in launch.grid)
         pointers = tuple(self.places[names.get(b, b)] for b in launch.buffers)
+        if launch.call is not None:
+            call = launch.call
+            row = CallRow(launch.kernel, pointers, call.offsets, call.sizes, call.factors)
+            self.records.append(row)
+            return
         sizes = tuple(self.sizes.index(s) + 1 for s in launch.symbols)
         self.records.append(LaunchRow(launch.kernel, pointers, sizes, (x, y, z)))
 

@@ -48,7 +48,8 @@ class Frame(KernelFrame[Names, Value]):
         self, kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
     ) -> None:
         streamed = streamed_places(kernel, buffers, tile)
-        is_rounded = not dialect.approximates and moves_float32(kernel, buffers)
+        is_wide = dialect.is_exact or moves_float32(kernel, buffers)
+        is_rounded = is_wide and not dialect.approximates
         names = Names(buffers, kernel.stored, dialect, streamed, is_rounded=is_rounded)
         super().__init__(kernel, buffers, names)
         self.tile = tile

@@ -1,7 +1,8 @@
 """`TritonSources`: what the Triton code generator hands to the host program and to the build.
 
 A kernel's arguments are passed in this order: the addresses of `Launch.buffers`, then the values of
-`Launch.symbols`. Constants are spelled into the compiled code and are never passed.
+`Launch.symbols`. Constants are spelled into the compiled code and are never passed. A kernel may
+also be a *host call*: a C++ function of a library of its own that launches on the given stream.
 """
 
 from __future__ import annotations
@@ -25,6 +26,23 @@ class TritonKernel:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCall:
+    """The arguments of a host call, besides the addresses of its buffers."""
+
+    offsets: tuple[int, ...]  # bytes that are added to each address
+    sizes: tuple[int, ...]
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostUnit:
+    """The C++ source of a library with one host call, named as launches name it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a kernel. Names in `buffers` are the program's, or those in `scratch`.
 
@@ -37,6 +55,7 @@ class Launch:
     symbols: tuple[str, ...]  # size symbols, passed after the buffers
     grid: tuple[Dim, Dim, Dim]
     scratch: tuple[Scratch, ...] = ()
+    call: HostCall | None = None  # then `kernel` is the name of a HostUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +65,11 @@ class TritonSources:
     text: str
     kernels: tuple[TritonKernel, ...]
     launches: tuple[tuple[Launch, ...], ...]  # those of each Kernel of the plan, in its order
+    units: tuple[HostUnit, ...] = ()  # each is built as a library
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return (self.text,)
+        return (self.text, *(unit.text for unit in self.units))
 
     @property
     def all_launches(self) -> list[Launch]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from perfuse.codegen.ck.launch import SOURCE as CK
+from perfuse.codegen.ck.launch import CkUnits
 from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.helpers import helper_text
+from perfuse.codegen.triton.quantised import quantising_kernels
 from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
@@ -47,19 +50,33 @@ _ONE_LAUNCH = {
 def generate_triton(plan: Plan, context: Context) -> TritonSources:
     """Generate the kernels of a plan; equal ones share a function. Its tiles take precedence."""
     dialect = dialect_of(context)
+    exact = replace(dialect, is_exact=not dialect.approximates)
+    quantising = quantising_kernels(plan)
     known: dict[tuple[object, ...], TritonKernel] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
+    calls = CkUnits(plan.program.buffers, ck_arch(context))
     for kernel in plan.kernels:
+        choice = plan.templates.get(kernel.name)
+        if choice is not None and choice.source == CK:
+            launches.append((calls.launch(kernel, choice),))
+            continue
         steps = []
         tile = tile_of(kernel, plan, context)
-        for text in _texts_of(kernel, plan, tile, dialect):
+        own = exact if kernel.name in quantising else dialect
+        for text in _texts_of(kernel, plan, tile, own):
             made = _function(text, known, functions)
             steps.append(Launch(made.name, text.buffers, text.symbols, text.grid, text.scratch))
         launches.append(tuple(steps))
     code = "".join(functions)
     module = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
-    return TritonSources(module, tuple(known.values()), tuple(launches))
+    return TritonSources(module, tuple(known.values()), tuple(launches), calls.units)
+
+
+def ck_arch(context: Context) -> str:
+    """The GPU that Composable Kernel is compiled for: the setting's, else the target's."""
+    gpu = context.target.gpu
+    return context.settings.rocm.arch or ("" if gpu is None else gpu.arch)
 
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
