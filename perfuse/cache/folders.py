@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from perfuse.config import temporary_folders
+from perfuse.environment import temporary_folders
 from perfuse.errors import CacheUnsafe
 from perfuse.system import FOLDER, opened, remove_tree, system, write_file
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from perfuse.capture.observe import Observer
 from perfuse.codegen.triton.sources import TritonSources
-from perfuse.config import is_debugging_compiles
+from perfuse.environment import is_debugging_compiles
 from perfuse.logs import channel
 from perfuse.pipeline import Compiled
 from perfuse.torch_compat.graphs import source_line

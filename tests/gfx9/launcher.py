@@ -45,7 +45,7 @@ Run = partial[None]
 
 @dataclass(frozen=True)
 class Program:
-    """What a launch needs to know besides the host program."""
+    """Facts that a launch needs besides the host program."""
 
     plan: Plan
     kernels: dict[str, TritonKernel]

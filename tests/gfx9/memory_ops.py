@@ -145,7 +145,7 @@ def _buffer(i: Instruction, size: int) -> Callable[[Waves], tuple[Array, Array]]
 
 
 def buffer_load(i: Instruction) -> Run:
-    """What is outside the range of a buffer reads as zero."""
+    """Anything outside the range of a buffer reads as zero."""
     kind = i.op.removeprefix("buffer_load_")
     size, target = _size_of(kind), i.operands[0]
     places = _buffer(i, size)
