@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfuse.codegen.ck.launch import SOURCE as CK
-from perfuse.codegen.triton.templates.propose import problem_of, proposed
+from perfuse.codegen.triton.templates.propose import MOST, problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
 from perfuse.gpu import Gpu
@@ -116,25 +116,28 @@ def _is_input(name: str, program: Program) -> bool:
 # -- choices -------------------------------------------------------------------------------
 
 
-def choices_of(site: Site, program: Program, gpu: Gpu, tf32: bool) -> list[Choice]:
+def choices_of(
+    site: Site, program: Program, gpu: Gpu, tf32: bool, most: int = MOST
+) -> list[Choice]:
     """Ways to compute a site: the library first, then templates by rank."""
     precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind == "cuda" else ("ieee",)
     if tf32 and gpu.kind == "cuda":
         precisions = ("tf32", *precisions)
     found = [library(site.matmuls[0].op)]
     if site.fused is not None:
-        found += _templates(site.fused, program, gpu, precisions, is_fused=True)
+        found += _templates(site.fused, program, gpu, precisions, most, is_fused=True)
     if len(site.alone) == 1:
-        most = None if site.fused is None else 4  # the fused ones are the more promising
-        found += _templates(site.alone[0], program, gpu, precisions, is_fused=False)[:most]
+        fewer = None if site.fused is None else most // 2  # the fused ones are more promising
+        found += _templates(site.alone[0], program, gpu, precisions, most, is_fused=False)[:fewer]
     return found
 
 
 def _templates(
-    kernel: Kernel, program: Program, gpu: Gpu, precisions: tuple[str, ...], *, is_fused: bool
-) -> list[Choice]:
+    kernel: Kernel, program: Program, gpu: Gpu, precisions: tuple[str, ...], most: int,
+    *, is_fused: bool,
+) -> list[Choice]:  # fmt: skip
     problem = problem_of(kernel, program.buffers, program.hints)
-    templates = [] if problem is None else proposed(problem, gpu, precisions)
+    templates = [] if problem is None else proposed(problem, gpu, precisions, most)
     return [_choice(template, is_fused) for template in templates]
 
 

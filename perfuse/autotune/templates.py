@@ -41,7 +41,7 @@ from perfuse.autotune.sites import (
     sites_of,
     with_choice,
 )
-from perfuse.autotune.sources import CK, is_selected
+from perfuse.autotune.sources import CK, TRITON, is_selected, selected_sources
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.tiles import plan_of_one
 from perfuse.cache import keys
@@ -87,7 +87,7 @@ def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Pla
 
     Without a timer, the ways are those that are remembered.
     """
-    is_fused = context.settings.benchmark_epilogue_fusion
+    is_fused = context.settings.benchmark_epilogue_fusion and not _is_ck_alone(context)
     decisions: dict[Question, Decision] = {}
     for site in list(sites_of(plan, with_epilogues=is_fused)):
         alone = plan_of_site(site, plan)
@@ -97,6 +97,13 @@ def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Pla
             decisions[question] = decide(question, site, alone, context, timer, offer)
         plan = with_choice(plan, site, decisions[question].chosen)
     return replace(plan, decisions=(*plan.decisions, *decisions.values()))
+
+
+def _is_ck_alone(context: Context) -> bool:
+    """Whether no template that fuses an epilogue competes with CK, which has one matmul each."""
+    names = {s.name for s in selected_sources(context.settings.max_autotune_gemm_backends)}
+    has_templates = TRITON.name in names and not is_measured_on_cpu(context)
+    return is_ck_selected(context) and not has_templates
 
 
 def _offer(site: Site, alone: Plan, context: Context) -> CkOffer:

@@ -20,7 +20,7 @@ from perfuse.build.ck_installation import (
     inspect_ck,
     rocm_home,
 )
-from perfuse.build.compiler import LIBRARY, CompilerRun, built_library
+from perfuse.build.compiler import CompilerRun, built_library
 from perfuse.cache import keys
 from perfuse.cache.access import open_store
 from perfuse.cache.keys import key_of
@@ -155,6 +155,3 @@ def _run(folder: Path, context: Context) -> CompilerRun:
     most = (context.settings.build.timeout_s, context.settings.rocm.compile_bytes // 1024)
     limited = ("/bin/sh", "-c", _LIMITS, *map(str, most))
     return CompilerRun(folder, (*limited, *_command(context)), context, flags)
-
-
-__all__ = ["CK_LIBRARY", "LIBRARY", "build_ck", "ck_compiler", "why_no_ck"]

@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -25,6 +25,17 @@ from perfuse.torch_compat.autocast import is_enabling, is_in_backward
 from perfuse.torch_compat.ops import OpOverload, OpOverloadPacket
 
 Rules = Mapping[str, Rule | str]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Region(Protocol):
+    """A context manager and a decorator."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *raised: Any) -> bool | None: ...
+
+    def __call__(self, function: Function, /) -> Function: ...
 
 
 def autocast(
@@ -33,7 +44,7 @@ def autocast(
     enabled: bool = True,
     cache_enabled: bool = True,
     policy: Policy | Rules | None = None,
-) -> Any:
+) -> Region:
     """A region in which operations run in the precision that PyTorch's rules or `policy` say.
 
     The arguments are those of `torch.autocast`, and so are its errors and default dtypes. With
@@ -81,7 +92,8 @@ class PrecisionMode(TorchFunctionMode):
     ) -> Any:
         options = {} if kwargs is None else kwargs
         name = _name_of(func)
-        if name == "__get__" or not torch.is_autocast_enabled(self.device_type):
+        is_plain = name == "__get__" or options.get("out") is not None  # neither has a rule
+        if is_plain or not torch.is_autocast_enabled(self.device_type):
             return func(*args, **options)
         rule = self.names.get(name)
         if rule is not None:
@@ -107,22 +119,23 @@ def _call_with_casts(
     options: dict[str, Any],
 ) -> Any:
     """Call a function with cached casts in place of the weights that it would cast itself."""
-    table = TABLES.get(device_type, {})
     if not torch.is_autocast_cache_enabled():
         return func(*args, **options)
-    if table.get(ALIASES.get(name, name)) is not Rule.LOWER:
-        try:
-            return func(*args, **options)
-        finally:
-            # PyTorch keeps casts that it makes inside of such a call (a recurrent network's, for
-            # all time steps), and would not notice that a weight changes.
-            torch.clear_autocast_cache()
     dtype = torch.get_autocast_dtype(device_type)
+    is_lower = TABLES.get(device_type, {}).get(ALIASES.get(name, name)) is Rule.LOWER
 
-    def cast(value: Any) -> Any:
+    def lower(value: Any) -> Any:
         return CASTS.cast(value, dtype) if is_cacheable(value, device_type) else value
 
-    return func(*map(cast, args), **{key: cast(value) for key, value in options.items()})
+    if is_lower:
+        args = tuple(map(lower, args))
+        options = {key: lower(value) for key, value in options.items()}
+    try:
+        return func(*args, **options)
+    finally:
+        # PyTorch keeps casts that it makes inside of a call (a recurrent network's, for all time
+        # steps), and would not notice that a weight changes.
+        torch.clear_autocast_cache()
 
 
 class Entry(NamedTuple):
@@ -166,10 +179,9 @@ def _enter(state: torch.autocast, device_type: str, policy: Policy, caches: bool
 
 def _leave(*raised: Any) -> None:
     _ENTERED.entries.pop().exits.__exit__(*raised)
-    if _ENTERED.entries or is_in_backward():
-        return
-    is_training = raised[0] is None and torch.is_grad_enabled()
-    CASTS.release(keeps_for_backward=is_training)
+    if not _ENTERED.entries:
+        is_training = torch.is_grad_enabled() or is_in_backward()
+        CASTS.release(keeps_for_backward=is_training and raised[0] is None)
 
 
 class PolicyRegion(AbstractContextManager[Any]):
@@ -187,7 +199,7 @@ class PolicyRegion(AbstractContextManager[Any]):
     def __exit__(self, *raised: Any) -> None:
         _leave(*raised)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Function) -> Function:
         return _decorated(function, self, self.policy)
 
 
@@ -205,13 +217,13 @@ class DefaultRegion(torch.autocast):
     def __exit__(self, *raised: Any) -> None:
         _leave(*raised)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Function) -> Function:
         return _decorated(function, self, None)
 
 
 def _decorated(
-    function: Callable[..., Any], region: DefaultRegion | PolicyRegion, policy: Policy | None
-) -> Callable[..., Any]:
+    function: Function, region: DefaultRegion | PolicyRegion, policy: Policy | None
+) -> Function:
     """The function inside of the region: while it is traced, of a region made there."""
     if not callable(function):
         raise TypeError(f"a decorator needs a function, got {type(function).__name__}")
@@ -226,4 +238,4 @@ def _decorated(
         with region:
             return function(*args, **kwargs)
 
-    return run
+    return cast("Function", run)

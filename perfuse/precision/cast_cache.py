@@ -21,8 +21,9 @@ from perfuse.torch_compat.autocast import at_end_of_backward, change_mark, is_re
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
-# The dtype, and the thread of the autograd graph that a cast belongs to: None for no graph.
-Kind = tuple[torch.dtype, int | None]
+# The dtype, the thread of the autograd graph that a cast belongs to (None for no graph), and
+# whether it was made in inference mode: such tensors cannot be used outside of it.
+Kind = tuple[torch.dtype, int | None, bool]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -54,9 +55,9 @@ class CastCache:
 
     def cast(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """The weight in a lower precision: made now, or before if it did not change since."""
-        has_graph = torch.is_grad_enabled()
-        thread = threading.get_ident()
-        kinds: list[Kind] = [(dtype, thread)] if has_graph else [(dtype, None), (dtype, thread)]
+        has_graph, is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        own: Kind = (dtype, threading.get_ident(), False)
+        kinds = [own] if has_graph else [(dtype, None, is_inference), own]
         mark = change_mark(weight)
         with self._lock:
             known = self._found.setdefault(weight, {})

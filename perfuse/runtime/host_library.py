@@ -70,4 +70,5 @@ class CallArguments:
         tables = (self.sizes, self.addresses, self.offsets, self.factors)
         sizes, addresses, offsets, factors = (table.buffer_info()[0] for table in tables)
         workspace = 0 if self.workspace is None else self.workspace.data_ptr()
-        return (function, 0, len(self.addresses), sizes, addresses, offsets, factors, workspace)
+        passed = (sizes, addresses, offsets, factors, workspace)
+        return (function, 0, len(self.addresses), *passed, 0, 0)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from perfuse.build.triton_compile import load_module
-from perfuse.codegen.host.tables import LaunchRow
+from perfuse.codegen.host.tables import LaunchRow, MappedLaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.forking import ForkLock
 from perfuse.runtime.frame import GpuFrame
@@ -69,6 +69,10 @@ class Interpreter:
         """Run one launch."""
         arguments = _arguments(self.kernels[row.kernel], frame, row)
         _interpret(getattr(self.module, row.kernel), arguments, frame.grid(number))
+
+    def refuse(self, row: MappedLaunchRow) -> None:
+        """Raise: the interpreter knows no tensor maps of the host."""
+        raise NotImplementedError(f"{row.kernel} takes tensor maps, which are not interpreted")
 
 
 def _run_all(segment: list[Run]) -> None:

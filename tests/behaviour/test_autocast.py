@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -240,6 +241,19 @@ def test_backward_does_not_depend_on_the_region_it_is_called_in(retains: bool) -
     with perfuse.autocast("cpu"):
         (got,) = torch.autograd.grad(loss, w, create_graph=retains)
     assert torch.equal(got, wanted)
+
+
+def test_casts_fuse_into_their_neighbours() -> None:
+    """A norm stores the lower precision for the matmul; only the weights have kernels of casts."""
+    module, x = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()), torch.randn(8, 64)
+
+    def function(x: Tensor) -> Tensor:
+        with torch.no_grad(), perfuse.autocast("cpu"):
+            return module(x)
+
+    plan = perfuse.explain(function, x).stage("plan")
+    kernels = re.findall(r"^k\d+\(", plan, re.MULTILINE)
+    assert len(kernels) == 4  # norm and cast, two weights, gelu
 
 
 POLICY = Policy.of({"linear": "float32", "softmax": "lower", "gelu": "float32"})

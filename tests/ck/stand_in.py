@@ -5,19 +5,20 @@ The generated sources are compiled against them unchanged, and run on CPU tensor
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from perfuse import config
 from perfuse.build.ck import CK_LIBRARY, build_ck
 from perfuse.codegen.ck.instance import Instance, expanded, instance_of, shipped_instances
 from perfuse.codegen.ck.problem import CkOperand, CkProblem
 from perfuse.codegen.ck.source import CkEpilogue, ck_source
 from perfuse.codegen.host.tables import CallRow
 from perfuse.codegen.triton.sources import HostUnit
-from perfuse.config import Settings
 from perfuse.context import CPU, Context
 from perfuse.counters import Counters
 from perfuse.runtime.host_library import HostLibrary
@@ -32,10 +33,11 @@ TUNED = {**ON_CPU, "max_autotune": True, "compile_threads": 2}
 
 def context_with(**settings: Any) -> Context:
     """A context in which CPU tensors stand for those of an AMD GPU."""
-    chosen = Settings().with_overrides({**ON_CPU, **settings})
+    chosen = config.snapshot().with_overrides({**ON_CPU, **settings})
     return Context(device_target(chosen, CPU), chosen, Counters(), CPU)
 
 
+@functools.cache
 def every_instance() -> tuple[Instance, ...]:
     """The instances as the facts count them: with duplicates, and with commented-out lines."""
     document = json.loads(LEFT_OUT.read_text())

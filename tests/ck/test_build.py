@@ -15,13 +15,12 @@ from perfuse.autotune.ck import with_progress
 from perfuse.build.ck import CK_LIBRARY, CONFIG_TEXT, build_ck, why_no_ck
 from perfuse.codegen.ck.instance import preselected_instances
 from perfuse.codegen.ck.launch import ck_choice
-from perfuse.codegen.ck.source import ck_source
 from perfuse.codegen.triton.sources import HostUnit
 from perfuse.context import Context
 from perfuse.decision import library
 from perfuse.errors import CkUnavailable, CompilerFailed
-from tests.ck.stand_in import PLAIN, context_with
-from tests.ck.test_source import F8, F16, SOURCES
+from tests.ck.stand_in import context_with
+from tests.ck.test_source import F16
 
 # hipcc as a program that writes down how it is called, and has g++ do the work.
 FAKE = """#!/bin/sh
@@ -50,7 +49,8 @@ def on_gpu(tmp_path: Path, name: str = "hipcc", **settings: Any) -> Context:
     )
 
 
-UNIT = HostUnit("ck0", SOURCES["plain"])
+# The compiler is what is tested, not what it compiles.
+UNIT = HostUnit("ck0", '#include "ck/config.h"\nextern "C" int answer() {\n  return 42;\n}\n')
 
 
 @pytest.mark.parametrize(("name", "flag"), [("hipcc", ""), ("clang++", "-x hip")])
@@ -84,7 +84,7 @@ def test_a_failure_is_kept() -> None:
 
 def test_limits_of_a_compile(tmp_path: Path) -> None:
     """Too little memory or time is an error of that compile, and is not remembered."""
-    unit = HostUnit("ck0", ck_source(F8, PLAIN, is_batched=False) + "// limited\n")
+    unit = HostUnit("ck0", f"{UNIT.text}// limited\n")
     with pytest.raises(CompilerFailed):
         build_ck([unit], context_with(**{"rocm.compile_bytes": 16 << 20}))
     (entry,) = build_ck([unit], context_with())

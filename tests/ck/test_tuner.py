@@ -58,9 +58,17 @@ def counted(name: str) -> int:
 # -- the three products of the seed --------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backends", "rows"), [("CK", 2240), ("ATen,Triton,CK", 64)])
+@pytest.mark.parametrize(
+    ("backends", "rows"),
+    [
+        pytest.param("CK", 2240, marks=pytest.mark.slow),  # ATen takes seconds for it on AVX2
+        pytest.param("ATen,Triton,CK", 2240, marks=pytest.mark.slow),
+        ("CK", 64),
+        ("ATen,Triton,CK", 64),
+    ],
+)
 def test_precompile(backends: str, rows: int) -> None:
-    """The product of the seed; beside other sources, fewer rows in a worker."""
+    """The product of the seed; with fewer rows also in a worker."""
     a, b = torch.randn(rows, 256).bfloat16(), torch.randn(256, 2048).bfloat16()
     chosen = {**TWO, "max_autotune_gemm_backends": backends, "autotune_in_subproc": rows < 100}
     got, (decision,) = compiled(mm, a, b, **chosen)
@@ -116,6 +124,16 @@ def test_values(name: str) -> None:
     assert decision.chosen.source == "ck", decision.reason
     exact = fn(*(arg.double() for arg in args))
     assert_as_good_as_eager(got, fn(*args), exact)
+
+
+def test_two_products_that_meet() -> None:
+    """Templates would compute both in one kernel; CK computes each."""
+    one = {**TUNED, "rocm.n_max_profiling_configs": 1, "max_autotune_gemm_backends": "CK"}
+    args = (X, W.t(), X.flip(0), W.flip(0).t())
+    got, decisions = compiled(lambda a, b, c, d: a @ b + c @ d, *args, **one)
+    assert [decision.chosen.source for decision in decisions] == ["ck"]  # the same question
+    a, b, c, d = args
+    torch.testing.assert_close(got, a @ b + c @ d, rtol=2e-3, atol=5e-2)
 
 
 # -- remembering, and falling back ---------------------------------------------------------

@@ -86,7 +86,7 @@ class Assembly:
 
     @cached_property
     def num_registers(self) -> dict[str, int]:
-        """How many vector and accumulation registers the text names."""
+        """The number of vector and accumulation registers that the text names."""
         found = {"v": 1, "a": 1}
         for instruction in self.instructions:
             for operand in instruction.operands:
@@ -97,7 +97,7 @@ class Assembly:
 
     @cached_property
     def leaders(self) -> frozenset[int]:
-        """Where waves that took different branches may meet: at the targets of branches."""
+        """Targets of branches: waves that took different ones may meet there."""
         named = {o.text for i in self.instructions for o in i.operands if o.kind == "name"}
         return frozenset(place for label, place in self.labels.items() if label in named)
 

@@ -11,10 +11,10 @@ from tests.gfx9.assembly import Instruction
 from tests.gfx9.memory_ops import (
     CACHE,
     Run,
-    _buffer,
-    _bytes,
-    _fill,
-    _global_address,
+    buffer_places,
+    fill_registers,
+    global_address,
+    register_bytes,
 )
 from tests.gfx9.operands import check_modifiers
 from tests.gfx9.waves import Waves
@@ -70,20 +70,20 @@ def atomic(i: Instruction) -> Run:
     given = 2 * size if name.startswith("cmpswap") else size
     returns = i.flag("sc0")
     if i.op.startswith("buffer"):
-        places, source = _buffer(i, size), i.operands[0]
+        places, source = buffer_places(i, size), i.operands[0]
         target = source
     else:
         check_modifiers(i, f"{CACHE} offset")
         operands = i.operands if returns else (None, *i.operands)
         target, address, source, base = operands
-        at_of = _global_address(address, base, i.number("offset"))
+        at_of = global_address(address, base, i.number("offset"))
         places = lambda w: (np.broadcast_to(at_of(w), w.exec.shape), w.exec)  # noqa: E731
 
     def run(w: Waves) -> None:
         at, mask = places(w)
         if not mask.any():
             return
-        data = _bytes(w, source, given, mask).view(dtype)
+        data = register_bytes(w, source, given, mask).view(dtype)
         old = np.empty((len(data), size), np.uint8)
         for lane, (address, row) in enumerate(zip(at[mask], data, strict=True)):
             place = address.reshape(1)
@@ -93,7 +93,7 @@ def atomic(i: Instruction) -> Run:
             made = np.asarray(update(found.view(dtype), value), dtype)
             w.memory.store(place, made.reshape(1, -1).view(np.uint8))
         if returns:
-            _fill(w, target, 0, old, mask, "dword")
+            fill_registers(w, target, 0, old, mask, "dword")
 
     return run
 

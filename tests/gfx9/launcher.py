@@ -36,6 +36,7 @@ from perfuse.runtime.records import kind_of
 from perfuse.schedule.plan import Plan
 from perfuse.testing import fresh_cache
 from tests.gfx9.assembly import parse_assembly
+from tests.gfx9.code_object import Descriptor, descriptor_of
 from tests.gfx9.machine import Kernel
 from tests.gfx9.memory import Memory
 
@@ -45,7 +46,7 @@ Run = partial[None]
 
 @dataclass(frozen=True)
 class Program:
-    """Facts that a launch needs besides the host program."""
+    """Facts about a program that its launches need, besides the host program."""
 
     plan: Plan
     kernels: dict[str, TritonKernel]
@@ -54,7 +55,7 @@ class Program:
 
 
 def _extents(plan: Plan, sources: TritonSources, host: HostSource) -> dict[int, tuple[Dim, int]]:
-    """How much memory each pointer of the host program points to."""
+    """The memory that each pointer of the host program points to."""
     assert host.gpu is not None
     rows = [row for row in host.gpu.records if isinstance(row, LaunchRow)]
     found: dict[int, tuple[Dim, int]] = {}
@@ -69,6 +70,19 @@ def _extents(plan: Plan, sources: TritonSources, host: HostSource) -> dict[int, 
     return found
 
 
+def _kernel(text: str, made: CodeObject) -> Kernel:
+    """A kernel by its assembly, which has to be that of the code object."""
+    assembly = parse_assembly(text)
+    settings = assembly.settings
+    told = Descriptor(
+        settings["group_segment_fixed_size"],
+        settings["private_segment_fixed_size"],
+        settings["kernarg_size"],
+    )
+    assert descriptor_of(made.code, made.symbol) == told, f"{made.name}: another code object"
+    return Kernel(assembly, made.num_threads, made.shared_bytes)
+
+
 class Launcher:
     """Runs the launches of one program."""
 
@@ -76,12 +90,7 @@ class Launcher:
 
     def __init__(self, program: Program, objects: Sequence[CodeObject]) -> None:
         self.program = program
-        self.kernels = {
-            made.name: Kernel(
-                parse_assembly(program.assembly[made.name]), made.num_threads, made.shared_bytes
-            )
-            for made in objects
-        }
+        self.kernels = {made.name: _kernel(program.assembly[made.name], made) for made in objects}
         self.inputs: list[tuple[int, int]] = []  # the storages of the call's arguments
         self.sizes: dict[ix.Atom, Dim] = {}  # size symbols of the call
 
@@ -91,17 +100,27 @@ class Launcher:
         storages = [tensor.untyped_storage() for tensor in tensors]
         self.inputs = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
         buffers = self.program.plan.program.buffers
+        known: list[tuple[Dim, int]] = []
         for name, value in zip(self.program.plan.program.inputs, args, strict=True):
             if isinstance(value, int):
-                self._learn(ix.symbol(name), value)
+                known.append((ix.symbol(name), value))
             elif name in buffers:
-                for dim, size in zip(buffers[name].shape, value.shape, strict=True):
-                    self._learn(dim, size)
+                known += zip(buffers[name].shape, value.shape, strict=True)
+                known += zip(buffers[name].strides, value.stride(), strict=True)
+        self.sizes = {}
+        for _ in known:  # what one size says may be needed to read another
+            for dim, size in known:
+                self._learn(ix.substitute(dim, self.sizes, lambda value: value), size)
 
     def _learn(self, dim: Dim, value: int) -> None:
-        atom = None if isinstance(dim, int) else ix.as_atom(dim)
-        if isinstance(atom, Symbol):
-            self.sizes[atom] = value
+        """Find a symbol from a size that is linear in it and has no other."""
+        atoms = ix.atoms_of(dim)
+        atom = next(iter(atoms), None)
+        if len(atoms) == 1 and isinstance(atom, Symbol):
+            factor = ix.coefficient_of(dim, atom)
+            rest = ix.substitute(dim, {atom: 0}, lambda value: value)
+            if isinstance(factor, int) and factor and isinstance(rest, int):
+                self.sizes[atom] = (value - rest) // factor
 
     def prepare(self, frame: GpuFrame) -> None:
         """Give the frame what `launch` runs."""

@@ -47,7 +47,7 @@ class Kernel:
     executed: set[str] = field(default_factory=set)  # the mnemonics that ran
 
     def effect(self, place: int) -> Run:
-        """The effect of an instruction; it is decoded when it is first reached."""
+        """The effect of an instruction, which is decoded when it is first reached."""
         if place not in self.decoded:
             instruction = self.assembly.instructions[place]
             self.decoded[place] = decode(instruction)

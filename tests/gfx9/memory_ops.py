@@ -45,7 +45,9 @@ def _size_of(kind: str) -> int:
     raise UnknownInstruction(f"no access of type {kind!r}")
 
 
-def _fill(w: Waves, target: Operand, first: int, data: Array, mask: Array, kind: str) -> None:
+def fill_registers(
+    w: Waves, target: Operand, first: int, data: Array, mask: Array, kind: str
+) -> None:
     """Bytes of the lanes of a mask -> registers."""
     if kind in NARROW:
         words = data.view(NARROW[kind][1]).astype(np.int64).astype(np.uint32)
@@ -63,7 +65,7 @@ def _fill_half(w: Waves, target: Operand, data: Array, mask: Array, is_high: boo
     w.vectors[target.kind][target.first][mask] = made
 
 
-def _bytes(w: Waves, source: Operand, size: int, mask: Array, shift: int = 0) -> Array:
+def register_bytes(w: Waves, source: Operand, size: int, mask: Array, shift: int = 0) -> Array:
     """Registers of the lanes of a mask -> bytes."""
     count = max(1, size // 4)
     words = [
@@ -77,7 +79,7 @@ def _part(operand: Operand, number: int) -> Operand:
     return Operand(operand.kind, operand.first + number, 1, operand.text)
 
 
-def _global_address(address: Operand, base: Operand, offset: int) -> Addresses:
+def global_address(address: Operand, base: Operand, offset: int) -> Addresses:
     """v[0:1], off; or v0, s[2:3]: a 32-bit offset from a scalar address."""
     wide = np.uint64(offset & (1 << 64) - 1)
     if base.kind == "s":
@@ -94,7 +96,7 @@ def global_load(i: Instruction) -> Run:
     kind = half.group(1) if half else kind
     size = _size_of("ushort" if kind == "short" else kind)
     target, address, base = i.operands
-    addresses = _global_address(address, base, i.number("offset"))
+    addresses = global_address(address, base, i.number("offset"))
 
     def run(w: Waves) -> None:
         if not w.exec.any():
@@ -105,7 +107,7 @@ def global_load(i: Instruction) -> Run:
             values = data.view(NARROW[kind][1])[:, 0].astype(np.int64).astype(np.uint16)
             _fill_half(w, target, values, w.exec, half.group(2) is not None)
         else:
-            _fill(w, target, 0, data, w.exec, kind)
+            fill_registers(w, target, 0, data, w.exec, kind)
 
     return run
 
@@ -116,17 +118,17 @@ def global_store(i: Instruction) -> Run:
     shift = 16 if kind.endswith("_d16_hi") else 0
     size = _size_of(kind.removesuffix("_d16_hi"))
     address, source, base = i.operands
-    addresses = _global_address(address, base, i.number("offset"))
+    addresses = global_address(address, base, i.number("offset"))
 
     def run(w: Waves) -> None:
         if w.exec.any():
             at = np.broadcast_to(addresses(w), w.exec.shape)[w.exec]
-            w.memory.store(at, _bytes(w, source, size, w.exec, shift))
+            w.memory.store(at, register_bytes(w, source, size, w.exec, shift))
 
     return run
 
 
-def _buffer(i: Instruction, size: int) -> Callable[[Waves], tuple[Array, Array]]:
+def buffer_places(i: Instruction, size: int) -> Callable[[Waves], tuple[Array, Array]]:
     """Addresses of a buffer access, and the active lanes inside its range."""
     check_modifiers(i, f"{CACHE} offen offset")
     _, by, resource, extra = i.operands
@@ -145,17 +147,17 @@ def _buffer(i: Instruction, size: int) -> Callable[[Waves], tuple[Array, Array]]
 
 
 def buffer_load(i: Instruction) -> Run:
-    """Anything outside the range of a buffer reads as zero."""
+    """Load from a buffer; outside its range there are zeros."""
     kind = i.op.removeprefix("buffer_load_")
     size, target = _size_of(kind), i.operands[0]
-    places = _buffer(i, size)
+    places = buffer_places(i, size)
 
     def run(w: Waves) -> None:
         at, mask = places(w)
         zeros = np.zeros((int(w.exec.sum()), size), np.uint8)
-        _fill(w, target, 0, zeros, w.exec, kind)
+        fill_registers(w, target, 0, zeros, w.exec, kind)
         if mask.any():
-            _fill(w, target, 0, w.memory.load(at[mask], size), mask, kind)
+            fill_registers(w, target, 0, w.memory.load(at[mask], size), mask, kind)
 
     return run
 
@@ -163,12 +165,12 @@ def buffer_load(i: Instruction) -> Run:
 def buffer_store(i: Instruction) -> Run:
     kind = i.op.removeprefix("buffer_store_")
     size, source = _size_of(kind), i.operands[0]
-    places = _buffer(i, size)
+    places = buffer_places(i, size)
 
     def run(w: Waves) -> None:
         at, mask = places(w)
         if mask.any():
-            w.memory.store(at[mask], _bytes(w, source, size, mask))
+            w.memory.store(at[mask], register_bytes(w, source, size, mask))
 
     return run
 
@@ -209,7 +211,7 @@ def local_load(i: Instruction) -> Run:
                 values = data.view(NARROW[kind][1])[:, 0].astype(np.int64).astype(np.uint16)
                 _fill_half(w, target, values, w.exec, half.group(1) is not None)
             else:
-                _fill(w, target, number * max(1, size // 4), data, w.exec, kind)
+                fill_registers(w, target, number * max(1, size // 4), data, w.exec, kind)
 
     return run
 
@@ -226,7 +228,7 @@ def local_store(i: Instruction) -> Run:
             return
         groups = _groups(w, w.exec)
         for place, source in zip(places, sources, strict=True):
-            w.local.store(groups, place(w)[w.exec], _bytes(w, source, size, w.exec, shift))
+            w.local.store(groups, place(w)[w.exec], register_bytes(w, source, size, w.exec, shift))
 
     return run
 

@@ -75,6 +75,8 @@ INTEGERS = [
     Row("v_mul_hi_i32 v8, v0, v2", "i32 i32", "i32", lambda a, b: a * b >> 32),
     Row("v_mul_u32_u24_e32 v8, v0, v2", "u32 u32", "u32",
         lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) & M32),
+    Row("v_mul_hi_i32_i24_e32 v8, v0, v2", "i32 i32", "i32",
+        lambda a, b: signed(a, 24) * signed(b, 24) >> 32),
     Row("v_mad_i32_i24 v8, v0, v2, v4", "i32 i32 i32", "i32",
         lambda a, b, c: signed(signed(a, 24) * signed(b, 24) + c)),
     Row("v_mad_u64_u32 v[8:9], vcc, v0, v2, v[4:5]", "u32 u32 u64", "u64",

@@ -208,6 +208,8 @@ INTEGERS: dict[str, Row] = {
     "v_mul_hi_i32": ("i32", "i32 i32", high_half),
     "v_mul_u32_u24": ("u32", "u32 u32", lambda a, b: _u24(a) * _u24(b)),
     "v_mul_i32_i24": ("i32", "i32 i32", lambda a, b: _i24(a) * _i24(b)),
+    "v_mul_hi_u32_u24": ("u32", "u32 u32", lambda a, b: high_half(_u24(a), _u24(b))),
+    "v_mul_hi_i32_i24": ("i32", "i32 i32", lambda a, b: high_half(_i24(a), _i24(b))),
     "v_mad_u32_u24": ("u32", "u32 u32 u32", lambda a, b, c: _u24(a) * _u24(b) + c),
     "v_mad_i32_i24": ("i32", "i32 i32 i32", lambda a, b, c: _i24(a) * _i24(b) + c),
     "v_mad_u32_u16": ("u32", "u16 u16 u32", lambda a, b, c: a.astype(U32) * b.astype(U32) + c),

@@ -138,16 +138,14 @@ def _value(cell: str, kind: str) -> str | int | tuple[int, ...]:
 
 def expanded(line: Instance) -> Iterator[Instance]:
     """The instances that a line with placeholders stands for."""
-    any_scheduler = line.scheduler == ANY_SCHEDULER
-    for scheduler in (
-        _named("BlockGemmPipelineScheduler", SCHEDULERS, "") if any_scheduler else [""]
-    ):
-        timed = replace(line, scheduler=scheduler) if any_scheduler else line
-        if line.padding != ANY_PADDING:
-            yield timed
-            continue
-        for padding in _named("GemmSpecialization", PADDINGS, "Padding"):
-            yield replace(timed, padding=padding)
+    schedulers, paddings = [line.scheduler], [line.padding]
+    if line.scheduler == ANY_SCHEDULER:
+        schedulers = _named("BlockGemmPipelineScheduler", SCHEDULERS, "")
+    if line.padding == ANY_PADDING:
+        paddings = _named("GemmSpecialization", PADDINGS, "Padding")
+    for scheduler in schedulers:
+        for padding in paddings:
+            yield replace(line, scheduler=scheduler, padding=padding)
 
 
 def _named(enum: str, names: Iterable[str], ending: str) -> list[str]:

@@ -27,6 +27,19 @@ class LaunchRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MappedLaunchRow:
+    """A launch whose last arguments are tensor maps, made of addresses in P."""
+
+    kernel: str
+    pointers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    grid: tuple[int, int, int]
+    # Entry of P, bytes after it, bytes of an element, rows, columns, bytes from a row to the next,
+    # rows and columns of a block.
+    maps: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CallRow:
     """One host call: a function of a library of its own, given entries of P with offsets."""
 

@@ -40,6 +40,7 @@ class Dialect:
     native_fp8: frozenset[DType] = frozenset()  # floats of eight bits that it converts itself
     rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or cuts
     pipelines_assertions: bool = True  # whether a loop with an assertion may have several stages
+    maps_on_host: bool = False  # whether the launcher makes tensor maps
     approximates: bool = False  # float32 too is divided by approximation
     is_exact: bool = False  # nothing is approximated, whatever the kernel moves
 
@@ -54,6 +55,7 @@ class Names(emitter.Names):
         super().__init__(buffers)
         self.streamed = streamed  # what is read just once, and where: not for the cache to keep
         self.is_rounded = is_rounded  # float32 is computed as eager would, not approximated
+        self.is_brief = False  # float32 that is not rounded: with as few instructions as can be
         self.written = written
         self.dialect = dialect
         self.checks_indices = False
@@ -147,7 +149,8 @@ class Emitter(emitter.Emitter[Names, Value]):
                 texts[-len(given) :] = [typed(a.attr, a.dtype) for a in given]
             kind = e.args[-1].dtype if e.args else e.dtype
             is_rounded = self.names.is_rounded and not _divides_exactly(e)
-            text = spelling(e.op, kind, is_rounded=is_rounded).format(*texts)
+            how = spelling(e.op, kind, is_rounded=is_rounded, is_brief=self.names.is_brief)
+            text = how.format(*texts)
         return Value(text, e.dtype, lanes)
 
     def cast(self, value: Value, dtype: DType) -> str:

@@ -164,6 +164,13 @@ def pf_exp_mid(x):
   # exp where it does not matter whether the smallest numbers become zero, which is cheaper.
   return tl.exp2(x * 1.4426950408889634)
 """,
+    "pf_inverse": """
+def pf_inverse(x):
+  # One instruction, off by a unit in the last place; a quotient takes eight.
+  return tl.inline_asm_elementwise(
+    'rcp.approx.ftz.f32 $0, $1;', '=f,f', [x], dtype=tl.float32, is_pure=True, pack=1
+  )
+""",
     "pf_exp_below": """
 def pf_exp_below(x, top):
   # exp(x - top); nothing at all where there is no top yet.

@@ -34,6 +34,11 @@ HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
+# Added to the header of a module with a kernel in Gluon.
+GLUON_HEADER = """from triton.experimental import gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+"""
 
 _ONE_LAUNCH = {
     "flat": blocks.flat_text,
@@ -66,10 +71,12 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
         own = exact if kernel.name in quantising else dialect
         for text in _texts_of(kernel, plan, tile, own):
             made = _function(text, known, functions)
-            steps.append(Launch(made.name, text.buffers, text.symbols, text.grid, text.scratch))
+            passed = (text.buffers, text.symbols, text.grid, text.scratch, text.maps)
+            steps.append(Launch(made.name, *passed))
         launches.append(tuple(steps))
     code = "".join(functions)
-    module = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
+    header = HEADER + (GLUON_HEADER if "@gluon.jit" in code else "")
+    module = header + helper_text(code, saturate=fp8_cast_saturates()) + code
     return TritonSources(module, tuple(known.values()), tuple(launches), calls.units)
 
 
@@ -110,11 +117,13 @@ def _function(
     tile = text.tile
     constants = (("R", tile.rows), ("C", tile.columns))
     threads = (tile.num_warps, tile.num_stages)
-    key = (text.parameters, text.body, text.promised, constants, threads)
+    key = (text.parameters, text.body, text.called, text.promised, constants, threads)
     if key not in known:
         name = f"kernel{len(known)}"
         inner = ", ".join([*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"])
-        functions.append(f"\n\n@triton.jit\ndef {name}({inner}):\n{text.body}")
+        language = "gluon" if text.is_gluon else "triton"
+        own = f"\n\n@{language}.jit\ndef {name}({inner}):\n{text.body}"
+        functions.append((text.called + own).replace("KERNEL", name))
         pointers = frozenset(p for p, kind in text.parameters if kind.startswith("*"))
         divisible = pointers | text.promised
         known[key] = TritonKernel(name, text.parameters, constants, divisible, *threads)
@@ -171,5 +180,6 @@ def dialect_of(context: Context) -> Dialect:
         frozenset({DType.F8E4M3FN, DType.F8E5M2}) if is_native else frozenset(),
         # Triton's pipeliner for AMD ends the process at an assertion in a loop that it pipelines.
         pipelines_assertions=context.target.kind != "hip",
+        maps_on_host=gpu is not None and gpu.capability >= 90,
         approximates=settings.approximate,
     )

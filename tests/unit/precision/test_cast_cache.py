@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import perfuse
 from perfuse.precision.cast_cache import CASTS
@@ -119,6 +120,40 @@ def test_a_cast_without_a_graph_is_not_used_with_one(x: Tensor, weight: nn.Param
         F.linear(x, weight).sum().backward()
     assert weight.grad is not None
     CASTS.release()
+
+
+def test_a_cast_of_inference_mode_stays_there(x: Tensor, weight: nn.Parameter) -> None:
+    with perfuse.autocast("cpu"):
+        with torch.inference_mode():
+            F.linear(x, weight), F.linear(x, weight)
+        with torch.no_grad():
+            assert not F.linear(x, weight).is_inference()
+        assert CASTS.num_held() == 2
+    CASTS.release()
+
+
+def test_results_in_given_memory_have_no_casts(x: Tensor, weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        given = torch.empty(3, 3)
+        with perfuse.autocast("cpu", policy={"mm": "lower"}):
+            assert torch.mm(weight.t(), weight, out=given) is given
+    assert torch.equal(given, weight.t().detach() @ weight.detach())
+
+
+def test_recomputed_casts_do_not_outlive_their_region(weight: nn.Parameter) -> None:
+    """Checkpoints run forwards inside of a backward."""
+    seen = []
+
+    def layer(x: Tensor) -> Tensor:
+        try:
+            with perfuse.autocast("cpu"):
+                return F.linear(x, weight)
+        finally:  # a checkpoint leaves its function early, as soon as it has what it needs
+            seen.append(CASTS.num_held())
+
+    x = torch.randn(2, 3, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert seen == [0, 0]
 
 
 def test_forward_and_backward_of_a_custom_function_share_a_cast(
