@@ -26,7 +26,7 @@ from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.templates.frame import ContractionFrame
 from perfuse.codegen.triton.templates.pointers import pointers_text
 from perfuse.codegen.triton.templates.template import Template
-from perfuse.codegen.triton.templates.texts import TEXTS
+from perfuse.codegen.triton.templates.texts import TEXTS, written_in
 from perfuse.decision import Choice
 from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, Row
 from perfuse.ir import expr as ex
@@ -207,7 +207,7 @@ def test_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
         text = pointers_text(frame)
         return replace(text, body="  # by a template of a test\n" + text.body)
 
-    monkeypatch.setitem(TEXTS, "toy", marked)
+    monkeypatch.setitem(TEXTS, "toy", written_in(ContractionFrame, marked))
     problem = Contracted("mm", torch.mm, (torch.randn(50, 70), torch.randn(70, 90)))
     sources = sources_of(problem, Template("toy", 32, 32, 16, 4, 2), "sm_90")
     assert "# by a template of a test" in sources.text and "tl.dot" in sources.text
