@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import perfuse  # noqa: F401  (a checkout that is not installed makes itself known)
-from perfuse.graph import product_ops
+from perfuse.graph import aligned_matmul as aligned_op
 
 Run = Callable[[], object]
 ALIGNED = 8  # elements of two bytes in sixteen
@@ -51,7 +51,7 @@ def cases(rows: int, depth: int, columns: int) -> dict[str, Run]:
     cut_grad = padded_grad[:, :columns]
     return {
         "result, as it is": lambda: torch.mm(x, w.t(), out=y),
-        "result, by rows that start alike": lambda: aligned_product(x, w.t()),
+        "result, by rows that start alike": lambda: aligned_matmul(x, w.t()),
         "result, padded": lambda: x @ padded_w.t(),
         "result, padded and cut off": lambda: y.copy_((x @ padded_w.t())[:, :columns]),
         "result, in 8 parts": lambda: in_parts(x, padded_w, y, 8),
@@ -68,8 +68,8 @@ def cases(rows: int, depth: int, columns: int) -> dict[str, Run]:
 
 
 @torch.compile(backend="perfuse")
-def aligned_product(x: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = product_ops.aligned_product(x, weight)
+def aligned_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = aligned_op.aligned_matmul(x, weight)
     return result
 
 

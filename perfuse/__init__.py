@@ -13,6 +13,7 @@ from perfuse import config as config
 from perfuse import logs
 from perfuse.capture.register import register
 from perfuse.counters import counters as counters
+from perfuse.environment import log_request
 from perfuse.errors import ArtefactError as ArtefactError
 from perfuse.errors import BudgetWarning as BudgetWarning
 from perfuse.errors import CacheDamaged as CacheDamaged
@@ -73,7 +74,7 @@ MODULES = ("precision", "testing")
 
 __version__ = VERSION
 
-logs.set_up(config.log_request())
+logs.set_up(log_request())
 warn_unsupported_torch()
 register()
 

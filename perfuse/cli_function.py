@@ -18,7 +18,7 @@ MOST_LINES = 12
 OWN_ADVICE = "call the function without Perfuse to see where it fails."
 # How Dynamo reports an op that failed, and the user's lines that led to it.
 RAISED_BY_OP = re.compile(
-    r"got (?P<kind>\w+)\((?P<quote>['\"])(?P<told>.*?)(?P=quote)\)", re.DOTALL
+    r"got (?P<kind>\w+)\((?P<quote>['\"])(?P<message>.*?)(?P=quote)\)", re.DOTALL
 )
 USER_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
 # Code that is not the user's: PyTorch, Perfuse, other packages, and Python's own library.
@@ -72,10 +72,13 @@ def mistake(error: Exception) -> str:
     """Describe an exception of the user's own code in a few lines: its message and location."""
     if (captured := _captured_mistake(str(error))) is not None:
         return "\n".join([*captured, f"  what to do: {OWN_ADVICE}"])
-    said = str(error).strip().splitlines()
-    lines = [f"{type(error).__name__}: {said[0] if said else '(no message)'}", *said[1:MOST_LINES]]
-    if len(said) > MOST_LINES:
-        lines.append(f"... ({len(said) - MOST_LINES} more lines)")
+    message_lines = str(error).strip().splitlines()
+    lines = [
+        f"{type(error).__name__}: {message_lines[0] if message_lines else '(no message)'}",
+        *message_lines[1:MOST_LINES],
+    ]
+    if len(message_lines) > MOST_LINES:
+        lines.append(f"... ({len(message_lines) - MOST_LINES} more lines)")
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError):  # whose place is not in the traceback
         frames.append(
@@ -102,7 +105,7 @@ def _captured_mistake(text: str) -> list[str] | None:
     if raised is None or not places:
         return None
     file, number, function, line = places[-1]
-    return [f"{raised['kind']}: {raised['told']}", f"  {file}:{number}, in {function}: {line}"]
+    return [f"{raised['kind']}: {raised['message']}", f"  {file}:{number}, in {function}: {line}"]
 
 
 def fail(message: str) -> NoReturn:

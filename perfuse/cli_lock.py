@@ -68,8 +68,8 @@ def show(path: Annotated[str, PATH] = "") -> None:
 def _print(verdicts: list[Any]) -> None:
     table = Table("what", "choice", "fits", box=None, pad_edge=False)
     for verdict in verdicts:
-        told = "yes" if verdict.fits else f"NO: {verdict.problem}"
-        table.add_row(verdict.entry.problem, str(verdict.entry.chosen), told)
+        fits = "yes" if verdict.fits else f"NO: {verdict.problem}"
+        table.add_row(verdict.entry.problem, str(verdict.entry.chosen), fits)
     if verdicts:
         console.print(table)
 

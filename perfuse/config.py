@@ -2,26 +2,24 @@
 
 `perfuse.config.cpu.simd` reads, `perfuse.config.verify = True` sets for the process, and
 `perfuse.config.patch(...)` sets for a block or a function. A compile takes one `snapshot()` at its
-start and passes it down, so nothing below reads this module. The environment is read here alone.
+start and passes it down, so nothing below reads this module. `environment.py` has the variables
+that change the defaults.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import os
-import pwd
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
-from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
+from perfuse.environment import LOG_VARIABLE, variables
 from perfuse.errors import ConfigError, ConfigWarning, UnknownOption
 from perfuse.forking import ForkLock
 from perfuse.setting import Option, SettingRow, is_valid, key, kind_name, leaves, plain
@@ -34,7 +32,6 @@ MIB = 1 << 20
 ENV_PREFIX = "PERFUSE_"
 # Variables of other tools that name what a setting names; of two for one setting the last counts.
 COMMON_VARIABLES = {"CXX": "cpu.compiler", "ROCM_PATH": "rocm.home", "ROCM_HOME": "rocm.home"}
-LOG_VARIABLE = "PERFUSE_LOG"  # read when Perfuse is imported, see logs.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +280,8 @@ def _check(name: str, value: Any) -> None:
         try:
             parse_budget(value)
         except ValueError as error:
-            told = f"setting {name!r} cannot be {value!r}: {error}"
-            raise ConfigError(told, hint=option.sentence) from None
+            message = f"setting {name!r} cannot be {value!r}: {error}"
+            raise ConfigError(message, hint=option.sentence) from None
 
 
 def _flatten(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -349,8 +346,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     for variable, nearest in unknown_variables(environment).items():
         # Not an error: another tool may own a variable with this prefix.
         hint = f"did you mean {nearest}? " if nearest else ""
-        told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
-        warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
+        message = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+        warnings.warn(f"{message}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
     for variable in sorted(names.keys() & environment.keys()):
         name = names[variable]
         overrides[name] = _parse(name, variable, environment[variable])
@@ -368,38 +365,6 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {v: next(iter(get_close_matches(v, known, n=1, cutoff=0.5)), "") for v in unknown}
 
 
-def cache_folders() -> tuple[Path, ...]:
-    """The folders that may hold the user's cache, the usual one first; variables may be unset."""
-    homes = [os.environ.get("HOME", "")]
-    with contextlib.suppress(KeyError):  # a user without an entry in /etc/passwd
-        homes.append(pwd.getpwuid(os.geteuid()).pw_dir)
-    folders = [os.environ.get("XDG_CACHE_HOME", "")]
-    folders += [os.path.join(home, ".cache") for home in homes if home]
-    return tuple(dict.fromkeys(Path(f) / "perfuse" for f in folders if os.path.isabs(f)))
-
-
-def temporary_folders() -> tuple[Path, ...]:
-    """The folders that may hold temporary files, the usual one first; the last is in memory."""
-    named = [os.environ.get(name, "") for name in ("TMPDIR", "XDG_RUNTIME_DIR")]
-    folders = [named[0], "/tmp", "/var/tmp", named[1], "/dev/shm"]
-    return tuple(dict.fromkeys(Path(folder) for folder in folders if os.path.isabs(folder)))
-
-
-def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a child process."""
-    return {**os.environ, **changes}
-
-
-def log_request() -> str:
-    """The channels that PERFUSE_LOG asks for."""
-    return os.environ.get(LOG_VARIABLE, "")
-
-
-def is_debugging_compiles() -> bool:
-    """Whether TORCH_COMPILE_DEBUG=1 asks compilers to write out their stages."""
-    return os.environ.get("TORCH_COMPILE_DEBUG", "0") == "1"
-
-
 # The settings of the process, and above them what `patch` changed in this thread or task.
 _lock = ForkLock()
 _process: list[Settings] = []
@@ -410,7 +375,7 @@ _patches: ContextVar[dict[str, Any] | None] = ContextVar("perfuse_config_patches
 def _process_settings() -> Settings:
     with _lock:
         if not _process:
-            _process.append(from_environment(os.environ))
+            _process.append(from_environment(variables()))
         return _process[0]
 
 

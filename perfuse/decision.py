@@ -17,9 +17,9 @@ Plain = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One implementation of an operation: a library call or a tile, with its parameters."""
+    """One implementation of an operation: a library call, a template or a tile, with parameters."""
 
-    source: str  # the kind of implementation: "library", "tile"
+    source: str  # who implements it: "library", "triton", "cpp", "tile"
     name: str
     options: tuple[tuple[str, Plain], ...] = ()
 
@@ -44,7 +44,7 @@ class Question:
     Nothing in it depends on names of files, graphs or buffers, nor on the code of Perfuse.
     """
 
-    kind: str  # the name of its kind in the store: matmul, tile
+    kind: str  # the name of its kind in the store (`cache/keys.py`): matmul, template, tile
     problem: str  # one line that identifies it, together with the kind
     candidates: tuple[Choice, ...]  # the default first
     device: str  # the kind of device that it is asked for

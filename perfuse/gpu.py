@@ -71,8 +71,19 @@ ROWS: dict[str, tuple[int, float, float, float, int, int, int, int]] = {
 def _known(arch: str) -> Gpu:
     count, rate, f32, f16, l2, shared, registers, threads = ROWS[arch]
     kind, warp = ("cuda", 32) if arch.startswith("sm_") else ("hip", 64)
-    rates = (rate * 1e12, f32 * 1e12, f16 * 1e12)
-    return Gpu(kind, arch, warp, count, *rates, l2 * MIB, shared * KIB, registers, threads)
+    return Gpu(
+        kind=kind,
+        arch=arch,
+        warp=warp,
+        multiprocessors=count,
+        bandwidth=rate * 1e12,
+        flops_f32=f32 * 1e12,
+        flops_f16=f16 * 1e12,
+        l2_bytes=l2 * MIB,
+        shared_bytes=shared * KIB,
+        registers=registers,
+        max_threads=threads,
+    )
 
 
 KNOWN = {arch: _known(arch) for arch in ROWS}
@@ -92,10 +103,14 @@ def gpu_of_name(name: str) -> Gpu:
 @cache
 def gpu_of_device(index: int) -> Gpu:
     """The GPU at this place of the machine."""
-    told = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(index)
     is_hip = torch.version.hip is not None
-    arch = str(told.gcnArchName).partition(":")[0] if is_hip else f"sm_{told.major}{told.minor}"
-    return _measured(_nearest(arch, is_hip), arch, told)
+    arch = (
+        str(properties.gcnArchName).partition(":")[0]
+        if is_hip
+        else f"sm_{properties.major}{properties.minor}"
+    )
+    return _measured(_nearest(arch, is_hip), arch, properties)
 
 
 def _nearest(arch: str, is_hip: bool) -> Gpu:
@@ -109,21 +124,21 @@ def _nearest(arch: str, is_hip: bool) -> Gpu:
     return older[-1] if older else KNOWN["sm_80"]
 
 
-def _measured(like: Gpu, arch: str, told: Any) -> Gpu:
+def _measured(like: Gpu, arch: str, properties: Any) -> Gpu:
     """The known part, with the properties that this one reports."""
-    share = told.multi_processor_count / like.multiprocessors
-    clock_khz = getattr(told, "memory_clock_rate", 0)
-    bits = getattr(told, "memory_bus_width", 0)
+    share = properties.multi_processor_count / like.multiprocessors
+    clock_khz = getattr(properties, "memory_clock_rate", 0)
+    bits = getattr(properties, "memory_bus_width", 0)
     return dataclasses.replace(
         like,
         arch=arch,
-        warp=getattr(told, "warp_size", like.warp),
-        multiprocessors=told.multi_processor_count,
+        warp=getattr(properties, "warp_size", like.warp),
+        multiprocessors=properties.multi_processor_count,
         bandwidth=2e3 * clock_khz * bits / 8 if clock_khz and bits else like.bandwidth,
         flops_f32=like.flops_f32 * share,
         flops_f16=like.flops_f16 * share,
-        l2_bytes=getattr(told, "L2_cache_size", like.l2_bytes),
-        shared_bytes=getattr(told, "shared_memory_per_block_optin", 0) or like.shared_bytes,
-        registers=getattr(told, "regs_per_multiprocessor", like.registers),
-        max_threads=getattr(told, "max_threads_per_multi_processor", like.max_threads),
+        l2_bytes=getattr(properties, "L2_cache_size", like.l2_bytes),
+        shared_bytes=getattr(properties, "shared_memory_per_block_optin", 0) or like.shared_bytes,
+        registers=getattr(properties, "regs_per_multiprocessor", like.registers),
+        max_threads=getattr(properties, "max_threads_per_multi_processor", like.max_threads),
     )

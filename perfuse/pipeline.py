@@ -164,8 +164,8 @@ def _log(compiled: Compiled) -> None:
     for step in plan.steps:
         if isinstance(step, Extern):
             fallback.info("%s: %s (%s)", step.op, step.reason, step.origin or "no source line")
-    told = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in compiled.seconds.items())
-    channel("compile").info("%d nodes compiled: %s", len(compiled.module.graph.nodes), told)
+    times = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in compiled.seconds.items())
+    channel("compile").info("%d nodes compiled: %s", len(compiled.module.graph.nodes), times)
 
 
 def _not_loaded(args: list[Any]) -> tuple[Any, ...]:

@@ -165,12 +165,12 @@ def compiler_version(command: str) -> str:
         return ""
     asked = [*shlex.split(command), "--version"]
     try:
-        said = subprocess.run(
+        answer = subprocess.run(
             asked, capture_output=True, text=True, errors="replace", timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerMissing(f"cannot run {command}: {error}") from error
-    return said.stdout.partition("\n")[0].strip()
+    return answer.stdout.partition("\n")[0].strip()
 
 
 def _read(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""Plan -> Plan, with choices made by measurement: matmuls, and tiles on a GPU.
+"""Plan -> Plan, with choices made by measurement: library calls, templates, tiles.
 
 Candidates are verified and raced on this machine, here or in workers, and the decisions are cached.
-A choice changes speed and never results beyond rounding; nothing here decides fusion or memory.
+A choice changes speed and never results beyond rounding. Nothing here makes a kernel or places
+memory: whether a matmul and its epilogue are one kernel is a choice among plans of `schedule/`.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from perfuse.autotune import wire
 from perfuse.autotune.outcome import Fate, Outcome, timed
 from perfuse.autotune.worker_process import WorkerProcess
 from perfuse.config import Settings
+from perfuse.environment import child_environment
 from perfuse.forking import ForkLock
 from perfuse.logs import channel
 
@@ -50,7 +51,7 @@ class PoolRules:
 
 def visible_devices() -> tuple[str, ...]:
     """The GPUs that this process may use, as the variable names them."""
-    named = config.child_environment({}).get(CUDA_VISIBLE_DEVICES)
+    named = child_environment({}).get(CUDA_VISIBLE_DEVICES)
     if named is not None:
         return tuple(named.split(","))
     return tuple(str(number) for number in range(torch.cuda.device_count()))
@@ -76,7 +77,7 @@ class _Seat:
             raise wire.NoFrame("the pool was terminated")
         if self._worker is None or not self._worker.is_usable:
             changes = {} if self._device is None else {CUDA_VISIBLE_DEVICES: self._device}
-            environment = config.child_environment(changes)
+            environment = child_environment(changes)
             self._worker = WorkerProcess(environment, self._rules.most_bytes)
             self.num_started += 1
         return self._worker

@@ -1,6 +1,6 @@
 """Right before fast: a candidate's result is checked before it is timed, and again afterwards.
 
-Its output is poisoned and lies between guard bands. The result may be off from a wider reference by
+Its output is poisoned, between guard bands. The result may be off from a wider reference by
 about as much as the library's, and it has to be right each time.
 """
 

@@ -73,7 +73,7 @@ def choose_cut(joint: Joint, context: Context) -> tuple[Cut, bool]:
         return plain_cut(joint, context.settings), True
     choice = choose_within(joint, context)
     if not choice.fits:
-        _tell(choice, context)
+        _report_missed(choice, context)
     return choice.cut, choice.fits
 
 
@@ -107,7 +107,7 @@ def _simulated(
     return cut, simulate(cut, context)
 
 
-def _tell(choice: CutDecision, context: Context) -> None:
+def _report_missed(choice: CutDecision, context: Context) -> None:
     """Report that the budget cannot be met, and the lowest peak that can."""
     context.counters.inc("budget.missed")
     text = (

@@ -17,8 +17,9 @@ from perfuse.cache.access import open_store
 from perfuse.cache.keys import key_of
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.cpp.unit import LONG_UNIT, WIDE_UNIT
-from perfuse.config import Settings, child_environment
+from perfuse.config import Settings
 from perfuse.context import Context
+from perfuse.environment import child_environment
 from perfuse.errors import CannotBuild, CompilerFailed, CompilerMissing, LibraryDamaged
 from perfuse.system import read_file, system, write_file
 from perfuse.target import Target
@@ -144,8 +145,8 @@ class CompilerRun:
         try:
             done = system().spawn(command, self.folder, self.environment, timeout_s)
         except subprocess.TimeoutExpired:
-            told = f"timed out after {timeout_s} s (build.timeout_s)"
-            raise CompilerFailed(command, told) from None
+            message = f"timed out after {timeout_s} s (build.timeout_s)"
+            raise CompilerFailed(command, message) from None
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
                 raise CompilerMissing(f"cannot run {command[0]}: {error}") from error

@@ -87,8 +87,8 @@ def _load(data: bytes, digest: str) -> ctypes.CDLL:
             return _from_file(data, folder / f"{new_name()}.so")
         except OSError as error:
             reasons.append(error)
-    told = "; ".join(dict.fromkeys(map(str, reasons)))
-    raise LibraryDamaged(f"cannot load built code: {told}") from reasons[0]
+    message = "; ".join(dict.fromkeys(map(str, reasons)))
+    raise LibraryDamaged(f"cannot load built code: {message}") from reasons[0]
 
 
 def _from_memory(data: bytes, digest: str) -> ctypes.CDLL:

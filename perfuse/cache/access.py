@@ -9,9 +9,10 @@ from pathlib import Path
 
 from perfuse.cache.folders import is_usable
 from perfuse.cache.store import Store
-from perfuse.config import Settings, cache_folders
+from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.environment import cache_folders
 
 
 def open_store(ctx: Context) -> Store:

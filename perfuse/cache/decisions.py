@@ -61,8 +61,8 @@ def _lock(context: Context) -> PinnedDecisions | None:
         return None
     lock = read_lock(path)
     if lock is None:
-        told = f"the lock file {path} does not exist: no choice is pinned"
-        warnings.warn(told, LockFileWarning, stacklevel=4)
+        message = f"the lock file {path} does not exist: no choice is pinned"
+        warnings.warn(message, LockFileWarning, stacklevel=4)
         return None
     return PinnedDecisions(path, lock, context)
 
@@ -131,11 +131,11 @@ class PinnedDecisions:
     def remember(self, question: Question, decision: Decision) -> None:
         """Nothing: pinned choices are changed by `perfuse lock write` alone."""
 
-    def _report(self, counted: str, question: Question, told: str) -> None:
+    def _report(self, counted: str, question: Question, message: str) -> None:
         self._counters.inc(f"autotune.lock_{counted}")
-        LOG.warning("the lock file %s %s (%s)", self._path, told, question.problem)
+        LOG.warning("the lock file %s %s (%s)", self._path, message, question.problem)
         warnings.warn(
-            f"the lock file {self._path} {told}; they are decided without it. "
+            f"the lock file {self._path} {message}; they are decided without it. "
             "`perfuse lock check` shows what fits, `perfuse lock write` adds what is missing.",
             LockFileWarning,
             stacklevel=4,

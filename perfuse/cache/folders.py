@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from perfuse.config import temporary_folders
+from perfuse.environment import temporary_folders
 from perfuse.errors import CacheUnsafe
 from perfuse.system import FOLDER, opened, remove_tree, system, write_file
 
@@ -132,8 +132,8 @@ class _Walk:
         if not stat.S_ISLNK(status.st_mode) or self.num_links > MOST_LINKS:
             raise OSError(error.errno, error.strerror, str(self.path))
         if not _is_trusted(status.st_uid):
-            told = f"the symbolic link {name!r} belongs to user {status.st_uid}"
-            raise CacheUnsafe(told, at=str(self.path), is_own=False)
+            message = f"the symbolic link {name!r} belongs to user {status.st_uid}"
+            raise CacheUnsafe(message, at=str(self.path), is_own=False)
         target = Path(system().readlink(name, dir_fd=self.fd))
         if target.is_absolute():
             self._enter(system().open("/", FOLDER))

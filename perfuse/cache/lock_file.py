@@ -144,8 +144,8 @@ def _bytes(path: str) -> bytes:
     with opened(os.path.expanduser(path), READ) as fd:
         status = system().fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            told = f"it is not a regular file of at most {MOST_BYTES >> 20} MiB"
-            raise LockFileError(f"the lock file cannot be read: {told}", at=path)
+            message = f"it is not a regular file of at most {MOST_BYTES >> 20} MiB"
+            raise LockFileError(f"the lock file cannot be read: {message}", at=path)
         return read_all(fd)
 
 
@@ -156,15 +156,15 @@ def _parsed(data: bytes, path: str) -> LockFile:
         _refuse_conflicts(text, path)
         document = json.loads(text, object_pairs_hook=_without_duplicates)
         if document["schema"] != SCHEMA:
-            told = (
+            message = (
                 f"its schema is {document['schema']!r:.20}, this version of Perfuse reads {SCHEMA}"
             )
-            raise LockFileError(f"the lock file cannot be used: {told}", at=path)
+            raise LockFileError(f"the lock file cannot be used: {message}", at=path)
         rows: Mapping[str, Any] = document["decisions"]
         return LockFile({name: _entry(name, row, path) for name, row in rows.items()})
     except MALFORMED as error:
-        told = f"the lock file is damaged: {type(error).__name__}: {error}"
-        raise LockFileError(told, at=path) from error
+        message = f"the lock file is damaged: {type(error).__name__}: {error}"
+        raise LockFileError(message, at=path) from error
 
 
 def _refuse_conflicts(text: str, path: str) -> None:
@@ -201,11 +201,13 @@ def _entry(name: str, row: Mapping[str, Any], path: str) -> Pinned:
     if not all(isinstance(text, str) for text in (entry.problem, *entry.candidates)):
         raise TypeError(f"{name!r} has something else in place of text")
     if entry.name != name:
-        told = f"{name!r} does not match its fields"
-        raise LockFileError(f"the lock file is damaged or was edited: {told}", at=path)
+        message = f"{name!r} does not match its fields"
+        raise LockFileError(f"the lock file is damaged or was edited: {message}", at=path)
     if _shown(entry.chosen) not in entry.candidates:
-        told = f"{name!r} has the choice {_shown(entry.chosen)!r}, which is none of its candidates"
-        raise LockFileError(f"the lock file cannot be used: {told}", at=path)
+        message = (
+            f"{name!r} has the choice {_shown(entry.chosen)!r}, which is none of its candidates"
+        )
+        raise LockFileError(f"the lock file cannot be used: {message}", at=path)
     return entry
 
 

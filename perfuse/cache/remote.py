@@ -165,5 +165,5 @@ class RemoteDecisions:
 
     def _refuse(self, name: str, error: Exception) -> None:
         self._counters.inc("autotune.remote_refused")
-        told = f"{type(error).__name__}: {error}"[:300]
-        self._breaker.warn("refused", f"{name} of the remote cache is not used: {told}")
+        detail = f"{type(error).__name__}: {error}"[:300]
+        self._breaker.warn("refused", f"{name} of the remote cache is not used: {detail}")

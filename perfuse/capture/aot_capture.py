@@ -106,10 +106,10 @@ def _noted(result: Any, place: int) -> Any:
 def _refused(reason: str) -> ArtefactError:
     """The error for a graph that needs more of AOTAutograd than an artefact holds."""
     if reason in ("aliased_output", "intermediate_base", "alias_guards"):
-        told = "the function returns views of its arguments, or several views of one result"
-        return ArtefactError(told, hint="return copies (.clone()).")
-    told = f"an artefact cannot represent this function: {reason.replace('_', ' ')}"
-    return ArtefactError(told, hint="use torch.compile(fn, backend='perfuse') instead.")
+        message = "the function returns views of its arguments, or several views of one result"
+        return ArtefactError(message, hint="return copies (.clone()).")
+    message = f"an artefact cannot represent this function: {reason.replace('_', ' ')}"
+    return ArtefactError(message, hint="use torch.compile(fn, backend='perfuse') instead.")
 
 
 @contextmanager
@@ -158,8 +158,8 @@ def capture_call(
             found = GraphBreak.of(error)
             if found is None:
                 raise
-            told = f"the function cannot be captured as one graph: {found.reason}"
-            raise ArtefactError(told, at=found.line, hint=ONE_GRAPH) from error
+            message = f"the function cannot be captured as one graph: {found.reason}"
+            raise ArtefactError(message, at=found.line, hint=ONE_GRAPH) from error
     if not capture.graphs or capture.facts is None:
         raise ArtefactError("the function has no tensor operations")
     _check_numbers(capture)

@@ -27,8 +27,8 @@ def facts_of(
     if isinstance(facts, RuntimeFacts):
         return facts
     context.counters.inc(f"capture.not_simple.{facts}")
-    told = facts.replace("_", " ")
-    channel("capture").info("this capture runs under AOTAutograd and is not cached: %s", told)
+    reason = facts.replace("_", " ")
+    channel("capture").info("this capture runs under AOTAutograd and is not cached: %s", reason)
     return None
 
 

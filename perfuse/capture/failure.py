@@ -29,10 +29,10 @@ def compile_or_eager(
     try:
         return compile_it()
     except Exception as error:
-        told = describe(error, module, name)
+        described = describe(error, module, name)
         if context.settings.on_error == "raise":
-            raise told from error
-        warn_eager(told, context.counters)
+            raise described from error
+        warn_eager(described, context.counters)
         return Executable(eager_call(module), None)
 
 

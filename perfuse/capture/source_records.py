@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from perfuse.capture.observe import Observer
 from perfuse.codegen.triton.sources import TritonSources
-from perfuse.config import is_debugging_compiles
+from perfuse.environment import is_debugging_compiles
 from perfuse.logs import channel
 from perfuse.pipeline import Compiled
 from perfuse.torch_compat.graphs import source_line
@@ -42,11 +42,11 @@ def source_observers() -> tuple[Observer, ...]:
 def log_sources(compiled: Compiled) -> None:
     """Log the generated text of one graph, as PyTorch's log and as our own."""
     text = "\n".join(compiled.texts())
-    told = f"Output code of the {compiled.kind} graph:\n{text}"
-    LOG.debug("%s", told)
+    message = f"Output code of the {compiled.kind} graph:\n{text}"
+    LOG.debug("%s", message)
     log = output_code_log()
     if log is not None and is_output_code_wanted():
-        log.debug("%s", told)
+        log.debug("%s", message)
 
 
 def write_stages(compiled: Compiled) -> None:

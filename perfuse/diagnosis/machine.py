@@ -28,7 +28,8 @@ from perfuse.build.loader import MAPS, mapped_openmp_runtimes
 from perfuse.cache.access import cache_folder
 from perfuse.cache.folders import check_usable
 from perfuse.cache.resp import RedisAddress, command
-from perfuse.config import Settings, child_environment, snapshot
+from perfuse.config import Settings, snapshot
+from perfuse.environment import child_environment
 from perfuse.errors import ConfigError, PerfuseError
 from perfuse.system import Exited, system
 from perfuse.target import Target, host_target, machine_isas

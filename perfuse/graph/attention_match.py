@@ -75,8 +75,16 @@ def _match_scores(
     key, by_key = walk.through_own_scale(_input(node, 1))
     if query is None or key is None:
         return None
-    scale = outside * inside * by_query * by_key
-    return Attention(query, key, value, scale, mask, scores, product, frozenset(walk.inner))
+    return Attention(
+        query=query,
+        key=key,
+        value=value,
+        scale=outside * inside * by_query * by_key,
+        mask=mask,
+        scores=scores,
+        product=product,
+        inner=frozenset(walk.inner),
+    )
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ be worth it.
 
 A large result that is kept is never padded: with its padding and without, it would be in memory
 twice. Rows that are eight apart have equal alignment, so eight matmuls with aligned rows fill
-it, all but some columns at its edges (`aligned_product`).
+it, all but some columns at its edges (`aligned_matmul`).
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ from perfuse.config import ThresholdSettings
 from perfuse.context import Context
 from perfuse.gpu import Gpu
 from perfuse.graph.aliases import users_through
+from perfuse.graph.aligned_matmul import aligned_matmul
 from perfuse.graph.facts import is_same_tensor, known_tensor, tensor_of
-from perfuse.graph.product_ops import aligned_product
 from perfuse.graph.rewrite import NodeBuilder, replace_calls
 from perfuse.ir.matmul import MatmulOp, Operands, matmul_op
 from perfuse.torch_compat.ops import is_view_op
@@ -191,7 +191,7 @@ def _padded(node: Node, made: _Padding, build: NodeBuilder, copy: dict[Node, Nod
     b = _filled(node, copy[given.b], made.depth, made.columns, build)
     wanted = known_tensor(node)
     if made.fills_result:
-        result = build.call(node, aligned_product, a, b)
+        result = build.call(node, aligned_matmul, a, b)
     else:
         result = build.call(node, node.target, *row.arguments(Operands(a, b, bias)))
         for dim, size in enumerate(wanted.shape):
@@ -215,6 +215,6 @@ def _filled(node: Node, x: Node, rows: int, columns: int, build: NodeBuilder) ->
         return x
     if not _runs_down(tensor):
         return build.call(node, aten.constant_pad_nd.default, x, [0, right, 0, down])
-    turned = build.call(node, aten.transpose.int, x, 0, 1)
-    padded = build.call(node, aten.constant_pad_nd.default, turned, [0, down, 0, right])
+    transposed = build.call(node, aten.transpose.int, x, 0, 1)
+    padded = build.call(node, aten.constant_pad_nd.default, transposed, [0, down, 0, right])
     return build.call(node, aten.transpose.int, padded, 0, 1)

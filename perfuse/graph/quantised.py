@@ -1,7 +1,7 @@
 """Values that are rounded to eight bits, which must have eager's bits before they are.
 
 A difference in the last bit of a quotient or a half is invisible in a result of that precision, but
-it moves what lies near a tie to another code of eight bits. So every value on the way to such a
+it moves a value near a tie to another code of eight bits. So every value on the way to such a
 rounding is rounded where eager rounds it: to its own dtype, after each op.
 """
 

@@ -1,4 +1,4 @@
-"""The table of matmuls: which ATen ops are matrix products, and which argument is what.
+"""The table of matmuls: which ATen ops multiply matrices, and which argument is what.
 
 Graph passes look up FX targets here, later rooms the library call of a `Matmul` node. Nothing else
 in Perfuse recognises a matmul by the name of an op or by counting its arguments.
@@ -56,7 +56,7 @@ MATMULS = (
     MatmulOp("aten.baddbmm", 1, 2, bias=0, rank=3),
     MatmulOp("aten.addmv", 1, 2, bias=0, rank=1),
     MatmulOp("aten._int_mm", 0, 1),
-    MatmulOp("perfuse.aligned_product", 0, 1),
+    MatmulOp("perfuse.aligned_matmul", 0, 1),
 )
 _BY_NAME = {f"{row.name}.{overload}": row for row in MATMULS for overload in _OVERLOADS}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from perfuse.decision import Choice
@@ -319,6 +320,13 @@ class Program:
     constants: Mapping[str, Any] = field(default_factory=dict)  # tensors held by the graph module
     donated: tuple[str, ...] = ()  # donated inputs: saved for this program alone
     hints: Mapping[str, int] = field(default_factory=dict, compare=False)  # likely sizes, by symbol
+
+    def __post_init__(self) -> None:
+        # A table that anyone could change has no place in an immutable artefact.
+        for name in ("buffers", "constants", "hints"):
+            table = getattr(self, name)
+            if not isinstance(table, MappingProxyType):
+                object.__setattr__(self, name, MappingProxyType(table))
 
     def __str__(self) -> str:
         lines = [f"program({', '.join(str(self.buffers.get(i, i)) for i in self.inputs)}):"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from itertools import islice
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -105,11 +104,11 @@ class _Lowering:
                 self._note_reads(node)
         return Program(
             inputs=tuple(self.inputs),
-            buffers=MappingProxyType(self.builder.buffers),
+            buffers=self.builder.buffers,
             nodes=tuple(self.builder.nodes),
             outputs=self.outputs,
             symbols=tuple(self.symbols.derived.items()),
-            constants=MappingProxyType(self.builder.constants),
+            constants=self.builder.constants,
             donated=tuple(self.donated),
             hints=symbol_hints(map(traced.value, self.module.graph.find_nodes(op="placeholder"))),
         )

@@ -66,8 +66,8 @@ def _headline(graphs: Sequence[GraphReport]) -> list[Line]:
         lines.append(body(f"  with {', '.join(settings)}"))
     sizes = {name: size for graph in graphs for name, size in graph.sizes.items()}
     if sizes:
-        told = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        lines.append(body(f"  dynamic sizes; figures below are for {told}"))
+        likely = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        lines.append(body(f"  dynamic sizes; figures below are for {likely}"))
     return lines
 
 

@@ -85,9 +85,9 @@ class Loaded:
         if len(refusals) == 1:
             return refusals[0]
         each = zip(self._in_order(), refusals, strict=True)
-        told = "\n".join(f"  {variant}: {refusal.message}" for variant, refusal in each)
+        refused = "\n".join(f"  {variant}: {refusal.message}" for variant, refusal in each)
         return ArtefactError(
-            f"none of the {len(refusals)} variants accepts these arguments\n{told}",
+            f"none of the {len(refusals)} variants accepts these arguments\n{refused}",
             hint="call it with arguments that match a variant, or compile a variant for these.",
         )
 
@@ -210,8 +210,8 @@ def _bound(number: int, files: Mapping[str, bytes]) -> Call:
 def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
     for what, mine in _versions().items():
         if about.get(what) != mine:
-            told = f"compiled with {what} {about.get(what)}, this is {what} {mine}"
-            raise ArtefactError(told, at=str(folder))
+            message = f"compiled with {what} {about.get(what)}, this is {what} {mine}"
+            raise ArtefactError(message, at=str(folder))
     if about.get("isa") not in machine_isas():
         raise ArtefactError(
             f"compiled for {about.get('isa')}, which this CPU does not have "
@@ -223,5 +223,5 @@ def _check_fits(about: Mapping[str, Any], folder: Path) -> None:
     here_gpus = {gpu_of_device(k).arch for k in range(torch.cuda.device_count())}
     if wanted and wanted not in here_gpus:
         found = ", ".join(sorted(here_gpus)) or "no GPU"
-        told = f"compiled for the GPU {wanted}; this machine has {found}"
-        raise ArtefactError(told, at=str(folder), hint="recompile it here.")
+        message = f"compiled for the GPU {wanted}; this machine has {found}"
+        raise ArtefactError(message, at=str(folder), hint="recompile it here.")

@@ -123,11 +123,11 @@ class Recorded:
             for o, is_cloned in zip(recording.outputs, self.cloned, strict=True)
             if isinstance(o, torch.Tensor) and not is_cloned
         ]
-        self.lent = [(storage, storage_users(storage)) for storage in storages]
+        self.borrowed = [(storage, storage_users(storage)) for storage in storages]
 
     def is_in_use(self) -> bool:
         """Whether somebody still holds a result that the next replay would overwrite."""
-        return any(storage_users(storage) > own for storage, own in self.lent)
+        return any(storage_users(storage) > own for storage, own in self.borrowed)
 
     def run(self, args: list[Any], written: Sequence[int]) -> tuple[Any, ...]:
         """Replay on these arguments."""

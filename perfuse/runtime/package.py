@@ -63,8 +63,8 @@ def write_package(
         finally:
             _remove(aside, every)
     except OSError as error:
-        told = f"cannot write the artefact: {error}"
-        raise ArtefactError(told, at=str(path), hint=OTHER_DISK) from error
+        message = f"cannot write the artefact: {error}"
+        raise ArtefactError(message, at=str(path), hint=OTHER_DISK) from error
 
 
 def manifest_bytes(files: Mapping[str, bytes], about: Mapping[str, Any]) -> bytes:
@@ -84,8 +84,8 @@ def check_replaceable(path: Path) -> None:
         return
     foreign = [name for name in names if name not in _own_names(path)]
     if foreign:
-        told = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        what = f"the folder contains files that Perfuse did not write: {told}"
+        listed = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        what = f"the folder contains files that Perfuse did not write: {listed}"
         raise ArtefactError(what, at=str(path), hint=OTHER_PATH)
 
 
@@ -93,8 +93,8 @@ def _check_parent(path: Path) -> None:
     """Raise ArtefactError if a folder cannot be created at `path`."""
     parent = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        told = f"{parent} is not a folder you can write to"
-        raise ArtefactError(told, at=str(path), hint="choose another path for the artefact.")
+        message = f"{parent} is not a folder you can write to"
+        raise ArtefactError(message, at=str(path), hint="choose another path for the artefact.")
 
 
 def _own_names(path: Path) -> set[str]:
@@ -183,9 +183,9 @@ def _read(path: Path, folder: int, trusted_keys: Sequence[Key] | None) -> Packag
     files = {name: read_file(name, folder) for name in rows}
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != rows[name]:
-            told = f"{name} is damaged: its checksum does not match"
+            message = f"{name} is damaged: its checksum does not match"
             raise ArtefactError(
-                told, at=str(path), hint="copy the artefact again, or recompile it."
+                message, at=str(path), hint="copy the artefact again, or recompile it."
             )
     return Package(about, files)
 
@@ -201,13 +201,13 @@ def _check_signature(path: Path, folder: int, manifest: bytes, trusted_keys: Seq
         document = json.loads(read_file(SIGNATURE, folder))
         signature = bytes.fromhex(document["signature"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        told = "the artefact has no signature, but trusted_keys requires one"
+        message = "the artefact has no signature, but trusted_keys requires one"
         hint = "compile it with aot_compile(..., sign_with=key)."
-        raise ArtefactError(told, at=str(path), hint=hint) from error
+        raise ArtefactError(message, at=str(path), hint=hint) from error
     if not is_signed_by(manifest, signature, trusted_keys):
-        told = "none of the trusted keys signed this artefact"
+        message = "none of the trusted keys signed this artefact"
         hint = "do not load it unless you know who made it; then add their key."
-        raise ArtefactError(told, at=str(path), hint=hint)
+        raise ArtefactError(message, at=str(path), hint=hint)
 
 
 def _plain_name(name: Any) -> str:

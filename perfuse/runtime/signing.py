@@ -31,8 +31,8 @@ def new_key_pair() -> tuple[bytes, bytes]:
 def check_private_key(key: Key) -> None:
     """ArtefactError where this key cannot sign anything."""
     if isinstance(key, str | Path) and str(key).endswith(PUBLIC):
-        told = f"{key} is a public key"
-        raise ArtefactError(told, hint=f"sign with the private one: {str(key)[: -len(PUBLIC)]}.")
+        message = f"{key} is a public key"
+        raise ArtefactError(message, hint=f"sign with the private one: {str(key)[: -len(PUBLIC)]}.")
     _ed25519().Ed25519PrivateKey.from_private_bytes(key_bytes(key))
 
 

@@ -84,8 +84,8 @@ class Keys(list[Any]):
 
 def _expect(holds: bool, where: str, wanted: str, got: Any) -> None:
     if not holds:
-        told = repr(got) if isinstance(got, (*PLAIN, Keys)) else f"a {type(got).__name__}"
+        given = repr(got) if isinstance(got, (*PLAIN, Keys)) else f"a {type(got).__name__}"
         raise ArtefactError(
-            f"{where}: the artefact was compiled for {wanted}, got {told}",
+            f"{where}: the artefact was compiled for {wanted}, got {given}",
             hint="pass arguments like those it was compiled with, or compile another artefact.",
         )

@@ -180,10 +180,10 @@ class Variant:
     def _broken(self, guard: str, sizes: Sizes) -> ArtefactError:
         """The refusal of sizes for which a guard does not hold."""
         names = [name for name in sizes.known if re.search(rf"\b{name}\b", guard)]
-        told = "; ".join(f"{n}, {self._place_of(n)}, is {sizes.known[n]}" for n in names)
+        values = "; ".join(f"{n}, {self._place_of(n)}, is {sizes.known[n]}" for n in names)
         is_small = any(sizes.known[name] < 2 for name in names)
         return ArtefactError(
-            f"the artefact requires {_bare(guard)}, but {told}",
+            f"the artefact requires {_bare(guard)}, but {values}",
             hint=SMALL_SIZES if is_small else OTHER_SIZES,
         )
 

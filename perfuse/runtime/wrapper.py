@@ -186,8 +186,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             release_saved(ctx)  # the program forgets each after its last use
             for tangent in [t.sized(ctx.sizes) for t in fixed] if is_dynamic else fixed:
                 gradient = gradients[tangent.output]
-                is_fit = gradient is not None and gradient.stride() == tangent.strides
-                args.append(gradient if is_fit else tangent.made_from(gradient))
+                has_strides = gradient is not None and gradient.stride() == tangent.strides
+                args.append(gradient if has_strides else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
                 return once.apply(backward(), facts, torch.empty(0, requires_grad=True), *args)

@@ -18,7 +18,16 @@ from perfuse.ir.matmul import matmul_op
 from perfuse.ir.program import Axis, Buffer, BufferKind, Matmul, Program, View, sizes_from_data
 from perfuse.schedule import arena, domain
 from perfuse.schedule.fuse import accesses
-from perfuse.schedule.plan import Contraction, Kernel, Member, Plan, Role, Step, static_product
+from perfuse.schedule.plan import (
+    Contraction,
+    Kernel,
+    Member,
+    Plan,
+    Role,
+    Step,
+    static_product,
+    written_by,
+)
 
 
 def sizes_of(matmul: Matmul) -> tuple[Dim, ...]:
@@ -173,13 +182,9 @@ def _why_apart(matmul: Matmul, epilogue: Kernel, plan: Plan) -> str:
     for step in plan.steps[first + 1 : last]:
         if matmul.out in step.reads():
             return f"{matmul.out} is read before {epilogue.name}"
-        if _written(step) & set(matmul.reads()):
+        if written_by(step) & set(matmul.reads()):
             return f"an operand is overwritten before {epilogue.name}"
     return ""
-
-
-def _written(step: Step) -> set[str]:
-    return set(step.stored) if isinstance(step, Kernel) else {*step.makes(), *step.mutates}
 
 
 def _why_not_pointwise(kernel: Kernel) -> str:

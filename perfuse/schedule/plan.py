@@ -141,6 +141,11 @@ class Batch:
 Step = Kernel | LibraryCall
 
 
+def written_by(step: Step) -> set[str]:
+    """The buffers that a step writes to memory."""
+    return set(step.stored) if isinstance(step, Kernel) else {*step.makes(), *step.mutates}
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Two loops that were not fused, and why."""

@@ -13,7 +13,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.matmul import Operands
 from perfuse.ir.program import Matmul, View
 from perfuse.schedule.arena import output_buffers
-from perfuse.schedule.plan import Kernel, Member, Plan, Step
+from perfuse.schedule.plan import Kernel, Member, Plan, Step, written_by
 
 # Types whose every value the others have too.
 _HELD_BY = {
@@ -56,12 +56,8 @@ def _widening_kernel(found: ReadStored, view: View) -> Kernel | None:
     if source is None:
         return None
     first, last = plan.steps.index(kernel), plan.steps.index(found.matmul)
-    is_changed = any(source in _written(step) for step in plan.steps[first:last])
+    is_changed = any(source in written_by(step) for step in plan.steps[first:last])
     return None if is_changed else kernel
-
-
-def _written(step: Step) -> set[str]:
-    return set(step.stored) if isinstance(step, Kernel) else {*step.makes(), *step.mutates}
 
 
 def _source(member: Member, plan: Plan) -> str | None:

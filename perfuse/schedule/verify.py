@@ -161,7 +161,7 @@ def _check_places(plan: Plan) -> None:
     first, last = first_and_last(map(touched, plan.steps))
     for name, old in plan.over.items():
         if plan.places.get(name) != plan.places.get(old):
-            raise SpecError(f"{_STAGE}: {name} is written over {old} and lies elsewhere")
+            raise SpecError(f"{_STAGE}: {name} overwrites {old} but has other memory")
         last[old] = max(last[old], last[name])
     spans = []
     for name, size in arena_buffers(plan.program, plan.steps, plan.arena_limit, plan.over).items():

@@ -151,7 +151,7 @@ def all_but_the_first(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def repeated_leaf() -> Tensor:
-    """Elements in one place, of a tensor that is no view of another."""
+    """Elements in one place, of a tensor that is not a view of another."""
     return copy.deepcopy(randn(1).expand(16)).requires_grad_()
 
 

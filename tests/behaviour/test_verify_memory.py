@@ -83,7 +83,7 @@ def compiled(fn: Callable[..., Any]) -> Any:
 def test_a_temporary_at_the_wrong_place_is_named(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    """One element too far, in the arena: the last one lies in the band behind it."""
+    """One element too far, in the arena: the last one is in the band behind it."""
     right = HostWriter._fixed_pointers
 
     def shifted(self: HostWriter) -> tuple[tuple[int, int], ...]:

@@ -192,7 +192,7 @@ def leaf_complaint(got: Any, eager: Any, reference: Reference) -> str | None:
         eps = max(finest, reference.eps)
         farthest = scale * eps**0.5
         if worst <= farthest:
-            # One rounding of the result itself is bounded: what lies beyond is a matter of luck.
+            # One rounding of the result itself is bounded: anything beyond it is a matter of luck.
             beyond = (errors - eps * truth.abs()).clamp_min(0.0)
             drawn = (w for w in map(largest_finite, reference.draws) if w <= farthest)
             worst = max(worst, expected_largest(beyond), *drawn)

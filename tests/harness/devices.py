@@ -30,7 +30,7 @@ def gpu_device() -> str:
 def keep_all_bits() -> None:
     """By default some of a GPU's convolutions round float32 to 10 bits, and others do not.
 
-    Importing the operator database locks `torch.backends.cudnn`; what lies under it stays open.
+    Importing the operator database locks `torch.backends.cudnn`; what is under it stays open.
     """
     torch._C._set_cudnn_allow_tf32(False)
 

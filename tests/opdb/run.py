@@ -34,7 +34,7 @@ from tests.opdb.rows import DTYPES, GPU_DTYPES, MODES, Row, rows
 
 SAMPLES = {"float32": 16}  # the other dtypes take OTHER_SAMPLES
 OTHER_SAMPLES = 4
-# On a GPU every sample is a kernel to compile, and the time on it is lent.
+# On a GPU every sample is a kernel to compile, and device time is limited.
 GPU_SAMPLES = 3
 # Of one task: a row of a thousand samples is several, each with the whole time of a task.
 MOST_SAMPLES = 64

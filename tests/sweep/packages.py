@@ -1,4 +1,4 @@
-"""The software of others: where it lies, and how it is imported beside any build of PyTorch.
+"""The software of others: where it is, and how it is imported beside any build of PyTorch.
 
 `make test` and `make sweep` put it into a folder of its own, `.sweep_deps`, and only the sweep
 looks there. In the environment itself a torchvision that was built for another PyTorch would break

@@ -10,9 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from perfuse import config
+from perfuse.autotune.sites import choices_of, sites_of, with_choice
+from perfuse.codegen.triton.unit import generate_triton
+from perfuse.gpu import gpu_of_name
+from perfuse.ir.program import Matmul
+from perfuse.schedule.plan import Kernel
+from perfuse.schedule.schedule import place
+from tests.triton.contractions import context_for
+from tests.unit.lower.samples import bf16
 from tests.unit.planning import plans_of, wants_grad
 
 ROOT = Path(__file__).parents[2]
@@ -135,8 +144,27 @@ def test_softmax_is_planned_as_the_walk_says() -> None:
     assert [axis.size for axis in kernel.axes] == [64, 512]
     assert len(forward.memory.turns) == 1
     assert len([name for name in kernel.stored if name in forward.program.buffers]) == 3
-    outer = [m for k in backward.kernels for m in k.members if m.role == "outer"]
+    assert len(backward.kernels) == 2 and len(backward.memory.turns) == 1
+    outer = [m for m in backward.kernels[1].members if m.role == "outer"]
     assert len(outer) == 2, "the gradients of w and b"
+
+
+def test_linear_and_gelu_are_planned_as_the_walk_says() -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    context = context_for("sm_90")
+    (plan,) = plans_of(fn, bf16(48, 64), bf16(40, 64), bf16(40), context=context)
+    matmul, kernel = plan.steps
+    assert isinstance(matmul, Matmul) and isinstance(kernel, Kernel) and kernel.name == "k1"
+    assert len(kernel.axes) == 1 and len(plan.memory.turns) == 2
+    assert plan.memory.turns[1].freed == (matmul.out,)
+    (site,) = sites_of(plan)
+    _, first, *_ = choices_of(site, plan.program, gpu_of_name("sm_90"), tf32=False)
+    fused = place(with_choice(plan, site, first), context)
+    assert [step.name for step in fused.kernels] == ["k1"] and fused.templates == {"k1": first}
+    assert [a.name for a in fused.memory.allocations()] == [kernel.members[-1].loop.out]
+    assert "tl.dot" in generate_triton(fused, context).text
 
 
 def test_op_from_end_to_end() -> None:

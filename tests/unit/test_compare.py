@@ -19,7 +19,7 @@ def neighbour(x: Tensor, steps: int) -> Tensor:
 
 @pytest.mark.parametrize("value", [1.0, 1.99, LOSS, 15.97, 1e-3])
 def test_rounding_to_the_result_s_own_type_is_always_allowed(value: float) -> None:
-    """Even where eager happens to be exact: the exact value lies on eager's own grid."""
+    """Even where eager happens to be exact: the exact value is on eager's own grid."""
     exact = torch.tensor(value).bfloat16()
     assert not norm_complaints([neighbour(exact, 1)], [exact], [exact.double()])
     half_way = (exact.double() + neighbour(exact, 1).double()) / 2

@@ -1,8 +1,13 @@
-"""Extensions from outside: a backend, a kind of launch, a pass and a tuner, one row each."""
+"""Extensions from outside, one row each.
+
+A backend, a kind of launch, passes, a tuner, a source of candidates, a template, a lowering. A kind
+of cache entry is in test_keys.py, a generator of kernels in codegen/test_emitter.py.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,19 +17,33 @@ import torch
 
 import perfuse
 from perfuse.autotune import tune
+from perfuse.autotune.problem import LibraryMatmul, Problem
+from perfuse.autotune.sources import SOURCES, Source
 from perfuse.backends import BACKENDS, Backend
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
-from perfuse.graph.passes import ATEN_PASSES
+from perfuse.codegen.triton.frame import KernelText
+from perfuse.codegen.triton.templates.frame import ContractionFrame
+from perfuse.codegen.triton.templates.pointers import pointers_text
+from perfuse.codegen.triton.templates.template import Template
+from perfuse.codegen.triton.templates.texts import TEXTS, written_in
+from perfuse.decision import Choice
+from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, Row
+from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
-from perfuse.ir.program import View
+from perfuse.ir.program import Matmul, View
+from perfuse.lower.builder import Builder
+from perfuse.lower.registry import LOWERINGS, lowers
+from perfuse.lower.tensor import Tensor
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.host_names import run_host
 from perfuse.runtime.interpreted import Interpreter
 from perfuse.runtime.records import KINDS, RecordKind
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
 from perfuse.schedule.plan import Plan
+from tests.triton.contractions import Problem as Contracted
+from tests.triton.contractions import sources_of
 
 OPS = {"add": "({0} + {1})", "mul": "({0} * {1})"}
 HOST = HostSource("", 1, 1, 0, (), (), (), 0, (), ())
@@ -127,18 +146,24 @@ def test_a_kind_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert y.tolist() == [7, 7, 7, 7, 4, 5, 6, 7]
 
 
-def test_a_pass() -> None:
+@pytest.mark.parametrize(
+    "level", [DYNAMO_PASSES, JOINT_PASSES, ATEN_PASSES], ids=["dynamo", "joint", "aten"]
+)
+def test_a_pass(level: list[Row]) -> None:
+    sums, product = (operator.add, torch.ops.aten.add.Tensor), torch.ops.aten.mul.Tensor
+
     def multiplied(module: torch.fx.GraphModule, context: Any) -> torch.fx.GraphModule:
-        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
-            node.target = torch.ops.aten.mul.Tensor
+        for node in module.graph.nodes:
+            node.target = product if node.target in sums else node.target
+        module.recompile()
         return module
 
-    x, y = torch.randn(5), torch.randn(5)
-    ATEN_PASSES.append(("multiplied", multiplied))
+    x, y = torch.randn(5, requires_grad=True), torch.randn(5)
+    level.append(("multiplied", multiplied))
     try:
         assert torch.equal(torch.compile(lambda x, y: x + y, backend="perfuse")(x, y), x * y)
     finally:
-        ATEN_PASSES.pop()
+        level.pop()
 
 
 def test_a_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +176,59 @@ def test_a_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "TUNERS", [*tune.TUNERS, watching])
     torch.compile(lambda x: x.exp(), backend="perfuse")(torch.randn(5))
     assert len(seen) == 1 and not seen[0].places
+
+
+def test_a_candidate_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, put = Choice("toy", "aten.mm.out"), []
+
+    def request(problem: Problem, choice: Choice, context: Any) -> LibraryMatmul:
+        return LibraryMatmul(choice.name, problem)
+
+    def apply(plan: Plan, matmul: Matmul, choice: Choice, context: Any) -> Plan:
+        put.append(choice)
+        chosen = replace(matmul, choice=choice)
+        return replace(plan, steps=tuple(chosen if s is matmul else s for s in plan.steps))
+
+    toy = Source("TOY", lambda target: True, lambda *_: [ours], request, apply=apply)
+    monkeypatch.setattr("perfuse.autotune.sources.SOURCES", [*SOURCES, toy])
+    settings = {
+        "max_autotune_gemm": True,
+        "max_autotune_gemm_backends": "TOY",
+        "thresholds.tuned_matmul_work": 1,
+    }
+    x, y = torch.randn(8, 16), torch.randn(16, 8)
+    got = torch.compile(torch.mm, backend="perfuse", options=settings)(x, y)
+    torch.testing.assert_close(got, x @ y)
+    assert put == [ours]
+
+
+def test_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    def marked(frame: ContractionFrame) -> KernelText:
+        text = pointers_text(frame)
+        return replace(text, body="  # by a template of a test\n" + text.body)
+
+    monkeypatch.setitem(TEXTS, "toy", written_in(ContractionFrame, marked))
+    problem = Contracted("mm", torch.mm, (torch.randn(50, 70), torch.randn(70, 90)))
+    sources = sources_of(problem, Template("toy", 32, 32, 16, 4, 2), "sm_90")
+    assert "# by a template of a test" in sources.text and "tl.dot" in sources.text
+
+
+def test_a_lowering() -> None:
+    library = torch.library.Library("perfuse_test", "FRAGMENT")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x + x, "CompositeExplicitAutograd")
+
+    @lowers("perfuse_test.doubled.default")
+    def doubled(builder: Builder, x: Tensor) -> Tensor:
+        return Tensor(x.shape, x.dtype, ex.apply("add", x.value, x.value))
+
+    op, x = torch.ops.perfuse_test.doubled.default, torch.randn(5)
+    function = torch.compile(lambda x: op(x), backend="perfuse")
+    try:
+        got, (_, host) = perfuse.testing.run_and_get_code(function, x)
+    finally:
+        del LOWERINGS[op]
+    assert torch.equal(got, x + x) and "doubled" not in host
 
 
 def test_index_texts_are_python() -> None:

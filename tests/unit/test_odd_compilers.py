@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perfuse import config
+from perfuse import environment
 from perfuse.build import LIBRARY, build_shared_library, load_library
 from perfuse.cache.access import open_store
 from perfuse.config import Settings
@@ -148,7 +148,7 @@ def test_a_user_without_home_or_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def work() -> None:
         ctx = Context(target, Settings(), Counters())
-        assert config.cache_folders() == () or os.geteuid() != 54321
+        assert environment.cache_folders() == () or os.geteuid() != 54321
         assert answer(ctx) == 42 and answer(ctx) == 42
         assert ctx.counters["build.compiler_runs"] == 1
 

@@ -1,4 +1,4 @@
-"""Saved programs: what is written is read back, and what is no program is damaged."""
+"""Saved programs: what is written is read back, and anything else is damaged."""
 
 from __future__ import annotations
 

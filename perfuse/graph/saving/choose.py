@@ -24,7 +24,7 @@ from perfuse.graph.saving.costs import (
     is_tuple,
     num_bytes,
     num_elements,
-    recompute_price,
+    recompute_cost,
     work_of,
 )
 from perfuse.graph.saving.min_cut import INFINITE, SINK, SOURCE, Network
@@ -116,25 +116,25 @@ class _Problem:
         is_backwards_own = node not in self._roles.forward and is_cheap(node)
         return _is_checkpointed(node) or is_backwards_own or work_of(node) <= self._level
 
-    def keep_price(self, node: Node) -> float:
+    def keep_cost(self, node: Node) -> float:
         if is_tuple(node):
             return INFINITE  # its parts can be kept, it cannot
         if node in self._stored:
             whole = self._stored[node]
-            price = float(kept_bytes(whole))  # of a part of it, all stays
-            price *= SHARE_OF_A_RESULT if whole in self._results else 1.0
+            cost = float(kept_bytes(whole))  # of a part of it, all stays
+            cost *= SHARE_OF_A_RESULT if whole in self._results else 1.0
         else:
-            price = kept_bytes(node) * (1 + 1 / SLACK)
+            cost = kept_bytes(node) * (1 + 1 / SLACK)
         if _is_checkpointed(node) and self.can_recompute(node):
-            price *= UNWANTED
-        return price
+            cost *= UNWANTED
+        return cost
 
-    def recompute_price(self, node: Node) -> float:
+    def recompute_cost(self, node: Node) -> float:
         if not self.can_recompute(node):
             return INFINITE
         if _is_checkpointed(node) or node not in self._roles.forward:
             return 0.0  # asked for, or computed once whichever half does it
-        return recompute_price(node) + self._more_reads.get(node, 0) * num_bytes(node) / SLACK
+        return recompute_cost(node) + self._more_reads.get(node, 0) * num_bytes(node) / SLACK
 
     def _find_more_reads(self) -> dict[Node, int]:
         """How many tensors a loop reads for a value that it would not read for any one input of it.
@@ -201,13 +201,13 @@ def _least_cut(problem: _Problem, forced: frozenset[Node]) -> set[Node]:
         if node in after:
             continue
         after[node] = network.vertex()
-        price = INFINITE if node in forced else problem.recompute_price(node)
-        if price == INFINITE:
-            network.edge(SOURCE, after[node], problem.keep_price(node))
+        cost = INFINITE if node in forced else problem.recompute_cost(node)
+        if cost == INFINITE:
+            network.edge(SOURCE, after[node], problem.keep_cost(node))
             continue
         before[node] = network.vertex()
-        network.edge(SOURCE, before[node], price)
-        network.edge(before[node], after[node], problem.keep_price(node))
+        network.edge(SOURCE, before[node], cost)
+        network.edge(before[node], after[node], problem.keep_cost(node))
         stack.extend(_sources(node))
     for node, vertex in before.items():
         for source in _sources(node):
@@ -216,7 +216,7 @@ def _least_cut(problem: _Problem, forced: frozenset[Node]) -> set[Node]:
         network.edge(after[node], SINK, INFINITE)
     if not before:
         return set()
-    is_before_cut = network.source_side(sum(problem.keep_price(n) for n in starts))
+    is_before_cut = network.source_side(sum(problem.keep_cost(n) for n in starts))
     return {node for node, vertex in before.items() if not is_before_cut[vertex]}
 
 

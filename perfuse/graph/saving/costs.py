@@ -82,16 +82,16 @@ def num_bytes(node: Node) -> int:
     return tensor.element_size() * prod(s for s, d in zip(shape, strides, strict=True) if d != 0)
 
 
-def recompute_price(node: Node) -> float:
+def recompute_cost(node: Node) -> float:
     """The cost of recomputing the value, in saved bytes: small, except for a long chain."""
     work = work_of(node)
     if work is Work.FREE:
         return 0.0
     if work is Work.LOOP:
         return num_elements(node) * _BYTES_PER_STEP
-    price = num_flops(node) * _BYTES_PER_STEP
+    cost = num_flops(node) * _BYTES_PER_STEP
     # The level that recomputes matmuls puts memory before time.
-    return min(price, num_bytes(node) / 4) if work is Work.PRODUCT else price
+    return min(cost, num_bytes(node) / 4) if work is Work.PRODUCT else cost
 
 
 def is_tuple(node: Node) -> bool:

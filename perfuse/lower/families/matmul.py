@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any
 
 from perfuse.decision import library
-from perfuse.graph import product_ops
+from perfuse.graph import aligned_matmul as aligned_op
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.matmul import Operands
@@ -21,7 +21,7 @@ from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, as_view, cast_tensor, positions, reindex
 
-assert product_ops  # importing it defines the op of our own that is lowered here
+assert aligned_op  # importing it defines the op of our own that is lowered here
 
 _LIBRARY = "matmuls use the library"
 
@@ -63,8 +63,8 @@ def _as_loop(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     (rows, inner), columns, wide = a.shape, b.shape[1], a.dtype.compute
     shape = (rows, columns, inner)
     left = builder.broadcast(unsqueeze_dims(a, [1]), shape)
-    turned = reindex(b, (columns, inner), positions((columns, inner))[::-1])
-    right = builder.broadcast(unsqueeze_dims(turned, [0]), shape)
+    transposed = reindex(b, (columns, inner), positions((columns, inner))[::-1])
+    right = builder.broadcast(unsqueeze_dims(transposed, [0]), shape)
     value = ex.apply("mul", ex.cast(left.value, wide), ex.cast(right.value, wide))
     return cast_tensor(builder.reduce("sum", Tensor(shape, wide, value), [2], wide), a.dtype)
 
@@ -116,8 +116,8 @@ def baddbmm(
 _ALIGNED_BYTES = 16
 
 
-@lowers("perfuse.aligned_product.default")
-def aligned_product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+@lowers("perfuse.aligned_matmul.default")
+def aligned_matmul(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     """Matmuls that fill a result whose rows are not aligned, grouped by equal alignment.
 
     With 50257 columns of two bytes, each row starts two bytes further from an aligned address than

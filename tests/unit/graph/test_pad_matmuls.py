@@ -121,7 +121,7 @@ def test_a_large_result_that_is_kept_is_filled(name: str) -> None:
     before = traced(fn, *inputs)
     after = padded(before, machine(ThresholdSettings(filled_matmul_elements=1 << 10)))
     found = calls(after)
-    is_filled = any(call.startswith("aligned_product(") for call in found)
+    is_filled = any(call.startswith("aligned_matmul(") for call in found)
     is_padded = any(call.startswith("constant_pad_nd(") for call in found)
     kinds = ["filled"] * is_filled + ["padded"] * is_padded
     assert " and ".join(kinds) == wanted
@@ -140,7 +140,7 @@ def test_small_ones_too_where_nothing_is_too_small() -> None:
 def test_small_results_are_padded_and_cut_off() -> None:
     fn, inputs, _ = LARGE_CASES["kept"]
     after = padded(traced(fn, *inputs), machine())
-    assert not any(call.startswith("aligned_product(") for call in calls(after))
+    assert not any(call.startswith("aligned_matmul(") for call in calls(after))
 
 
 def test_nothing_is_padded_on_a_cpu() -> None:

@@ -277,5 +277,5 @@ def test_no_other_choice_keeps_much_less(
         itertools.combinations(before, size) for size in range(len(before) + 1)
     )
     least = min(sum(map(kept_bytes, c)) for c in every if is_enough(graph, roles, set(c)))
-    # The price of reads, writes and steps may be a few sixteenths, never a tensor.
+    # The cost of reads, writes and steps may be a few sixteenths, never a tensor.
     assert sum(map(kept_bytes, chosen)) <= least * 1.5

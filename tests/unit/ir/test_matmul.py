@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from perfuse.decision import library
-from perfuse.graph.product_ops import aligned_product
+from perfuse.graph.aligned_matmul import aligned_matmul
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import LINEAR, MATMULS, MatmulOp, Operands, matmul_op
 from perfuse.ir.program import Matmul, View
 
-assert aligned_product  # importing it defines the op
+assert aligned_matmul  # importing it defines the op
 SPELLINGS = {"a": ("self", "mat1", "batch1", "mat", "a"), "b": ("mat2", "batch2", "vec", "b")}
 
 

@@ -68,7 +68,7 @@ def test_leaves_alone(row: Row) -> None:
 
 
 def samples() -> Tensor:
-    """Dense where the functions bend, every power of two of both signs, and what is no number."""
+    """Dense where the functions bend, every power of two of both signs, infinities and NaN."""
     powers = torch.tensor([2.0**k for k in range(-149, 128)])
     edges = torch.tensor([20.0, 4.0, 4 * math.sqrt(2), 87.0, 88.0, 104.0, 3.4e38])
     near = torch.cat([edges, torch.nextafter(edges, torch.tensor(0.0)), edges * 1.001])

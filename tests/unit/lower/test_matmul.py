@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.graph.product_ops import aligned_product
+from perfuse.graph.aligned_matmul import aligned_matmul
 from perfuse.ir.program import LibraryCall, Matmul, Program, View
 from perfuse.schedule.plan import Plan
 from tests.unit.lower.rows import Row, compiled
@@ -81,7 +81,7 @@ def test_memory_that_changes_between_two_products_is_read_twice() -> None:
 
 
 def by_rows_alike(x: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = aligned_product(x, weight.t())
+    result: Tensor = aligned_matmul(x, weight.t())
     return result
 
 
@@ -106,12 +106,12 @@ ALIGNED_ROWS = [
 
 
 @pytest.mark.parametrize("row", ALIGNED_ROWS, ids=str)
-def test_an_aligned_product_is_the_product(row: Row) -> None:
+def test_an_aligned_matmul_is_the_product(row: Row) -> None:
     row.check()
 
 
 @pytest.mark.parametrize("columns", [1025, 1026, 1027, 1028, 1030, 1031])
-def test_every_call_of_an_aligned_product_sees_aligned_rows(columns: int) -> None:
+def test_every_call_of_an_aligned_matmul_sees_aligned_rows(columns: int) -> None:
     plan = only_plan(by_rows_alike, bf16(21, 16), bf16(columns, 16))
     calls = [s for s in plan.steps if isinstance(s, LibraryCall)]
     for view in (v for call in calls for v in (*call.args, call.window) if v is not None):
@@ -119,7 +119,7 @@ def test_every_call_of_an_aligned_product_sees_aligned_rows(columns: int) -> Non
         assert view.offset % 8 == 0 and pitch % 8 == 0, str(plan)
 
 
-def test_an_aligned_product_holds_one_result() -> None:
+def test_an_aligned_matmul_holds_one_result() -> None:
     plan = only_plan(by_rows_alike, bf16(256, 16), bf16(1025, 16))
     sizes = {n: b.num_elements for n, b in plan.program.buffers.items() if b.kind == "temp"}
     assert sorted(sizes.values()) == [256 * 8, 256 * 8, 256 * 1025]

@@ -1,4 +1,4 @@
-"""Explanations of what is no plain tensor: every graph that runs can be looked at."""
+"""Explanations of values that are not plain tensors: every graph that runs can be explained."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_parameters_stay_and_inputs_are_copied() -> None:
     kept = []
     for _ in range(6):
         x = torch.randn(2, 3)
-        kept.append(x)  # so that each lies elsewhere
+        kept.append(x)  # so that each has other memory
         torch.testing.assert_close(run(x, w)[0], x @ w)
         w.mul_(1.5)  # in place: read where it is
     assert gpu.num_replays == 5

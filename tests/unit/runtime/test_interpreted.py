@@ -14,7 +14,7 @@ import perfuse
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.counters import counters
-from perfuse.graph.product_ops import aligned_product
+from perfuse.graph.aligned_matmul import aligned_matmul
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.turns import Scratch
@@ -55,7 +55,7 @@ def test_kernels_and_calls() -> None:
 
 def test_products_that_fill_windows_of_a_result() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        product: torch.Tensor = aligned_product(x + 1, w.t())
+        product: torch.Tensor = aligned_matmul(x + 1, w.t())
         return product, product.sum(1)
 
     x, w = torch.randn(19, 16).bfloat16(), torch.randn(1025, 16).bfloat16()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import KernelText
@@ -21,12 +22,24 @@ from perfuse.codegen.triton.templates.template import (
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel
 
+Frame = TypeVar("Frame", bound=ContractionFrame)
+Write = Callable[[Kernel, Mapping[str, Buffer], Template, Dialect], KernelText]
+
+
+def written_in(frame: type[Frame], text: Callable[[Frame], KernelText]) -> Write:
+    """The writer of templates whose text is written in this kind of frame."""
+    return lambda kernel, buffers, template, dialect: text(
+        frame(kernel, buffers, template, dialect)
+    )
+
+
 # A template of another kind is a row here, and in propose.py what it can compute.
-TEXTS: dict[str, Callable[[ContractionFrame], KernelText]] = {
-    POINTERS: pointers_text,
-    VECTOR: pointers_text,
-    PERSISTENT: persistent_text,
-    MAPPED: mapped_text,
+TEXTS: dict[str, Write] = {
+    POINTERS: written_in(ContractionFrame, pointers_text),
+    VECTOR: written_in(ContractionFrame, pointers_text),
+    PERSISTENT: written_in(ContractionFrame, persistent_text),
+    MAPPED: written_in(ContractionFrame, mapped_text),
+    **dict.fromkeys(SPECIALISED, written_in(GluonFrame, gluon_text)),
 }
 
 
@@ -34,6 +47,4 @@ def template_texts(
     kernel: Kernel, buffers: Mapping[str, Buffer], template: Template, dialect: Dialect
 ) -> list[KernelText]:
     """The functions that run one kernel with a contraction, in order."""
-    if template.kind in SPECIALISED:
-        return [gluon_text(GluonFrame(kernel, buffers, template, dialect))]
-    return [TEXTS[template.kind](ContractionFrame(kernel, buffers, template, dialect))]
+    return [TEXTS[template.kind](kernel, buffers, template, dialect)]
