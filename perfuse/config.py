@@ -187,7 +187,7 @@ class Settings:
     max_fusion_size: int = key(0, "The most loops that one kernel may hold; 0: no limit.")
     autotune_in_subproc: bool = plain(False, "Run candidates in worker processes.")
     autotune_multi_device: bool = plain(False, "Use a worker for each visible GPU, not one.")
-    tune_seconds: int = plain(60, "Seconds of tuning for one matmul; 0: no limit.")
+    tune_seconds: int = plain(60, "Seconds of tuning for one graph; 0: no limit.")
     tune_timeout_s: int = plain(60, "Seconds after which a candidate in a worker is killed.")
     tune_worker_bytes: int = plain(
         0, "Memory that a worker may allocate; 0 takes three quarters of the machine's."
@@ -197,8 +197,10 @@ class Settings:
         False, "Run each kernel alone on random data, and log its time (channel tuning)."
     )
     autotune_local_cache: bool = plain(True, "Remember measured choices in the cache on disk.")
-    autotune_remote_cache: bool = plain(
-        False, "Share measured choices with other machines through the server at redis_url."
+    autotune_remote_cache: bool = key(
+        False,
+        "Share measured choices with other machines through the server at redis_url; tiles "
+        "of GPU kernels are then measured in default mode too, for at most a second.",
     )
     redis_url: str = plain(
         "", "Server of the remote cache: redis://[user:password@]host[:port][/database], rediss://."
@@ -243,6 +245,16 @@ class Settings:
         """Whether programs check their memory while they run, which changes their code."""
         return self.verify == "memory"
 
+    @property
+    def is_selecting(self) -> bool:
+        """Whether matmuls are computed by the fastest candidate of the selected backends."""
+        return self.max_autotune or self.max_autotune_gemm
+
+    @property
+    def gemm_backends(self) -> tuple[str, ...]:
+        """The names of the selected backends, in capitals."""
+        return backend_names(self.max_autotune_gemm_backends)
+
     def get(self, name: str) -> Any:
         """The value of one setting by its dotted name."""
         if name not in _options():
@@ -251,6 +263,11 @@ class Settings:
         for part in name.split("."):
             value = getattr(value, part)
         return value
+
+
+def backend_names(text: str) -> tuple[str, ...]:
+    """The names in a list separated by commas, in capitals."""
+    return tuple(name.strip().upper() for name in text.split(",") if name.strip())
 
 
 class SettingRow(NamedTuple):

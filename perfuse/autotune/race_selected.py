@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from perfuse.autotune.faces import AlgorithmSelector
+from perfuse.autotune.outcome import Fate
+from perfuse.autotune.quarantine import quarantine
 from perfuse.autotune.race import Enter, Gate, Rules, Timer, race
 from perfuse.autotune.select import fallen_back, is_selecting
 from perfuse.autotune.sources import is_selected, silent_sources
@@ -36,15 +38,26 @@ def race_selected(
     gate: Gate | None = None,
     timer: Timer | None = None,
     screen: Screen = lambda choices: {},
+    guarded: Enter | None = None,
+    problem: str = "",
 ) -> Decision:
-    """The winner among selected choices; the library's call, or an error, if none is valid."""
-    held = partial(race, subject, rules=rules, gate=gate, timer=timer)
+    """The winner among selected choices; the library's call, or an error, if none is valid.
+
+    Choices that were wrong are quarantined under the `problem` that they were wrong for.
+    """
+    deadline = context.tune_until
+    held = partial(
+        race, subject, rules=rules, gate=gate, timer=timer, deadline=deadline, guarded=guarded
+    )
     decisions: list[Decision] = []
 
     def benchmark(asked: list[Choice]) -> dict[Choice, float]:
         refusals = screen(asked)
         runs = [choices[0], *(c for c in asked if c != choices[0] and c not in refusals)]
         decision = held(runs, enter)
+        for rival in decision.rivals:
+            if rival.refusal.startswith(Fate.WRONG):
+                quarantine(problem or subject, rival.choice, rival.refusal, context)
         decisions.append(_with_refusals(decision, choices, refusals))
         times = {rival.choice: rival.best_us for rival in decision.rivals}
         return {c: (times.get(c) or math.inf) / 1e3 for c in asked}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from perfuse.autotune.run_alone import are_sizes_shown, plan_of_steps
 from perfuse.codegen.triton.templates.propose import problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
 from perfuse.gpu import Gpu
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Symbol
-from perfuse.ir.program import BufferKind, Matmul, Program, View
+from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.contract import (
     contracted,
@@ -54,7 +53,7 @@ def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
         if site is None:
             made = contracted(matmul, plan.program)
             site = Site((matmul,), None, (made,), None) if isinstance(made, Kernel) else None
-        if site is not None and _are_sizes_given(site, plan):
+        if site is not None and are_sizes_shown(plan_of_site(site, plan)):
             seen |= {m.out for m in site.matmuls}
             seen |= set() if site.epilogue is None else {site.epilogue.name}
             yield site
@@ -64,30 +63,6 @@ def _is_large(matmul: Matmul, plan: Plan) -> bool:
     """Whether it is worth measuring; dynamic sizes count as their likely values."""
     work = value_of(ix.product((*sizes_of(matmul), depth_of(matmul))), plan.program.hints)
     return work > plan.thresholds.gpu_loop_matmul_work
-
-
-def _are_sizes_given(site: Site, plan: Plan) -> bool:
-    """Whether the host can read every dynamic size off the shape of what a site is given."""
-    buffers = [plan.program.buffers[name] for step in site.steps for name in _touched(step)]
-    kernels = [step for step in site.steps if isinstance(step, Kernel)]
-    dims = [dim for buffer in buffers for dim in (*buffer.shape, *buffer.strides)]
-    dims += [axis.size for kernel in kernels for axis in kernel.axes]
-    dims += [d for m in site.matmuls for v in m.views() for d in (*v.shape, *v.strides, v.offset)]
-    used = {atom for dim in dims for atom in ix.atoms_of(dim) if isinstance(atom, Symbol)}
-    given = _given(site, plan.program)
-    shown = {ix.as_atom(size) for name in given for size in plan.program.buffers[name].shape}
-    return used <= shown
-
-
-def _touched(step: Step) -> list[str]:
-    return [*step.reads(), *_made(step)]
-
-
-def _given(site: Site, program: Program) -> list[str]:
-    """The buffers that a site reads and does not make."""
-    made = {name for step in site.steps for name in _made(step)}
-    read = dict.fromkeys(name for step in site.steps for name in step.reads())
-    return [name for name in read if name not in made and name in program.buffers]
 
 
 def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
@@ -166,28 +141,7 @@ def with_choice(plan: Plan, site: Site, choice: Choice) -> Plan:
 
 def plan_of_site(site: Site, plan: Plan) -> Plan:
     """A plan of a site alone: what it reads is given, what others need of it is returned."""
-    program, steps = plan.program, site.steps
-    made = [name for step in steps for name in _made(step)]
-    read = [name for step in steps for name in step.reads()]
-    names = dict.fromkeys([*read, *made])
-    buffers = {
-        name: program.buffers[name]
-        if name in made
-        else replace(program.buffers[name], kind=BufferKind.INPUT)
-        for name in names
-    }
-    outputs = tuple(
-        View(name, buffers[name].shape, buffers[name].strides, 0)
-        for name in sorted(_needed(site, plan))
-    )
-    loops = () if site.epilogue is None else tuple(m.loop for m in site.epilogue.members)
-    given = tuple(name for name in names if name not in made)
-    alone = Program(given, buffers, (*site.matmuls, *loops), outputs, hints=program.hints)
-    return Plan(alone, steps, (), {}, 0, thresholds=plan.thresholds)
-
-
-def _made(step: Step) -> Sequence[str]:
-    return sorted(step.makes()) if isinstance(step, Kernel) else step.makes()
+    return plan_of_steps(site.steps, plan, _needed(site, plan))
 
 
 def _needed(site: Site, plan: Plan) -> set[str]:
@@ -201,21 +155,3 @@ def _needed(site: Site, plan: Plan) -> set[str]:
 def _read_elsewhere(site: Site, plan: Plan) -> set[str]:
     others = [step for step in plan.steps if step not in site.steps]
     return {name for step in others for name in step.reads()}
-
-
-def identity_of(alone: Plan) -> str:
-    """The text of a site's plan with names numbered in order of use: equal problems are equal."""
-    text = "\n".join([str(alone), *map(str, alone.program.buffers.values())])
-    text += "".join(repr(b.strides) for b in alone.program.buffers.values())
-    likely = [
-        [value_of(d, alone.program.hints) for d in b.shape] for b in alone.program.buffers.values()
-    ]
-    text += repr(likely)
-    numbers: dict[str, str] = {}
-    known = {*alone.program.buffers, *(k.name for k in alone.kernels)}
-
-    def numbered(found: re.Match[str]) -> str:
-        name = found.group()
-        return numbers.setdefault(name, f"v{len(numbers)}") if name in known else name
-
-    return re.sub(r"\b[A-Za-z_]\w*\b", numbered, text)

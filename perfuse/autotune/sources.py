@@ -12,6 +12,7 @@ from typing import Any
 
 from perfuse.autotune.problem import LibraryMatmul, Problem, choices_of
 from perfuse.autotune.request import BenchmarkRequest
+from perfuse.config import backend_names
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.errors import ConfigError, UnknownOption
@@ -69,7 +70,7 @@ SOURCES: list[Source] = [ATEN, TRITON, CPP, CK]
 
 def selected_sources(text: str) -> tuple[Source, ...]:
     """The sources that a setting names, in the order of the list; an unknown name is an error."""
-    named = [name.strip().upper() for name in text.split(",") if name.strip()]
+    named = backend_names(text)
     known = {source.name: source for source in SOURCES}
     for name in named:
         if name not in known:

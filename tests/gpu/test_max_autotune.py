@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -107,13 +108,14 @@ def test_triton_alone_calls_no_library() -> None:
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_infinite_times_are_an_error(is_fused: bool) -> None:
+@pytest.mark.parametrize("size", [16, 64])
+def test_infinite_times_are_an_error(size: int, is_fused: bool) -> None:
     lookup = AlgorithmSelector.lookup
 
     def infinite(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
         return dict.fromkeys(lookup(self, *args, **kwargs), float("inf"))
 
-    a = torch.zeros(64, 64, device="cuda")
+    a = torch.zeros(size, size, device="cuda")
     with (
         patch.object(AlgorithmSelector, "lookup", infinite),
         config.patch(
@@ -125,6 +127,56 @@ def test_infinite_times_are_an_error(is_fused: bool) -> None:
         pytest.raises(BackendCompilerFailed, match="NoValidChoicesError"),
     ):
         compiled(lambda a, b: a.matmul(b))(a, a)
+
+
+@pytest.mark.parametrize("backends", ["TRITON", "CPP"])
+def test_a_small_matmul_without_a_candidate_is_an_error(backends: str) -> None:
+    """A loop of ours stands in for the library's call, which is not selected."""
+    a = torch.zeros(2, 2, device="cuda")
+    strict = {"max_autotune_gemm_backends": backends, "autotune_fallback_to_aten": False}
+    with (
+        config.patch(max_autotune=True, **strict),
+        pytest.raises(BackendCompilerFailed, match="NoValidChoicesError"),
+    ):
+        compiled(lambda a, b: a.matmul(b))(a, a)
+
+
+class SharedCache:
+    """A remote cache in this process that counts what is found and what is put."""
+
+    documents: ClassVar[dict[str, str]] = {}
+    counted: ClassVar[list[int]] = [0, 0]
+
+    def __init__(self, key: str, is_autotune: bool = False) -> None:
+        assert is_autotune
+
+    def get(self, filename: str) -> Any:
+        found = self.documents.get(filename)
+        self.counted[0] += found is not None
+        return None if found is None else json.loads(found)
+
+    def put(self, filename: str, data: Any) -> None:
+        self.documents[filename] = json.dumps(data)
+        self.counted[1] += 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("is_matmul", [True, False])
+def test_one_put_and_a_get_for_each_later_compile(is_matmul: bool, dynamic: bool) -> None:
+    """Of a matmul in max-autotune, and of a kernel in default mode."""
+    given = (randn(100, 10), randn(10, 100)) if is_matmul else (randn(100, 100), randn(100, 100))
+    shared = {"autotune_local_cache": False, "autotune_remote_cache": True}
+    SharedCache.documents.clear()
+    SharedCache.counted[:] = [0, 0]
+    with (
+        patch("perfuse.cache.RedisRemoteCacheBackend", SharedCache),
+        config.patch(max_autotune=is_matmul, **shared),
+    ):
+        for _ in range(4):
+            with fresh_cache():
+                compiled(of_sine if is_matmul else torch.add, dynamic=dynamic)(*given)
+            torch._dynamo.reset()
+    assert SharedCache.counted == [3, 1]
 
 
 def test_candidates_are_compiled_once_and_not_where_the_choice_is_known() -> None:

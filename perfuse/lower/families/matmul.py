@@ -51,11 +51,18 @@ def _window(builder: Builder, tensor: Tensor, traced: Any) -> View:
 def _is_small(builder: Builder, a: Tensor, b: Tensor) -> bool:
     """Whether a matmul on a GPU is a loop of ours.
 
-    A library call costs the host more time than the GPU, and ends a run of launches.
+    A library call costs the host more time than the GPU, and ends a run of launches. So a loop
+    stands in for the library's call: where that may not be chosen, the loop may not be either.
     """
     count, most = ix.product((*a.shape, b.shape[1])), builder.settings.thresholds
     is_small = isinstance(count, int) and 0 < count <= most.gpu_loop_matmul_work
-    return is_small and builder.is_gpu and a.dtype.is_float
+    return is_small and builder.is_gpu and a.dtype.is_float and _is_library_allowed(builder)
+
+
+def _is_library_allowed(builder: Builder) -> bool:
+    settings = builder.settings
+    is_bound = settings.is_selecting and not settings.autotune_fallback_to_aten
+    return not is_bound or "ATEN" in settings.gemm_backends
 
 
 def _as_loop(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
