@@ -21,6 +21,7 @@ from perfuse.cache.folders import check_usable
 from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake
 from perfuse.cli_lock import app as lock_app
+from perfuse.cli_rank import rank
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.gpu import gpu_of_device
@@ -32,6 +33,7 @@ cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(artefact_app, name="artefact")
 app.add_typer(lock_app, name="lock")
+app.command()(rank)
 console = Console()
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"

@@ -119,6 +119,9 @@ class GpuSettings:
     approximate: bool = key(
         False, "Approximate division and exponentials in float32 too, not only in half precision."
     )
+    known_templates: bool = key(
+        True, "Compute matmuls by templates where those are known to beat the library on this GPU."
+    )
     max_cuda_graphs: int = plain(
         16, "The number of sets of sizes for which a program records a CUDA graph."
     )

@@ -109,10 +109,11 @@ def _templates(
 ) -> list[Choice]:
     problem = problem_of(kernel, program.buffers, program.hints)
     templates = [] if problem is None else proposed(problem, gpu, precisions)
-    return [_choice(template, is_fused) for template in templates]
+    return [choice_of_template(template, is_fused=is_fused) for template in templates]
 
 
-def _choice(template: Template, is_fused: bool) -> Choice:
+def choice_of_template(template: Template, *, is_fused: bool) -> Choice:
+    """The choice of a template, with or without the kernel after the matmul inside."""
     made = template.choice
     name = f"{made.name}, fused" if is_fused else made.name
     return Choice(SOURCE, name, (*made.options, (FUSED, is_fused)))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perfuse.autotune.exactness import reference_gate, reference_of
+from perfuse.autotune.known_choices import with_known_choices
 from perfuse.autotune.machine import device_kind, generated_versions, library_versions
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Timer
@@ -36,14 +37,16 @@ RULES = Rules(margin=0.98, budget_s=0.5, fewest_rounds=7, most_rounds=15)
 
 
 def tune_templates(plan: Plan, context: Context) -> Plan:
-    """Matmuls computed as measured on this GPU, in the modes that tune."""
+    """Matmuls computed as measured on this GPU in the modes that tune, in others as known."""
     if context.target.gpu is None:
         return plan
     is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
     if is_selecting(context) and is_there:
         with disable_dispatch_modes(), disabled_autocast():
             return measured_templates(plan, context, event_timer(context.device))
-    return measured_templates(plan, context, None) if is_consulted(context) else plan
+    if is_consulted(context):
+        return measured_templates(plan, context, None)
+    return plan if is_selecting(context) else with_known_choices(plan, context)
 
 
 def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Plan:

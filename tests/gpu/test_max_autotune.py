@@ -16,7 +16,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from perfuse import config
 from perfuse.autotune import AlgorithmSelector
+from perfuse.autotune.known_choices import H200
+from perfuse.autotune.machine import device_kind
 from perfuse.counters import counters
+from perfuse.target import device_target
 from perfuse.testing import fresh_cache, run_and_get_code
 
 
@@ -215,3 +218,28 @@ def test_dropout_of_a_matmul() -> None:
         torch.manual_seed(1)
         got = compiled(fn)(a, b)
     torch.testing.assert_close(got, expected, atol=1e-1, rtol=1e-1)
+
+
+def is_h200() -> bool:
+    settings = config.snapshot()
+    return device_kind(device_target(settings, torch.device("cuda", 0))) == H200
+
+
+def test_known_templates_in_default_mode() -> None:
+    """A sum of two matmuls in float32 is no less exact than eager's, infinities included."""
+    if not is_h200():
+        pytest.skip("the classes were measured on an H200")
+    given = randn(2048, 64), randn(64, 1536), randn(2048, 64), randn(64, 1536)
+    got, code = run_and_get_code(compiled(sum_of_two), *given)
+    assert "bf16x6" in code[0] and "aten.mm" not in code[-1]
+    exact = sum_of_two(*(t.double() for t in given))
+    errors = [float((r - exact).square().mean()) for r in (got, sum_of_two(*given))]
+    assert errors[0] <= errors[1]
+    given[0][3, 4], given[2][5, 6] = float("inf"), float("nan")
+    torch.testing.assert_close(
+        compiled(sum_of_two)(*given), sum_of_two(*given), equal_nan=True, atol=1e-3, rtol=1e-3
+    )
+    x, w = randn(1, 14336, dtype=torch.bfloat16), randn(4096, 14336, dtype=torch.bfloat16)
+    got, code = run_and_get_code(compiled(lambda x, w: x @ w.t()), x, w)
+    assert "aten.mm" not in code[-1]
+    torch.testing.assert_close(got, x @ w.t(), atol=1.0, rtol=2e-2)

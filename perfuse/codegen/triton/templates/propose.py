@@ -269,6 +269,7 @@ class Model:
         return Model(gpu, share, _SHARE * gpu.flops_f32 / count, _SHARE * gpu.bandwidth)
 
     def seconds(self, template: Template, problem: Problem) -> float:
+        """The predicted time of a launch."""
         moved = self._moved(problem) / self.bytes_per_s
         if template.kind == VECTOR:
             # Wide loads are what counts; few programs leave memory idle.
@@ -325,3 +326,8 @@ class Model:
         by_memory = gpu.shared_bytes // max(1, shared_bytes(template, problem))
         by_registers = gpu.registers // (threads * registers(template, problem, gpu))
         return max(1, min(by_memory, by_registers, gpu.max_threads // threads))
+
+
+def moved_seconds(num_bytes: int, gpu: Gpu) -> float:
+    """The predicted time of a kernel that does nothing but move bytes."""
+    return _LAUNCH_S + num_bytes / Model.of(gpu).bytes_per_s
