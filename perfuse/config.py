@@ -248,16 +248,6 @@ class Settings:
         """Whether programs check their memory while they run, which changes their code."""
         return self.verify == "memory"
 
-    @property
-    def is_selecting(self) -> bool:
-        """Whether matmuls are computed by the fastest candidate of the selected backends."""
-        return self.max_autotune or self.max_autotune_gemm
-
-    @property
-    def gemm_backends(self) -> tuple[str, ...]:
-        """The names of the selected backends, in capitals."""
-        return backend_names(self.max_autotune_gemm_backends)
-
     def get(self, name: str) -> Any:
         """The value of one setting by its dotted name."""
         if name not in _options():
@@ -266,11 +256,6 @@ class Settings:
         for part in name.split("."):
             value = getattr(value, part)
         return value
-
-
-def backend_names(text: str) -> tuple[str, ...]:
-    """The names in a list separated by commas, in capitals."""
-    return tuple(name.strip().upper() for name in text.split(",") if name.strip())
 
 
 class SettingRow(NamedTuple):

@@ -22,7 +22,6 @@ from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import MOST_ERROR, Rules
 from perfuse.autotune.race_plans import PlanRace, race_plans
 from perfuse.autotune.run_alone import identity_of, plan_of_steps
-from perfuse.autotune.select import is_selecting
 from perfuse.autotune.sources import is_selected
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.backends import backend_of
@@ -43,6 +42,7 @@ from perfuse.schedule.contract import (
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product, with_template
 from perfuse.schedule.read_stored import read_stored
 from perfuse.schedule.schedule import place
+from perfuse.selection import is_selecting
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
 RULES = Rules(margin=0.97, budget_s=0.25, fewest_rounds=5, most_rounds=60)
@@ -89,7 +89,7 @@ def tune_contractions(
 
     Those of `apart` are left alone.
     """
-    if not (is_selecting(context) or is_consulted(context)):
+    if not (is_selecting(context.settings) or is_consulted(context)):
         return plan, frozenset()
     least = max(1, context.settings.thresholds.tuned_matmul_work // _SMALLER)
     decisions: dict[str, Decision] = {}
@@ -185,7 +185,7 @@ def decide(found: Contraction, context: Context) -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
             return measured(found, question, context)
 
-    wanted = measure if is_selecting(context) else None
+    wanted = measure if is_selecting(context.settings) else None
     counter = "autotune.contractions_measured"
     return stored_or_measured(question, str(found), context, wanted, counter)
 

@@ -23,7 +23,7 @@ from perfuse.autotune.problem import LibraryMatmul, MatmulReference
 from perfuse.autotune.problem import Problem as Problem
 from perfuse.autotune.problem import choices_of as choices_of
 from perfuse.autotune.race import MOST_ERROR, Enter, Rules, error_gate, race, within
-from perfuse.autotune.select import Selection, is_selecting, select
+from perfuse.autotune.select import Selection, select
 from perfuse.autotune.sources import ATEN, apply_of, offers_for, selected_sources
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.time_limit import seconds_left
@@ -33,6 +33,7 @@ from perfuse.decision import Choice, Decision, Question
 from perfuse.ir.matmul import RIVALS
 from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Plan
+from perfuse.selection import is_selecting
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
 # Enough rounds of short matmuls that noise does not decide: with twelve, mobilebert lost 5 %.
@@ -47,7 +48,7 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     A matmul that templates compute is one question together with the library calls, except where
     a source that is not ours has candidates for it: those are compared with the libraries first.
     """
-    if is_selecting(context):  # whatever is compiled: an unknown name is an error
+    if is_selecting(context.settings):  # whatever is compiled: an unknown name is an error
         selected_sources(context.settings.max_autotune_gemm_backends)
     if context.target.gpu is not None:
         return plan
@@ -72,7 +73,7 @@ def problems_of(plan: Plan, context: Context) -> dict[str, Problem]:
 
 def _is_offered_elsewhere(problem: Problem, context: Context) -> bool:
     """Whether a selected source of its own measurements has candidates, besides the libraries."""
-    offers = offers_for(problem, context).choices if is_selecting(context) else {}
+    offers = offers_for(problem, context).choices if is_selecting(context.settings) else {}
     return any(source is not ATEN for source in offers.values())
 
 
@@ -103,12 +104,14 @@ def tune_library_calls(
 
 def _has_candidates(problem: Problem, context: Context) -> bool:
     """Whether there is anything to choose from; without, the matmul stays as it is."""
-    return not is_selecting(context) or bool(offers_for(problem, context).choices)
+    return not is_selecting(context.settings) or bool(offers_for(problem, context).choices)
 
 
 def _is_tuned(context: Context) -> bool:
     has_rivals = any(row.is_available() for row in RIVALS)
-    return is_selecting(context) or (has_rivals and (is_measured(context) or is_consulted(context)))
+    return is_selecting(context.settings) or (
+        has_rivals and (is_measured(context) or is_consulted(context))
+    )
 
 
 def is_measured(context: Context) -> bool:
@@ -134,7 +137,7 @@ def decide(problem: Problem, context: Context, share_s: float = math.inf) -> Dec
 
     `share_s`: the part of the time for tuning that this one may take in default mode.
     """
-    if is_selecting(context):
+    if is_selecting(context.settings):
         return select(selection_of(problem, context), context)
     choices = choices_of(problem)
 

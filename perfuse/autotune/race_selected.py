@@ -15,7 +15,7 @@ from perfuse.autotune.faces import AlgorithmSelector
 from perfuse.autotune.outcome import Fate
 from perfuse.autotune.quarantine import quarantine
 from perfuse.autotune.race import Enter, Gate, Rules, Timer, race
-from perfuse.autotune.select import fallen_back, is_selecting
+from perfuse.autotune.select import fallen_back
 from perfuse.autotune.sources import is_selected, silent_sources
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Rival
@@ -23,6 +23,7 @@ from perfuse.errors import NoValidChoicesError
 from perfuse.ir.program import Matmul
 from perfuse.logs import channel
 from perfuse.schedule.plan import Plan
+from perfuse.selection import is_selecting
 
 # Why choices must not run in this process, found out in workers (`screen.py`).
 Screen = Callable[[Sequence[Choice]], Mapping[Choice, str]]
@@ -100,7 +101,7 @@ def require_selected(plan: Plan, context: Context) -> Plan:
 
     Without `autotune_fallback_to_aten`, one is an error.
     """
-    if not is_selecting(context):
+    if not is_selecting(context.settings):
         return plan
     for step in plan.steps:
         if isinstance(step, Matmul) and not is_selected(step.choice, context):

@@ -44,11 +44,6 @@ class Selection:
     question: Callable[[Sequence[Choice]], Question]  # which of some choices is the fastest
 
 
-def is_selecting(context: Context) -> bool:
-    """Whether matmuls are computed by the fastest of the selected sources."""
-    return context.settings.is_selecting
-
-
 def select(selection: Selection, context: Context) -> Decision:
     """The stored decision on a problem, or a new one; the library's call if that is allowed."""
     offers = offers_for(selection.problem, context)

@@ -12,13 +12,13 @@ from typing import Any
 
 from perfuse.autotune.problem import LibraryMatmul, Problem, choices_of
 from perfuse.autotune.request import BenchmarkRequest
-from perfuse.config import backend_names
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.errors import ConfigError, UnknownOption
 from perfuse.ir.program import Matmul
 from perfuse.logs import channel
 from perfuse.schedule.plan import Plan
+from perfuse.selection import backend_names
 from perfuse.target import Target
 
 LOG = channel("tuning")

@@ -13,6 +13,7 @@ from perfuse.cache.decisions import decision_stores, has_lock_file
 from perfuse.context import Context
 from perfuse.decision import OUT_OF_TIME, Decision, Question, undecided
 from perfuse.logs import channel
+from perfuse.selection import is_library_allowed
 
 Measure = Callable[[], Decision]
 
@@ -42,7 +43,8 @@ def stored_or_measured(
     if measure is None:
         context.counters.inc("autotune.undecided")
         return undecided(subject, question)
-    if not seconds_left(context) and not _is_bound(context):
+    # Where there is no default to take, some candidate has to be measured.
+    if not seconds_left(context) and is_library_allowed(context.settings):
         context.counters.inc("autotune.out_of_time")
         return undecided(subject, question, OUT_OF_TIME)
     decision = replace(measure(), subject=subject, question=question)
@@ -51,10 +53,3 @@ def stored_or_measured(
     for store in stores if not decision.is_cut_short else ():
         store.remember(question, decision)
     return decision
-
-
-def _is_bound(context: Context) -> bool:
-    """Whether there is no default to take: some candidate has to be measured."""
-    settings = context.settings
-    allows_default = settings.autotune_fallback_to_aten or "ATEN" in settings.gemm_backends
-    return settings.is_selecting and not allows_default

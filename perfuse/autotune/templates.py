@@ -20,7 +20,6 @@ from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Timer
 from perfuse.autotune.race_plans import PlanRace, race_plans
 from perfuse.autotune.run_alone import identity_of
-from perfuse.autotune.select import is_selecting
 from perfuse.autotune.sites import Site, choices_of, plan_of_site, sites_of, with_choice
 from perfuse.autotune.sources import is_selected
 from perfuse.autotune.stored import is_consulted, stored_or_measured
@@ -30,6 +29,7 @@ from perfuse.context import Context
 from perfuse.decision import Decision, Question, identified
 from perfuse.runtime.measure import event_timer
 from perfuse.schedule.plan import Plan
+from perfuse.selection import is_selecting
 from perfuse.torch_compat.state import allows_tf32, disable_dispatch_modes, disabled_autocast
 
 # Readings are the GPU's own, with caches flushed before each turn.
@@ -41,12 +41,12 @@ def tune_templates(plan: Plan, context: Context) -> Plan:
     if context.target.gpu is None:
         return plan
     is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if is_selecting(context) and is_there:
+    if is_selecting(context.settings) and is_there:
         with disable_dispatch_modes(), disabled_autocast():
             return measured_templates(plan, context, event_timer(context.device))
     if is_consulted(context):
         return measured_templates(plan, context, None)
-    return plan if is_selecting(context) else with_known_choices(plan, context)
+    return plan if is_selecting(context.settings) else with_known_choices(plan, context)
 
 
 def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Plan:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from perfuse.context import Context
 from perfuse.decision import OUT_OF_TIME
 from perfuse.errors import PerfuseError
+from perfuse.selection import is_selecting
 
 DEFAULT_MODE_S = 1.0
 
@@ -24,7 +25,7 @@ def limited(context: Context) -> Context:
     """The context of a graph whose tuning begins now."""
     settings = context.settings
     limit_s = float(settings.tune_seconds) or math.inf
-    if not settings.is_selecting:
+    if not is_selecting(settings):
         limit_s = min(limit_s, DEFAULT_MODE_S)
     return replace(context, tune_until=time.perf_counter() + limit_s)
 

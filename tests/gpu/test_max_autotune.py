@@ -220,6 +220,18 @@ def test_dropout_of_a_matmul() -> None:
     torch.testing.assert_close(got, expected, atol=1e-1, rtol=1e-1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.half])
+def test_a_convolution_of_one_point_by_triton_alone(dtype: torch.dtype) -> None:
+    last = torch.channels_last
+    conv = torch.nn.Conv2d(3, 16, 1).cuda().to(dtype).to(memory_format=last)
+    x = randn(4, 3, 32, 32, dtype=dtype).contiguous(memory_format=last)
+    settings = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+    with config.patch(settings), torch.no_grad():
+        got, code = run_and_get_code(compiled(lambda mod, x: mod(x)), conv, x)
+    assert "convolution" not in code[-1] and "tl.dot" in code[0]
+    torch.testing.assert_close(got, conv(x), atol=1e-2, rtol=1e-2)
+
+
 def is_h200() -> bool:
     settings = config.snapshot()
     return device_kind(device_target(settings, torch.device("cuda", 0))) == H200

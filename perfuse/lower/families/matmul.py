@@ -20,6 +20,7 @@ from perfuse.lower.families.pointwise import multiply
 from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, as_view, cast_tensor, positions, reindex
+from perfuse.selection import is_library_allowed
 
 assert product_ops  # importing it defines the op of our own that is lowered here
 
@@ -56,13 +57,7 @@ def _is_small(builder: Builder, a: Tensor, b: Tensor) -> bool:
     """
     count, most = ix.product((*a.shape, b.shape[1])), builder.settings.thresholds
     is_small = isinstance(count, int) and 0 < count <= most.gpu_loop_matmul_work
-    return is_small and builder.is_gpu and a.dtype.is_float and _is_library_allowed(builder)
-
-
-def _is_library_allowed(builder: Builder) -> bool:
-    settings = builder.settings
-    is_bound = settings.is_selecting and not settings.autotune_fallback_to_aten
-    return not is_bound or "ATEN" in settings.gemm_backends
+    return is_small and builder.is_gpu and a.dtype.is_float and is_library_allowed(builder.settings)
 
 
 def _as_loop(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
