@@ -15,7 +15,7 @@ Kept whole, on purpose:
 - rand, rand_like, bernoulli, randint: lowered with the program's own seed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -30,7 +30,8 @@ from perfuse.graph import decompose_softmax as softmax
 from perfuse.graph.decompose_fft import fft_c2c, fft_c2r, fft_r2c
 from perfuse.graph.decompose_foreach import FOREACH
 from perfuse.graph.decompose_scatter import index_fill, into_own_copy
-from perfuse.torch_compat.ops import OpOverload, schema_of, standard_decompositions
+from perfuse.graph.decompose_strides import ELEMENTWISE, strided_as_eager
+from perfuse.torch_compat.ops import OpOverload, schema_of, standard_decompositions, takes_tensor
 
 Decomposition = Callable[..., Any]
 aten = torch.ops.aten
@@ -145,6 +146,12 @@ def _find(name: str) -> Any | None:
     return reduce(lambda found, part: getattr(found, part, None), name.split("."), start)
 
 
+def _elementwise_ops() -> Iterator[OpOverload]:
+    for packet in filter(None, (_find(f"aten.{name}") for name in ELEMENTWISE)):
+        overloads = (getattr(packet, name) for name in packet.overloads())
+        yield from (op for op in overloads if _is_functional(op) and takes_tensor(op))
+
+
 def _is_functional(op: OpOverload) -> bool:
     """Out and in-place variants never reach a table that works below functionalization.
 
@@ -174,6 +181,7 @@ def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, De
     standard = standard_decompositions(ops)
     table = {op: _as_eager(op, rule) for op, rule in standard.items() if _is_functional(op)}
     table |= {op: rule for name, rule in OWN.items() if (op := _find(name)) is not None}
+    table |= {op: strided_as_eager(op, table.get(op)) for op in _elementwise_ops()}
     if fallback_random:
         table.pop(aten.native_dropout.default, None)
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,7 @@ def call_aten(
     )
     if ":" in made.op:
         builder.constants[made.op] = call.target
-    builder.call(_as_matmul(made, builder) or made)
+    builder.call(_as_matmul(made, builder) or _with_eager_steps(made, call, builder))
     if isinstance(expected, tuple):
         return type(expected)(results)
     return results if several else results[0]
@@ -185,6 +185,23 @@ def _argument(builder: Builder, value: Any, meta: Any, is_exact: bool) -> Any:
     if isinstance(value, list | tuple):
         return [_argument(builder, v, None, is_exact) for v in value]
     return value
+
+
+def _with_eager_steps(made: Extern, call: AtenCall, builder: Builder) -> Extern:
+    """The call with eager's strides also where a size is one: convolutions choose layouts by them.
+
+    Matmuls take the strides that suit their library.
+    """
+    pairs = zip(made.args, map(_meta, call.args), strict=True)
+    return replace(made, args=tuple(_with_steps(a, meta, builder) for a, meta in pairs))
+
+
+def _with_steps(argument: Any, meta: Any, builder: Builder) -> Any:
+    if not isinstance(argument, View) or not isinstance(meta, torch.Tensor):
+        return argument
+    wanted = builder.symbols.strides(meta.stride())
+    triples = zip(argument.shape, argument.strides, wanted, strict=True)
+    return replace(argument, strides=tuple(w if n == 1 else have for n, have, w in triples))
 
 
 def call_effect(builder: Builder, node: FxNode, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """FX graphs and nested values."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ def source_line(node: Any) -> str:
 
 
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
+
+
+def without_decompositions() -> AbstractContextManager[Any]:
+    """A block of a trace in which ops stay whole."""
+    from torch.fx.experimental.proxy_tensor import decompose
+
+    return decompose({})
 
 
 def module_of(root: Any, graph: Graph) -> GraphModule:

@@ -47,12 +47,12 @@ def is_pointwise_function(target: Any) -> bool:
         return False
     packet = getattr(torch.ops.aten, name, None)
     ops = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
-    plain = [op for op in ops if not schema_of(op).is_mutable and _takes_tensor(op)]
+    plain = [op for op in ops if not schema_of(op).is_mutable and takes_tensor(op)]
     is_random = any(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
     return bool(plain) and not is_random and all(torch.Tag.pointwise in op.tags for op in plain)
 
 
-def _takes_tensor(op: OpOverload) -> bool:
+def takes_tensor(op: OpOverload) -> bool:
     """Not one of the overloads for Python numbers, which are TorchScript's."""
     return any(str(argument.type) == "Tensor" for argument in schema_of(op).arguments)
 
