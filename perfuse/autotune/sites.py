@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfuse.autotune.run_alone import are_sizes_shown, plan_of_steps
-from perfuse.codegen.triton.templates.propose import problem_of, proposed
+from perfuse.codegen.triton.templates.propose import is_mixed, problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
 from perfuse.gpu import Gpu
@@ -21,21 +21,34 @@ from perfuse.schedule.contract import (
     with_contraction,
 )
 from perfuse.schedule.plan import Kernel, Plan, Step, with_template
+from perfuse.schedule.read_stored import read_stored
 from perfuse.schedule.size_hints import value_of
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Matmuls, the kernel that reads their results if there is one, and both as one kernel."""
+    """Matmuls, the kernel that reads their results if there is one, and both as one kernel.
+
+    Templates widen int8 operands while they read them; for the library, kernels do so before.
+    """
 
     matmuls: tuple[Matmul, ...]
     epilogue: Kernel | None
     alone: tuple[Kernel, ...]  # a contraction for each matmul; empty where one has none
     fused: Kernel | None
+    widening: tuple[Kernel, ...] = ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        return (*self.matmuls, *(() if self.epilogue is None else (self.epilogue,)))
+        last = () if self.epilogue is None else (self.epilogue,)
+        return (*self.widening, *self.matmuls, *last)
+
+    @property
+    def contracted(self) -> tuple[Matmul, ...]:
+        """The matmuls as templates compute them: of operands as they are stored."""
+        found = [self.fused] if self.fused is not None else self.alone
+        made = [k.contraction.matmuls for k in found if k is not None and k.contraction is not None]
+        return tuple(matmul for matmuls in made for matmul in matmuls)
 
     def __str__(self) -> str:
         sizes = ", ".join("x".join(map(repr, sizes_of(m))) for m in self.matmuls)
@@ -51,8 +64,7 @@ def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
             continue
         site = _with_epilogue(matmul, plan, seen) if with_epilogues else None
         if site is None:
-            made = contracted(matmul, plan.program)
-            site = Site((matmul,), None, (made,), None) if isinstance(made, Kernel) else None
+            site = _without_epilogue(matmul, plan)
         if site is not None and are_sizes_shown(plan_of_site(site, plan)):
             seen |= {m.out for m in site.matmuls}
             seen |= set() if site.epilogue is None else {site.epilogue.name}
@@ -65,6 +77,37 @@ def _is_large(matmul: Matmul, plan: Plan) -> bool:
     return work > plan.thresholds.gpu_loop_matmul_work
 
 
+def _without_epilogue(matmul: Matmul, plan: Plan) -> Site | None:
+    stored = _as_stored(plan, [matmul])
+    made = contracted(stored.matmuls[0], stored.plan.program)
+    if not isinstance(made, Kernel):
+        return None
+    return Site((matmul,), None, (made,), None, stored.widening)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A plan in which matmuls read int8 operands, and the kernels that it no longer needs."""
+
+    plan: Plan
+    matmuls: tuple[Matmul, ...]
+    widening: tuple[Kernel, ...]
+
+
+def _as_stored(plan: Plan, matmuls: Sequence[Matmul]) -> _Stored:
+    own: list[Matmul] = []
+    widening: list[Kernel] = []
+    for matmul in matmuls:
+        found = read_stored(plan, matmul)
+        if found.widening and is_mixed(found.matmul, found.plan.program.buffers):
+            plan = found.plan
+            own.append(found.matmul)
+            widening += found.widening
+        else:
+            own.append(matmul)
+    return _Stored(plan, tuple(own), tuple(widening))
+
+
 def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
     reader = next((k for k in plan.kernels if matmul.out in k.reads()), None)
     if reader is None or reader.name in seen:
@@ -74,12 +117,14 @@ def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
     read = [s for s in plan.steps if isinstance(s, Matmul) and s.out in reader.reads()]
     every = [m for m in read if m.out not in seen and _is_large(m, plan)]
     for chosen in [every, [matmul]] if len(every) > 1 else [[matmul]]:
-        fused = contracted_with(chosen, reader, plan)
+        stored = _as_stored(plan, chosen)
+        same = next(k for k in stored.plan.kernels if k.name == reader.name)
+        fused = contracted_with(stored.matmuls, same, stored.plan)
         if isinstance(fused, Kernel):
-            made = [contracted(m, plan.program) for m in chosen]
+            made = [contracted(m, stored.plan.program) for m in stored.matmuls]
             alone = tuple(kernel for kernel in made if isinstance(kernel, Kernel))
             whole = alone if len(alone) == len(chosen) else ()
-            return Site(tuple(chosen), reader, whole, fused)
+            return Site(tuple(chosen), reader, whole, fused, stored.widening)
     return None
 
 
@@ -131,6 +176,8 @@ def chosen_kernels(site: Site, choice: Choice) -> tuple[Kernel, ...]:
 
 def with_choice(plan: Plan, site: Site, choice: Choice) -> Plan:
     """The plan with a site computed as a choice says."""
+    if chosen_kernels(site, choice):
+        plan = _as_stored(plan, site.matmuls).plan
     for kernel in chosen_kernels(site, choice):
         plan = with_contraction(plan, kernel)
         plan = with_template(plan, kernel.name, choice)

@@ -112,4 +112,4 @@ def rivals_of(
 
 def gate_of(site: Site, alone: Plan, inputs: Mapping[str, Tensor], context: Context) -> Gate:
     """Challengers have to be about as exact as the library's call and the kernel after it."""
-    return reference_gate(reference_of(site.matmuls, site.epilogue, alone, inputs, context))
+    return reference_gate(reference_of(site.contracted, site.epilogue, alone, inputs, context))

@@ -145,3 +145,28 @@ def test_inputs_are_the_same_each_time() -> None:
     first, second = (random_inputs(program, torch.device("cpu")) for _ in range(2))
     assert list(first) == list(program.inputs)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_int8_operands_are_widened_on_their_way_in(is_left: bool) -> None:
+    """The kernel that widens them for the library belongs to the library's way, and is raced."""
+
+    def scaled(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        wide = w.to(x.dtype)
+        return (wide @ x.t() if is_left else x @ wide.t()) * s
+
+    weight = (torch.arange(40 * 64) % 251 - 120).view(40, 64).to(torch.int8)
+    inputs = (A, weight, bf16(48) if is_left else BIAS)
+    context = context_for("sm_90", interpret=True)
+    plan = plan_of(scaled, *inputs)
+    (site,) = sites_of(plan)
+    assert len(plan.steps) == 3 and len(site.widening) == 1
+    made = measured_templates(plan, context, Times(-0.05))
+    (decision,) = made.decisions
+    assert decision.chosen.source == SOURCE and not any(r.refusal for r in decision.rivals)
+    assert {k.name for k in site.widening} & {k.name for k in made.kernels} == set()
+    placed = place(made, context)
+    verify_plan(placed)
+    (got,) = loaded(placed, context)(list(inputs))
+    expected = scaled(*(t.double() for t in inputs))
+    assert torch.allclose(got.double(), expected, atol=1.0, rtol=0.02)

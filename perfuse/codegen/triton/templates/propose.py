@@ -15,7 +15,7 @@ from perfuse.codegen.triton.templates.pointers import phases
 from perfuse.codegen.triton.templates.template import MAPPED, PERSISTENT, POINTERS, VECTOR, Template
 from perfuse.gpu import Gpu
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Buffer
+from perfuse.ir.program import Buffer, Matmul
 from perfuse.schedule.contract import depth_of, sizes_of
 from perfuse.schedule.plan import Kernel
 from perfuse.schedule.size_hints import Hints, value_of
@@ -28,6 +28,8 @@ _OWN_REGISTERS = 56  # of a thread, for addresses and the epilogue
 
 HALVES = (DType.F16, DType.BF16)
 MULTIPLIED = (*HALVES, DType.F32, DType.I8)
+# Every value of these is one of each half: no product of them rounds.
+WIDENED = (DType.I8, DType.U8)
 
 # Rows, columns, depth, warps, stages.
 _HALF_BLOCKS = (
@@ -71,15 +73,23 @@ class Problem:
         return self.dtype.num_bytes
 
 
+def is_mixed(matmul: Matmul, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether one operand is of halves, and the other of bytes that are widened on their way."""
+    a, b = (buffers[view.buffer].dtype for view in (matmul.operands.a, matmul.operands.b))
+    return (a in HALVES and b in WIDENED) or (a in WIDENED and b in HALVES)
+
+
 def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> Problem | None:
     """The numbers of a kernel's contraction; None where no template computes it."""
     assert kernel.contraction is not None
     matmuls = kernel.contraction.matmuls
     views = [view for m in matmuls for view in (m.operands.a, m.operands.b)]
     kinds = {buffers[view.buffer].dtype for view in views}
-    if len(kinds) != 1 or not kinds <= set(MULTIPLIED):
+    are_mixed = all(is_mixed(matmul, buffers) for matmul in matmuls)
+    multiplied = kinds - set(WIDENED) if are_mixed else kinds
+    if len(multiplied) != 1 or not multiplied <= set(MULTIPLIED):
         return None
-    (dtype,) = kinds
+    (dtype,) = multiplied
     *batch, rows, columns = (value_of(size, hints) for size in sizes_of(matmuls[0]))
     dims = [dim for view in views for dim in (*view.shape, *view.strides)]
     return Problem(
@@ -90,7 +100,7 @@ def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> P
         len(matmuls),
         dtype,
         all(isinstance(dim, int) for dim in dims),
-        all(is_mappable(view, dtype) for view in views),
+        not are_mixed and all(is_mappable(view, dtype) for view in views),
         matmuls[0].operands.b.strides[-2] == 1,
         sum(buffers[name].dtype.num_bytes for name in kernel.stored),
     )
