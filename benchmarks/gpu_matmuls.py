@@ -3,6 +3,7 @@
 python -m benchmarks.gpu_matmuls --out matmuls.json              # all problems, about five minutes
 python -m benchmarks.gpu_matmuls --only 'gelu|4096' --peer       # with TorchInductor's max-autotune
 python -m benchmarks.gpu_matmuls --build                         # anywhere: compiled, not run
+python -m benchmarks.gpu_matmuls --most 40 --templates ping-pong # more than tuning would try
 
 All candidates of all problems are compiled first, in threads. The entries of a problem take turns
 in rounds, each round starting with another one, L2 flushed before each turn; medians count. A
@@ -37,6 +38,7 @@ from perfuse.autotune.sites import Site, choices_of, plan_of_site, sites_of, wit
 from perfuse.autotune.templates import gate_of
 from perfuse.backends import backend_of
 from perfuse.build.bundle import CodeObject, read_bundle
+from perfuse.codegen.triton.templates.propose import MOST
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.runtime.measure import event_timer
@@ -86,7 +88,7 @@ def context_of(target: str | None) -> Context:
     return replace(context, target=device_target(context.settings, device), device=device)
 
 
-def job_of(case: Case, context: Context) -> Job:
+def job_of(case: Case, context: Context, most: int = MOST, templates: str = "") -> Job:
     # Tensors without memory: tracing runs the function, here even on a CPU.
     with torch.no_grad(), FakeTensorMode():
         (plan, *_) = plans_of(case.fn, *case.inputs(context.device.type), context=context)
@@ -94,7 +96,8 @@ def job_of(case: Case, context: Context) -> Job:
     gpu = context.target.gpu
     assert gpu is not None
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    choices = choices_of(site, plan.program, gpu, tf32)
+    first, *others = choices_of(site, plan.program, gpu, tf32, most)
+    choices = [first, *(choice for choice in others if re.search(templates, choice.name))]
     rows = {c.name: Row(case.name, c.name) for c in choices}
     return Job(case, site, plan_of_site(site, plan), choices, rows)
 
@@ -134,6 +137,7 @@ def measure(job: Job, context: Context, seconds: float, others: dict[str, Run]) 
         row = job.rows[choice.name]
         if row.failure:
             continue
+        print(f"{job.case.name}: {choice.name}", flush=True)  # the last line names one that hangs
         try:
             run = rivals.run(choice, context)
             result = run()
@@ -235,6 +239,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peer", action="store_true", help="measure TorchInductor too")
     parser.add_argument("--build", action="store_true", help="compile for an H100 only")
     parser.add_argument("--whole", action="store_true", help="show every candidate")
+    parser.add_argument("--most", type=int, default=MOST, help="templates of a problem")
+    parser.add_argument("--templates", default="", help="templates whose name matches")
     parser.add_argument("--jobs", type=int, default=16, help="threads that compile")
     parser.add_argument("--out", type=Path, help="where results are written as JSON")
     return parser.parse_args()
@@ -246,7 +252,7 @@ def main() -> None:
     jobs = []
     for case in [case for case in CASES if re.search(given.only, case.name)]:
         try:
-            jobs.append(job_of(case, context))
+            jobs.append(job_of(case, context, given.most, given.templates))
         except Exception:
             console.print(f"{case.name} has no plan:")
             traceback.print_exc()
@@ -267,7 +273,9 @@ def main() -> None:
         torch.cuda.empty_cache()
         if given.out:
             write(jobs, given.out)
-    show(jobs, console, is_whole=given.whole)
+        show([job], console, is_whole=given.whole)
+    if given.build:
+        show(jobs, console, is_whole=given.whole)
     if given.out:
         write(jobs, given.out)
     console.print(f"{time.perf_counter() - start:.0f} s")

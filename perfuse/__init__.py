@@ -26,9 +26,11 @@ from perfuse.errors import LockFileWarning as LockFileWarning
 from perfuse.errors import MemoryFault as MemoryFault
 from perfuse.errors import OverBudget as OverBudget
 from perfuse.errors import PerfuseError as PerfuseError
+from perfuse.errors import RefusedOp as RefusedOp
 from perfuse.errors import RemoteCacheWarning as RemoteCacheWarning
 from perfuse.errors import SpecError as SpecError
 from perfuse.errors import UnknownOption as UnknownOption
+from perfuse.errors import UnsupportedCast as UnsupportedCast
 from perfuse.errors import UnsupportedOp as UnsupportedOp
 from perfuse.errors import UnsupportedPython as UnsupportedPython
 from perfuse.errors import VersionWarning as VersionWarning
@@ -36,6 +38,7 @@ from perfuse.supported import warn_unsupported_torch
 from perfuse.version import VERSION
 
 if TYPE_CHECKING:
+    from perfuse import precision as precision
     from perfuse import testing as testing
     from perfuse.api import aot_compile as aot_compile
     from perfuse.api import aot_load as aot_load
@@ -47,14 +50,18 @@ if TYPE_CHECKING:
     from perfuse.api import memory_efficient_fusion as memory_efficient_fusion
     from perfuse.api import release_memory as release_memory
     from perfuse.api import write_lock as write_lock
+    from perfuse.diagnosis.examine import doctor as doctor
     from perfuse.graph.cse import fx_graph_cse as fx_graph_cse
+    from perfuse.precision.autocast import autocast as autocast
 
 LAZY = {
     "aot_compile": ("perfuse.capture.aot", "aot_compile"),
     "aot_load": ("perfuse.runtime.artefact", "load"),
+    "autocast": ("perfuse.precision.autocast", "autocast"),
     "check_lock": ("perfuse.autotune.lock", "check_lock"),
     "codegen_for": ("perfuse.capture.cross_compile", "codegen_for"),
     "compile": ("perfuse.api", "compile"),
+    "doctor": ("perfuse.diagnosis.examine", "doctor"),
     "explain": ("perfuse.report.explain", "explain"),
     "fx_graph_cse": ("perfuse.graph.cse", "fx_graph_cse"),
     "load": ("perfuse.runtime.artefact", "load"),
@@ -62,6 +69,7 @@ LAZY = {
     "release_memory": ("perfuse.runtime.pool", "release_memory"),
     "write_lock": ("perfuse.autotune.lock", "write_lock"),
 }
+MODULES = ("precision", "testing")
 
 __version__ = VERSION
 
@@ -71,8 +79,8 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "testing":
-        return importlib.import_module("perfuse.testing")
+    if name in MODULES:
+        return importlib.import_module(f"perfuse.{name}")
     if name in LAZY:
         module, attribute = LAZY[name]
         return getattr(importlib.import_module(module), attribute)
@@ -80,4 +88,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *LAZY, "testing"])
+    return sorted([*globals(), *LAZY, *MODULES])

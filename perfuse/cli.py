@@ -4,7 +4,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,16 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from perfuse import config
-from perfuse.build.loader import MAPS, mapped_openmp_runtimes
-from perfuse.cache.access import cache_folder, open_store
-from perfuse.cache.folders import check_usable
+from perfuse.cache.access import open_store
 from perfuse.cli_artefact import app as artefact_app
+from perfuse.cli_doctor import doctor
 from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake
 from perfuse.cli_lock import app as lock_app
 from perfuse.cli_rank import rank
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
-from perfuse.gpu import gpu_of_device
 from perfuse.report.stages import STAGES
 from perfuse.version import VERSION
 
@@ -143,6 +141,10 @@ def codegen(
         if plan:
             print(graph.plan)
         console.print(_code_table(graph.kind, graph.objects))
+        for report in graph.candidates:
+            print(report)
+            for each in report.legal if out is None else ():
+                print(f"\n{each.source}")
     if out is not None:
         console.print(f"written: {len(made.written_to(out))} files in {out}")
 
@@ -178,70 +180,7 @@ def cache_clear() -> None:
     console.print(f"{store.clear()} entries removed from {where}")
 
 
-@app.command()
-def doctor() -> None:
-    """Check everything a compile needs and report what is missing."""
-    rows = [_check(name, look) for name, look in CHECKS.items()]
-    table = Table("check", "ok", "found", box=None, pad_edge=False)
-    for name, is_fine, found in rows:
-        table.add_row(name, "yes" if is_fine else "NO", found)
-    console.print(table)
-    if not all(is_fine for _, is_fine, _ in rows):
-        raise typer.Exit(1)
-
-
-def _check(name: str, look: Callable[[], str]) -> tuple[str, bool, str]:
-    try:
-        return name, True, look()
-    except (PerfuseError, OSError) as error:
-        return name, False, str(error)
-
-
-def _compiler() -> str:
-    target = Context.default().target
-    return f"{' '.join(target.compiler_command())} ({target.compiler_version})"
-
-
-def _cache() -> str:
-    folder = cache_folder(config.snapshot())
-    if folder is None:
-        raise PerfuseError("there is no cache on disk", hint="set PERFUSE_CACHE_DIR or HOME.")
-    try:
-        check_usable(folder)
-    except OSError as error:
-        raise PerfuseError(f"{folder}: {error}", hint="set PERFUSE_CACHE_DIR.") from error
-    return f"{folder}, private and writable"
-
-
-def _openmp() -> str:
-    found = mapped_openmp_runtimes(MAPS.read_text() if MAPS.exists() else "")
-    if len(found) > 1:
-        raise PerfuseError(f"more than one OpenMP runtime is loaded: {', '.join(found)}")
-    return found[0] if found else "none loaded yet"
-
-
-def _kernel() -> str:
-    fn = importlib.import_module("perfuse.api").compile(lambda x: (x * 2 + 1).sum())
-    got = fn(torch.ones(8)).item()
-    if got != 24.0:
-        raise PerfuseError(f"a small kernel computed {got}, not 24")
-    return "compiled, loaded and correct"
-
-
-def _gpus() -> str:
-    found = [str(gpu_of_device(k)) for k in range(torch.cuda.device_count())]
-    return "; ".join(found) or "none (to cross-compile for one: perfuse codegen)"
-
-
-CHECKS: dict[str, Callable[[], str]] = {
-    "PyTorch": lambda: torch.__version__,
-    "C++ compiler": _compiler,
-    "target": lambda: str(Context.default().target),
-    "GPUs": _gpus,
-    "cache": _cache,
-    "OpenMP runtime": _openmp,
-    "a small kernel": _kernel,
-}
+app.command()(doctor)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -16,23 +16,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    ParamSpec,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from perfuse.errors import ConfigError, ConfigWarning, UnknownOption
 from perfuse.forking import ForkLock
+from perfuse.setting import Option, SettingRow, is_valid, key, kind_name, leaves, plain
 from perfuse.sizes import parse_budget
 
 P = ParamSpec("P")
@@ -40,20 +32,9 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ENV_PREFIX = "PERFUSE_"
+# Variables of other tools that name what a setting names; of two for one setting the last counts.
+COMMON_VARIABLES = {"CXX": "cpu.compiler", "ROCM_PATH": "rocm.home", "ROCM_HOME": "rocm.home"}
 LOG_VARIABLE = "PERFUSE_LOG"  # read when Perfuse is imported, see logs.py
-
-
-def key(default: Any, sentence: str, *, part: Callable[[Any], Any] = lambda value: value) -> Any:
-    """A setting that changes the generated code, so it is part of cache keys.
-
-    `part` takes from a value what changes the code, where not every difference does.
-    """
-    return field(default=default, metadata={"part": part, "sentence": sentence})
-
-
-def plain(default: Any, sentence: str) -> Any:
-    """A setting that leaves the generated code alone, so cache keys must not contain it."""
-    return field(default=default, metadata={"part": None, "sentence": sentence})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +109,25 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RocmSettings:
+    """Composable Kernel (CK) on AMD GPUs, a source of matmul candidates: CK."""
+
+    ck_dir: str = key("", "Folder of Composable Kernel; empty takes the one in rocm.home.")
+    home: str = key("", "Folder of ROCm; empty takes $ROCM_HOME, $ROCM_PATH, else /opt/rocm.")
+    compiler: str = key("", "Compiler for CK; empty takes hipcc, or clang of rocm.home.")
+    arch: str = key("", "GPU that CK is compiled for (gfx942, ...); empty takes the target's.")
+    use_preselected_instances: bool = key(
+        False, "Consider only the few instances of CK that are known to do well for float16."
+    )
+    n_max_profiling_configs: int = key(
+        16, "The number of CK instances compiled and measured for a matmul; 0: all legal ones."
+    )
+    compile_bytes: int = plain(
+        16 * 1024 * MIB, "Address space that one compiler run for CK may use; 0: no limit."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ThresholdSettings:
     """Sizes at which a decision changes; tests set them all to 0."""
 
@@ -163,6 +163,9 @@ class Settings:
 
     fallback_random: bool = key(
         False, "Draw random numbers with eager PyTorch, so that a seed gives the same numbers."
+    )
+    fp8_cross_cast: bool = key(
+        False, "Convert between float8_e4m3fn and float8_e5m2, through float32; otherwise refuse."
     )
     on_error: Literal["raise", "eager"] = plain(
         "raise", "When a compile fails: raise the error, or warn and run eagerly."
@@ -232,6 +235,7 @@ class Settings:
     build: BuildSettings = field(default_factory=BuildSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    rocm: RocmSettings = field(default_factory=RocmSettings)
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Settings:
@@ -258,43 +262,9 @@ class Settings:
         return value
 
 
-class SettingRow(NamedTuple):
-    """The description of one setting."""
-
-    name: str
-    type: str
-    default: Any
-    sentence: str
-    changes_code: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """The type, default and description of one leaf of the tree."""
-
-    kind: Any
-    default: Any
-    sentence: str
-    part: Callable[[Any], Any] | None  # what of a value changes the generated code, if anything
-
-
-def _leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, _Option]]:
-    hints = get_type_hints(kind)
-    leaf: Field[Any]
-    for leaf in fields(kind):
-        hint = hints[leaf.name]
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            yield from _leaves(hint, f"{prefix}{leaf.name}.")
-        else:
-            meta = leaf.metadata
-            option = _Option(hint, leaf.default, meta["sentence"], meta["part"])
-            yield prefix + leaf.name, option
-
-
 @functools.cache
-def _options() -> dict[str, _Option]:
-    return dict(_leaves(Settings))
+def _options() -> dict[str, Option]:
+    return dict(leaves(Settings))
 
 
 @functools.cache
@@ -302,27 +272,12 @@ def _groups() -> frozenset[str]:
     return frozenset(name.split(".")[0] for name in _options() if "." in name)
 
 
-def _kind_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " | ".join(repr(choice) for choice in get_args(kind))
-    return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _is_valid(kind: Any, value: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return type(value) is str and value in get_args(kind)
-    if get_args(kind):
-        return any(_is_valid(choice, value) for choice in get_args(kind))
-    # bool is a subclass of int, but True is not a number of threads.
-    return type(value) is kind and (kind is not int or value >= 0)
-
-
 def _check(name: str, value: Any) -> None:
     option = _options().get(name)
     if option is None:
         raise UnknownOption(name, [*_options(), *_groups()])
-    if not _is_valid(option.kind, value):
-        kind = _kind_name(option.kind)
+    if not is_valid(option.kind, value):
+        kind = kind_name(option.kind)
         raise ConfigError(
             f"setting {name!r} cannot be {value!r}",
             hint=f"expected {kind}{', 0 or more' if 'int' in kind else ''}: {option.sentence}",
@@ -390,18 +345,32 @@ def _parse(name: str, variable: str, text: str) -> Any:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """The defaults, overridden by PERFUSE_* variables and, for the compiler, by $CXX."""
-    names = {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+    """The defaults, overridden by PERFUSE_* variables and by those that compilers know."""
+    names = _variables()
     overrides: dict[str, Any] = {}
-    if environment.get("CXX"):
-        overrides["cpu.compiler"] = environment["CXX"]
-    for variable in sorted(environment):
-        if variable in names:
-            name = names[variable]
-            overrides[name] = _parse(name, variable, environment[variable])
-        elif variable.startswith(ENV_PREFIX) and variable != LOG_VARIABLE:
-            _warn_unknown_variable(variable, [*names, LOG_VARIABLE])
+    for variable, name in COMMON_VARIABLES.items():
+        if environment.get(variable):
+            overrides[name] = environment[variable]
+    for variable, nearest in unknown_variables(environment).items():
+        # Not an error: another tool may own a variable with this prefix.
+        hint = f"did you mean {nearest}? " if nearest else ""
+        told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+        warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
+    for variable in sorted(names.keys() & environment.keys()):
+        name = names[variable]
+        overrides[name] = _parse(name, variable, environment[variable])
     return Settings().with_overrides(overrides)
+
+
+def _variables() -> dict[str, str]:
+    return {ENV_PREFIX + name.upper().replace(".", "_"): name for name in _options()}
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the prefix of settings that are none; the nearest that is one, or ""."""
+    known = [*_variables(), LOG_VARIABLE]
+    unknown = sorted(v for v in environment if v.startswith(ENV_PREFIX) and v not in known)
+    return {v: next(iter(get_close_matches(v, known, n=1, cutoff=0.5)), "") for v in unknown}
 
 
 def cache_folders() -> tuple[Path, ...]:
@@ -424,14 +393,6 @@ def temporary_folders() -> tuple[Path, ...]:
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child process."""
     return {**os.environ, **changes}
-
-
-def _warn_unknown_variable(variable: str, known: list[str]) -> None:
-    """Warn rather than raise: another tool may own a variable with this prefix."""
-    nearest = get_close_matches(variable, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    told = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
-    warnings.warn(f"{told}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
 
 
 def log_request() -> str:
@@ -526,7 +487,7 @@ def describe() -> tuple[SettingRow, ...]:
     """Every setting with its type, its default and its description."""
     return tuple(
         SettingRow(
-            name, _kind_name(option.kind), option.default, option.sentence, option.part is not None
+            name, kind_name(option.kind), option.default, option.sentence, option.part is not None
         )
         for name, option in _options().items()
     )

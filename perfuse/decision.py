@@ -77,6 +77,8 @@ class Rival:
 
 NOTHING_REMEMBERED = "no choice is remembered, and nothing is measured in this mode"
 OUT_OF_TIME = "the time for tuning is over"
+# The end of a reason: what is wrong on this machine may be mended, and then be decided again.
+NOT_REMEMBERED = "not remembered, since candidates cannot be built here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,10 @@ class Decision:
         return self.reason in (NOTHING_REMEMBERED, OUT_OF_TIME)
 
     @property
-    def is_cut_short(self) -> bool:
-        """Whether a rival was left out for want of time: another measurement may find it better."""
-        return any(rival.refusal.endswith(OUT_OF_TIME) for rival in self.rivals)
+    def is_final(self) -> bool:
+        """Whether it is remembered: all candidates could be built, and there was time for them."""
+        is_cut_short = any(rival.refusal.endswith(OUT_OF_TIME) for rival in self.rivals)
+        return not is_cut_short and not self.reason.endswith(NOT_REMEMBERED)
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}

@@ -42,6 +42,18 @@ class UnsupportedPython(PerfuseError):
     """This version of Python cannot run compiled functions correctly."""
 
 
+class RefusedOp(PerfuseError, RuntimeError):
+    """An operation was called in an autocast region whose policy refuses it."""
+
+    default_hint = (
+        "call it with autocast disabled, use an equivalent that is safe in a lower precision, or "
+        "give it another rule in the region's policy."
+    )
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is refused by the policy of the autocast region around it")
+
+
 class UnknownOption(ConfigError, AttributeError):
     """An unknown setting or mode was named.
 
@@ -116,6 +128,12 @@ class CompilerFailed(PerfuseError):
         self.source = source
 
 
+class CkUnavailable(PerfuseError):
+    """Composable Kernel, or the compiler that it needs, is missing or incomplete."""
+
+    default_hint = "`rocm.ck_dir` names the folder of Composable Kernel, `rocm.compiler` hipcc."
+
+
 class CannotBuild(PerfuseError):
     """No folder on this machine can hold the files of a compile."""
 
@@ -148,6 +166,12 @@ class UnsupportedOp(PerfuseError):
     """An operation that Perfuse can neither compile nor run through ATen."""
 
     default_hint = "set on_error='eager' to run the graph eagerly, or register a lowering."
+
+
+class UnsupportedCast(UnsupportedOp):
+    """A conversion between dtypes that Perfuse compiles only on request."""
+
+    default_hint = "set fp8_cross_cast=True to convert through float32, as eager PyTorch does."
 
 
 class CompileFailed(PerfuseError):

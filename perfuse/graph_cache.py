@@ -111,7 +111,8 @@ def load_graph(key: str, context: Context) -> Executable | None:
 def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
     """Store a compiled graph; its key, or None if it holds something that is not data."""
     constants = compiled.program.constants
-    if context.settings.search_autotune_cache and any(d.is_open for d in compiled.decisions):
+    is_searching = context.settings.search_autotune_cache
+    if any((is_searching and d.is_open) or not d.is_final for d in compiled.decisions):
         _skipped(context, "undecided")  # what is remembered later has to be found
         return None
     if any(name.startswith("py:") for name in constants):
@@ -121,8 +122,10 @@ def store_graph(key: str, compiled: Compiled, context: Context) -> str | None:
         _skipped(context, "constant")
         return None
     built = tuple(entry.key for entry in compiled.built)
-    # Counts describe the program, and are counted again when it is loaded; tuning is not done then.
-    counts = {name: n for name, n in compiled.counts.items() if not name.startswith("autotune.")}
+    # Counts describe the program, and are counted again when it is loaded; tuning is not done then,
+    # and no candidate is built.
+    own = ("autotune.", "build.")
+    counts = {name: n for name, n in compiled.counts.items() if not name.startswith(own)}
     saved = SavedProgram(
         compiled.host, built, constants, counts, str(compiled.plan), compiled.decisions
     )

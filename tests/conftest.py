@@ -8,6 +8,9 @@ import pytest
 
 # Read when perfuse is imported: a lowering that breaks fails the test instead of running in ATen.
 os.environ.setdefault("PERFUSE_VERIFY", "1")
+# Read when PyTorch loads OpenMP: threads that wait sleep instead of spinning. Two test processes
+# with two threads each on two cores otherwise spend most of their time waiting for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,19 +6,21 @@ between guard bands, here and, where settings ask for workers, in one of those f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
-from perfuse.autotune.compile_together import compile_in_time
+from perfuse.autotune.ck import report_failures, with_progress
+from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.race import Gate, Rules, Run, Timer
-from perfuse.autotune.race_selected import race_selected
+from perfuse.autotune.race_selected import NOTHING_SILENT, race_selected
 from perfuse.autotune.run_alone import built, loaded
 from perfuse.autotune.screen import screened
+from perfuse.autotune.time_limit import OutOfTime
 from perfuse.context import Context
-from perfuse.decision import OUT_OF_TIME, Choice, Decision
+from perfuse.decision import NOT_REMEMBERED, OUT_OF_TIME, Choice, Decision
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import place
 
@@ -45,12 +47,17 @@ class PlanRace:
 
 
 def race_plans(
-    rivals: PlanRace, gate: Gate, rules: Rules, context: Context, timer: Timer | None = None
+    rivals: PlanRace,
+    gate: Gate,
+    rules: Rules,
+    context: Context,
+    timer: Timer | None = None,
+    silent: Mapping[str, str] = NOTHING_SILENT,
 ) -> Decision:
     """Compile all, verify each, and race what is left; the library's way, or an error, if none."""
-    builds = [(choice, partial(_built, rivals, choice, context)) for choice in rivals.choices]
-    late = compile_in_time(builds, context)
-    return race_selected(
+    errors = _compiled(rivals, context)
+    late = [choice for choice in rivals.choices if isinstance(errors.get(choice), OutOfTime)]
+    made = race_selected(
         rivals.subject,
         rivals.choices,
         lambda choice: rivals.run(choice, context),
@@ -59,9 +66,25 @@ def race_plans(
         gate=gate,
         timer=timer,
         screen=partial(_refused, rivals, late, context),
+        silent=silent,
         guarded=lambda choice: rivals.run(choice, context, is_guarded=True),
         problem=rivals.problem,
     )
+    has_failed = report_failures({c: e for c, e in errors.items() if c not in late})
+    return replace(made, reason=f"{made.reason}; {NOT_REMEMBERED}") if has_failed else made
+
+
+def _compiled(rivals: PlanRace, context: Context) -> Mapping[Hashable, Exception]:
+    """Compile candidates in parallel; the errors of those that fail.
+
+    Those of CK take minutes, and show how many are left. One that fails will fail again where it is
+    measured.
+    """
+    builds = [(choice, partial(_built, rivals, choice, context)) for choice in rivals.choices]
+    reporting, progress = with_progress(builds, rivals.subject)
+    num_threads = num_compile_threads(context, len(builds))
+    with progress:
+        return compile_together(reporting, num_threads, context.counters, context.tune_until)
 
 
 def _built(rivals: PlanRace, choice: Choice, context: Context) -> object:

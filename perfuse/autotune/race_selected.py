@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from perfuse.autotune.faces import AlgorithmSelector
 from perfuse.autotune.outcome import Fate
@@ -29,6 +30,9 @@ from perfuse.selection import is_selecting
 Screen = Callable[[Sequence[Choice]], Mapping[Choice, str]]
 
 
+NOTHING_SILENT: Mapping[str, str] = MappingProxyType({})
+
+
 def race_selected(
     subject: str,
     choices: Sequence[Choice],
@@ -39,26 +43,23 @@ def race_selected(
     gate: Gate | None = None,
     timer: Timer | None = None,
     screen: Screen = lambda choices: {},
+    silent: Mapping[str, str] = NOTHING_SILENT,
     guarded: Enter | None = None,
     problem: str = "",
 ) -> Decision:
     """The winner among selected choices; the library's call, or an error, if none is valid.
 
-    Choices that were wrong are quarantined under the `problem` that they were wrong for.
+    `silent` says of sources that propose nothing why they do not. Choices that were wrong are
+    quarantined under the `problem` that they were wrong for.
     """
-    deadline = context.tune_until
-    held = partial(
-        race, subject, rules=rules, gate=gate, timer=timer, deadline=deadline, guarded=guarded
-    )
+    held = partial(race, subject, rules=rules, gate=gate, timer=timer, guarded=guarded)
     decisions: list[Decision] = []
 
     def benchmark(asked: list[Choice]) -> dict[Choice, float]:
         refusals = screen(asked)
         runs = [choices[0], *(c for c in asked if c != choices[0] and c not in refusals)]
-        decision = held(runs, enter)
-        for rival in decision.rivals:
-            if rival.refusal.startswith(Fate.WRONG):
-                quarantine(problem or subject, rival.choice, rival.refusal, context)
+        decision = held(runs, enter, deadline=context.tune_until)
+        _quarantine_wrong(decision, problem, context)
         decisions.append(_with_refusals(decision, choices, refusals))
         times = {rival.choice: rival.best_us for rival in decision.rivals}
         return {c: (times.get(c) or math.inf) / 1e3 for c in asked}
@@ -67,13 +68,23 @@ def race_selected(
     found = AlgorithmSelector().lookup(allowed, subject, "", benchmark) if allowed else {}
     finite = {choice: ms for choice, ms in found.items() if math.isfinite(ms)}
     if not finite:
-        error = NoValidChoicesError(subject, _reasons(allowed, decisions, context))
+        error = NoValidChoicesError(subject, _reasons(allowed, decisions, context) | dict(silent))
         return fallen_back(subject, choices, error, context)
-    decision = decisions[0]
+    decision = replace(decisions[0], reason="; ".join([decisions[0].reason, *_told(silent)]))
     if decision.chosen in finite:
         return decision
     best = min(finite, key=lambda choice: finite[choice])
     return replace(decision, chosen=best, reason=f"{decision.reason}; ATEN is not selected")
+
+
+def _quarantine_wrong(decision: Decision, problem: str, context: Context) -> None:
+    for rival in decision.rivals:
+        if rival.refusal.startswith(Fate.WRONG):
+            quarantine(problem or decision.subject, rival.choice, rival.refusal, context)
+
+
+def _told(silent: Mapping[str, str]) -> list[str]:
+    return [f"{name} proposes nothing: {why}" for name, why in silent.items()]
 
 
 def _with_refusals(

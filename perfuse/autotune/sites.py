@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfuse.autotune.run_alone import are_sizes_shown, plan_of_steps
-from perfuse.codegen.triton.templates.propose import is_mixed, problem_of, proposed
+from perfuse.codegen.ck.launch import SOURCE as CK
+from perfuse.codegen.triton.templates.propose import MOST, is_mixed, problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
 from perfuse.gpu import Gpu
@@ -135,25 +136,28 @@ def _is_input(name: str, program: Program) -> bool:
 # -- choices -------------------------------------------------------------------------------
 
 
-def choices_of(site: Site, program: Program, gpu: Gpu, tf32: bool) -> list[Choice]:
+def choices_of(
+    site: Site, program: Program, gpu: Gpu, tf32: bool, most: int = MOST
+) -> list[Choice]:
     """Ways to compute a site: the library first, then templates by rank."""
     precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind == "cuda" else ("ieee",)
     if tf32 and gpu.kind == "cuda":
         precisions = ("tf32", *precisions)
     found = [library(site.matmuls[0].op)]
     if site.fused is not None:
-        found += _templates(site.fused, program, gpu, precisions, is_fused=True)
+        found += _templates(site.fused, program, gpu, precisions, most, is_fused=True)
     if len(site.alone) == 1:
-        most = None if site.fused is None else 4  # the fused ones are the more promising
-        found += _templates(site.alone[0], program, gpu, precisions, is_fused=False)[:most]
+        fewer = None if site.fused is None else most // 2  # the fused ones are more promising
+        found += _templates(site.alone[0], program, gpu, precisions, most, is_fused=False)[:fewer]
     return found
 
 
 def _templates(
-    kernel: Kernel, program: Program, gpu: Gpu, precisions: tuple[str, ...], *, is_fused: bool
-) -> list[Choice]:
+    kernel: Kernel, program: Program, gpu: Gpu, precisions: tuple[str, ...], most: int,
+    *, is_fused: bool,
+) -> list[Choice]:  # fmt: skip
     problem = problem_of(kernel, program.buffers, program.hints)
-    templates = [] if problem is None else proposed(problem, gpu, precisions)
+    templates = [] if problem is None else proposed(problem, gpu, precisions, most)
     return [choice_of_template(template, is_fused=is_fused) for template in templates]
 
 
@@ -166,6 +170,8 @@ def choice_of_template(template: Template, *, is_fused: bool) -> Choice:
 
 def chosen_kernels(site: Site, choice: Choice) -> tuple[Kernel, ...]:
     """The contractions that a choice asks for; none for the library."""
+    if choice.source == CK:
+        return site.alone
     if choice.source != SOURCE:
         return ()
     if dict(choice.options).get(FUSED):

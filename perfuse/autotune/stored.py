@@ -50,6 +50,6 @@ def stored_or_measured(
     decision = replace(measure(), subject=subject, question=question)
     context.counters.inc(counter)
     channel("tuning").info("%s (%s)", decision, decision.reason)
-    for store in stores if not decision.is_cut_short else ():
+    for store in stores if decision.is_final else ():
         store.remember(question, decision)
     return decision

@@ -13,6 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from perfuse.autotune.ck import (
+    CkOffer,
+    ck_offer,
+    ck_versions,
+    is_ck_selected,
+    is_measured_on_cpu,
+)
 from perfuse.autotune.exactness import reference_gate, reference_of
 from perfuse.autotune.known_choices import with_known_choices
 from perfuse.autotune.machine import device_kind, generated_versions, library_versions
@@ -20,13 +27,14 @@ from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Timer
 from perfuse.autotune.race_plans import PlanRace, race_plans
 from perfuse.autotune.run_alone import identity_of
+from perfuse.autotune.search import wall_timer
 from perfuse.autotune.sites import Site, choices_of, plan_of_site, sites_of, with_choice
-from perfuse.autotune.sources import is_selected
+from perfuse.autotune.sources import CK, TRITON, is_selected, selected_sources
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.cache import keys
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.decision import Decision, Question, identified
+from perfuse.decision import NOT_REMEMBERED, Decision, Question, identified
 from perfuse.runtime.measure import event_timer
 from perfuse.schedule.plan import Plan
 from perfuse.selection import is_selecting
@@ -34,19 +42,28 @@ from perfuse.torch_compat.state import allows_tf32, disable_dispatch_modes, disa
 
 # Readings are the GPU's own, with caches flushed before each turn.
 RULES = Rules(margin=0.98, budget_s=0.5, fewest_rounds=7, most_rounds=15)
+NO_OFFER = CkOffer()
 
 
 def tune_templates(plan: Plan, context: Context) -> Plan:
     """Matmuls computed as measured on this GPU in the modes that tune, in others as known."""
     if context.target.gpu is None:
         return plan
-    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if is_selecting(context.settings) and is_there:
+    timer = _timer(context)
+    if is_selecting(context.settings) and timer is not None:
         with disable_dispatch_modes(), disabled_autocast():
-            return measured_templates(plan, context, event_timer(context.device))
+            return measured_templates(plan, context, timer)
     if is_consulted(context):
         return measured_templates(plan, context, None)
     return plan if is_selecting(context.settings) else with_known_choices(plan, context)
+
+
+def _timer(context: Context) -> Timer | None:
+    """The clock of the device that candidates run on; None where they cannot be measured."""
+    if is_measured_on_cpu(context):
+        return wall_timer()
+    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
+    return event_timer(context.device) if is_there else None
 
 
 def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Plan:
@@ -54,18 +71,33 @@ def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Pla
 
     Without a timer, the ways are those that are remembered.
     """
-    is_fused = context.settings.benchmark_epilogue_fusion
+    is_fused = context.settings.benchmark_epilogue_fusion and not _is_ck_alone(context)
     decisions: dict[Question, Decision] = {}
     for site in list(sites_of(plan, with_epilogues=is_fused)):
         alone = plan_of_site(site, plan)
-        question = question_of(site, alone, context)
+        offer = _offer(site, alone, context)
+        question = question_of(site, alone, context, offer)
         if question not in decisions:
-            decisions[question] = decide(question, site, alone, context, timer)
+            decisions[question] = decide(question, site, alone, context, timer, offer)
         plan = with_choice(plan, site, decisions[question].chosen)
     return replace(plan, decisions=(*plan.decisions, *decisions.values()))
 
 
-def question_of(site: Site, alone: Plan, context: Context) -> Question:
+def _is_ck_alone(context: Context) -> bool:
+    """Whether no template that fuses an epilogue competes with CK, which has one matmul each."""
+    names = {s.name for s in selected_sources(context.settings.max_autotune_gemm_backends)}
+    has_templates = TRITON.name in names and not is_measured_on_cpu(context)
+    return is_ck_selected(context) and not has_templates
+
+
+def _offer(site: Site, alone: Plan, context: Context) -> CkOffer:
+    """The proposals of CK for the one matmul of a site."""
+    if len(site.alone) != 1:
+        return CkOffer(silent="several matmuls are computed at once")
+    return ck_offer(site.contracted[0], alone.program, context)
+
+
+def question_of(site: Site, alone: Plan, context: Context, offer: CkOffer = NO_OFFER) -> Question:
     """The question which way to compute a site is fastest on this kind of GPU.
 
     The text of the first template stands for them all: an edit of Perfuse that leaves it as it is
@@ -74,32 +106,47 @@ def question_of(site: Site, alone: Plan, context: Context) -> Question:
     gpu = context.target.gpu
     assert gpu is not None
     first, *others = choices_of(site, alone.program, gpu, allows_tf32())
-    choices = [first, *(choice for choice in others if is_selected(choice, context))]
+    others = [choice for choice in others if is_selected(choice, context)]
+    # An interpreter's time says nothing about a kernel.
+    choices = [first, *(() if is_measured_on_cpu(context) else others), *offer.choices]
     text = f"{identity_of(alone)} tf32 {allows_tf32()}"
     if len(choices) > 1:
-        text += generate_triton(with_choice(alone, site, choices[1]), context).text
+        text += "".join(generate_triton(with_choice(alone, site, choices[1]), context).texts)
+    versions = ck_versions(context) if offer.choices else ()
     return Question(
         keys.TEMPLATE.name,
         identified(str(site).partition(" with ")[0], text),
         tuple(choices),
         device_kind(context.target),
-        (*library_versions(gpu.kind), *generated_versions()),
+        (*library_versions(gpu.kind), *generated_versions(), *versions),
         f"{RULES} {MOST_ERROR}" + ("" if is_selected(choices[0], context) else ", without ATEN"),
     )
 
 
 def decide(
-    question: Question, site: Site, alone: Plan, context: Context, timer: Timer | None
+    question: Question,
+    site: Site,
+    alone: Plan,
+    context: Context,
+    timer: Timer | None,
+    offer: CkOffer = NO_OFFER,
 ) -> Decision:
     """The remembered decision for a site on this kind of GPU, or a new one."""
 
     def measure() -> Decision:
         inputs = random_inputs(alone.program, context.device)
         rivals = rivals_of(question, site, alone, inputs)
-        return race_plans(rivals, gate_of(site, alone, inputs, context), RULES, context, timer)
+        gate, silent = gate_of(site, alone, inputs, context), _silent(offer, context)
+        made = race_plans(rivals, gate, RULES, context, timer, silent)
+        told = f"{made.reason}; {NOT_REMEMBERED}"
+        return made if offer.is_usable else replace(made, reason=told)
 
     measured = None if timer is None else measure
     return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
+
+
+def _silent(offer: CkOffer, context: Context) -> dict[str, str]:
+    return {CK.name: offer.silent} if offer.silent and is_ck_selected(context) else {}
 
 
 def rivals_of(

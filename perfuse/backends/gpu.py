@@ -10,14 +10,17 @@ import torch
 from perfuse.backends.backend import Backend
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import read_bundle
+from perfuse.build.ck import CK_LIBRARY, build_ck
 from perfuse.build.triton import build_bundle, build_launcher
 from perfuse.cache.manifest import Entry
+from perfuse.codegen.ck.launch import ck_unit_name
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
+from perfuse.runtime.host_library import HostLibrary
 from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
 
@@ -27,11 +30,12 @@ def generate(plan: Plan, context: Context) -> TritonSources:
 
 
 def build(sources: TritonSources, context: Context) -> tuple[Entry, ...]:
-    """The bundle of kernels, and the launcher library if there is a GPU to launch them on."""
+    """The bundle, the launcher library if there is a GPU, and the libraries of host calls."""
     bundle = build_bundle(sources, context)
     is_here = context.device.type != "cpu" and torch.cuda.is_available()
     launcher = build_launcher(context) if is_here else None
-    return (bundle,) if launcher is None else (bundle, launcher)
+    units = build_ck(sources.units, context)
+    return (bundle, *units) if launcher is None else (bundle, launcher, *units)
 
 
 def host(plan: Plan, sources: TritonSources, context: Context) -> HostSource:
@@ -41,9 +45,13 @@ def host(plan: Plan, sources: TritonSources, context: Context) -> HostSource:
 def load(
     host: HostSource, built: Sequence[Entry], constants: Mapping[str, Any], context: Context
 ) -> Call:
-    bundle, *launchers = built
-    library = launchers[0].read_bytes(LIBRARY) if launchers else None
-    return bind_gpu(host, launcher_of(read_bundle(bundle.read_bytes), context, library), constants)
+    bundle, *others = built
+    libraries = [entry.read_bytes(LIBRARY) for entry in others if LIBRARY in entry.contents]
+    found = [entry.read_bytes(CK_LIBRARY) for entry in others if CK_LIBRARY in entry.contents]
+    units = {ck_unit_name(n): HostLibrary(ck_unit_name(n), data) for n, data in enumerate(found)}
+    library = libraries[0] if libraries else None
+    launcher = launcher_of(read_bundle(bundle.read_bytes), context, library, units)
+    return bind_gpu(host, launcher, constants)
 
 
 GPU_BACKEND = Backend("gpu", lambda target: target.gpu is not None, generate, build, host, load)

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -45,19 +45,21 @@ def build_shared_library(units: Sequence[Unit], ctx: Context) -> Entry:
         return entry
     ctx.counters.inc("build.cache_miss")
     sources = {f"{name}.cpp": text.encode() for name, text in units}
-    library = _built(sources, command, ctx)
+    library = built_library(sources, lambda folder: CompilerRun(folder, command, ctx), ctx)
     about = {"compiler": ctx.target.compiler_version, "target": ctx.target.isa}
     return store.put(key, {**sources, LIBRARY: library}, about)
 
 
-def _built(sources: Mapping[str, bytes], command: tuple[str, ...], ctx: Context) -> bytes:
+def built_library(
+    sources: Mapping[str, bytes], run_in: Callable[[Path], CompilerRun], ctx: Context
+) -> bytes:
     """The library, checked. If one folder fails because its disk is full, try the next."""
     store = open_store(ctx)
     failure: OSError | LibraryDamaged | CompilerFailed | None = None
     with closing(store.scratch_folders()) as folders:
         for folder in folders:
             try:
-                return _Run(folder, command, ctx).build(sources)
+                return run_in(folder).build(sources)
             except (OSError, LibraryDamaged) as error:
                 failure = error
             except CompilerFailed as error:
@@ -90,14 +92,21 @@ def library_key(units: Sequence[Unit], target: Target, settings: Settings) -> st
     return key_of(keys.LIBRARY, tools, tuple(tuple(unit) for unit in units))
 
 
-class _Run:
+class CompilerRun:
     """The compiler at work in one folder."""
 
-    def __init__(self, folder: Path, command: tuple[str, ...], ctx: Context) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: tuple[str, ...],
+        ctx: Context,
+        flags: tuple[str, ...] | None = None,
+    ) -> None:
         self.folder = folder
         self.command = command
         self.ctx = ctx
-        self.flags = (*ctx.target.cxx_flags(ctx.settings.cpu.opt_level), f"-I{HEADERS}")
+        own = (*ctx.target.cxx_flags(ctx.settings.cpu.opt_level), f"-I{HEADERS}")
+        self.flags = own if flags is None else flags
         # The compiler's own files go where ours do, and its messages can be recognised.
         self.environment = child_environment({"TMPDIR": str(folder), "LC_ALL": "C"})
 

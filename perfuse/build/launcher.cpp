@@ -7,16 +7,31 @@
 
 namespace {
 
-// Words as Python's array writes them: every field has 8 bytes.
+// The structs are words as Python's array writes them: every field has 8 bytes.
+
+// A tensor map, made again when the address of its matrix changes.
+struct Map {
+  const uint64_t *address;  // where the address of the matrix stands
+  uint64_t known;           // the address that the map was made for, with its offset; 0: none
+  void *made;               // 128 bytes
+  uint64_t offset;
+  int64_t width;            // bytes of an element
+  uint64_t rows, columns;
+  uint64_t stride;          // bytes from a row to the next
+  uint64_t block_rows, block_columns;
+};
+
 struct Record {
   void *function;           // null: fill memory instead
-  int64_t num_threads;      // of a block
+  int64_t num_threads;      // of a block; 0: a host call, whose fields mean what `call` says
   int64_t shared_bytes;
   const int64_t *grid;      // three numbers; of a fill, the first is the count of elements
   void **arguments;         // addresses of the values
   const uint64_t *memory;   // where the address to be filled stands
   uint64_t pattern;         // one element
   int64_t width;            // its bytes
+  Map *maps;                // tensor maps among the arguments
+  int64_t num_maps;
 };
 
 struct Segment {
@@ -31,6 +46,9 @@ using Memset8 = int (*)(uint64_t, unsigned char, size_t, void *);
 using Memset16 = int (*)(uint64_t, unsigned short, size_t, void *);
 using Memset32 = int (*)(uint64_t, unsigned, size_t, void *);
 using Memset2D32 = int (*)(uint64_t, size_t, unsigned, size_t, size_t, void *);
+
+using EncodeTiled = int (*)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *,
+                            const unsigned *, const unsigned *, int, int, int, int);
 
 struct Driver {
   bool is_hip;
@@ -50,6 +68,7 @@ struct Driver {
   int (*set_device)(int);  // HIP's way to do the same
   int (*error_string)(int, const char **);
   const char *(*hip_error_string)(int);
+  EncodeTiled encode_tiled;  // CUDA 12 and newer only
 };
 
 Driver driver;
@@ -59,6 +78,8 @@ constexpr int kInvalidContext = 201; // both drivers
 constexpr int kMissing = -1;         // the driver or one of its functions is not there
 constexpr int kMaxDynamicShared = 8, kPreferShared = 1;
 constexpr int64_t kSharedWithoutAsking = 48 << 10;
+// Of tensor maps: unsigned integers by width, rows of 128 bytes interleaved, fetched as such.
+constexpr int kUnsigned8 = 0, kUnsigned16 = 1, kUnsigned32 = 2, kSwizzle128 = 3, kFetch128 = 2;
 
 template <typename F> bool find(void *library, const char *name, F &into) {
   into = reinterpret_cast<F>(dlsym(library, name));
@@ -68,6 +89,7 @@ template <typename F> bool find(void *library, const char *name, F &into) {
 int open_cuda() {
   void *lib = dlopen("libcuda.so.1", RTLD_NOW);
   if (!lib) return kMissing;
+  find(lib, "cuTensorMapEncodeTiled", driver.encode_tiled);
   bool all = find(lib, "cuLaunchKernel", driver.launch) &&
              find(lib, "cuMemsetD8Async", driver.memset8) &&
              find(lib, "cuMemsetD16Async", driver.memset16) &&
@@ -130,10 +152,44 @@ int fill(const Record &r, void *stream) {
   return code ? code : driver.memset2d32(at + 4, 8, high, 1, count, stream);
 }
 
+int encode(Map &m) {
+  uint64_t at = *m.address + m.offset;
+  if (at == m.known) return 0;
+  if (!driver.encode_tiled) return kUnsupported;
+  const uint64_t sizes[2] = {m.columns, m.rows}, strides[1] = {m.stride};
+  const unsigned block[2] = {static_cast<unsigned>(m.block_columns),
+                             static_cast<unsigned>(m.block_rows)};
+  const unsigned steps[2] = {1, 1};
+  int kind = m.width == 1 ? kUnsigned8 : m.width == 2 ? kUnsigned16 : kUnsigned32;
+  int code = driver.encode_tiled(m.made, kind, 2, reinterpret_cast<void *>(at), sizes, strides,
+                                 block, steps, 0, kSwizzle128, kFetch128, 0);
+  if (!code) m.known = at;
+  return code;
+}
+
+constexpr int64_t kMostPointers = 16;
+
+using HostCall = int (*)(void *const *, const int64_t *, const double *, void *, void *);
+
+// A function of another library, which launches on the stream: addresses with their offsets, sizes,
+// factors and workspace.
+int call(const Record &r, void *stream) {
+  void *pointers[kMostPointers];
+  if (r.shared_bytes > kMostPointers) return kUnsupported;
+  for (int64_t k = 0; k < r.shared_bytes; ++k)
+    pointers[k] = *static_cast<char **>(r.arguments[k]) + static_cast<int64_t>(r.memory[k]);
+  return reinterpret_cast<HostCall>(r.function)(
+      pointers, r.grid, reinterpret_cast<const double *>(r.pattern),
+      reinterpret_cast<void *>(r.width), stream);
+}
+
 int run(const Record &r, void *stream) {
   if (!r.function) return fill(r, stream);
+  if (!r.num_threads) return call(r, stream);
   const int64_t *g = r.grid;
   if (g[0] <= 0 || g[1] <= 0 || g[2] <= 0) return 0;
+  for (int64_t k = 0; k < r.num_maps; ++k)
+    if (int code = encode(r.maps[k])) return code;
   return driver.launch(r.function, static_cast<unsigned>(g[0]), static_cast<unsigned>(g[1]),
                        static_cast<unsigned>(g[2]), static_cast<unsigned>(r.num_threads), 1, 1,
                        static_cast<unsigned>(r.shared_bytes), stream, r.arguments, nullptr);

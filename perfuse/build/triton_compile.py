@@ -11,13 +11,14 @@ import importlib
 import linecache
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from perfuse.build.bundle import CodeObject
 from perfuse.build.elf import SECTION
-from perfuse.codegen.triton.sources import TritonKernel
+from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TritonKernel
 from perfuse.errors import CompilerFailed, CompilerMissing
 from perfuse.forking import ForkLock
 from perfuse.gpu import Gpu
@@ -113,7 +114,10 @@ def _source(job: Job) -> Any:
     signature = {name: kinds.get(name, "constexpr") for _, name in order}
     divisible = [place for place, name in order if name in kernel.divisible]
     promises = {(place,): [["tt.divisibility", 16]] for place in divisible}
-    ast_source = importlib.import_module("triton.compiler").ASTSource
+    if function.is_gluon():
+        ast_source = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
+    else:
+        ast_source = importlib.import_module("triton.compiler").ASTSource
     return ast_source(function, signature, values, promises)
 
 
@@ -122,6 +126,7 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
     if is_cluster or metadata.get("profile_scratch_size"):
         what = "thread block clusters are" if is_cluster else "profiling scratch memory is"
         raise CompilerFailed(("triton", job.kernel.name), f"{what} not supported")
+    _check_maps(job, metadata.get("tensordesc_meta") or ())
     if job.gpu.kind == "hip":
         usage = (_noted(assembly, "vgpr_count"), _noted(assembly, "private_segment_fixed_size"))
     else:
@@ -137,6 +142,17 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
     )
 
 
+def _check_maps(job: Job, described: Sequence[dict[str, Any]]) -> None:
+    """Refuse a kernel that wants other tensor maps than the launcher makes."""
+    kinds = [kind for _, kind in job.kernel.signature if kind.startswith("tensordesc")]
+    for kind, made in zip(kinds, described, strict=True):
+        rows, width = made["block_size"][0], made["block_size"][-1] * made["elem_size"]
+        is_made = made["swizzle"] == _SWIZZLE_128 and width == SWIZZLED_BYTES
+        if not is_made or f"[{rows}, " not in kind:
+            raise CompilerFailed(("triton", job.kernel.name), f"{kind} is stored as {made}")
+
+
+_SWIZZLE_128 = 3  # the driver's number for rows of 128 bytes interleaved
 # Attributes of a function in the section .nv.info: registers of a thread, bytes of its stack.
 REGISTERS, STACK = 0x2F, 0x11
 

@@ -44,6 +44,12 @@ LIBRARY = Kind(
 KERNEL = Kind(
     "kernel", 1, "machine code and assembly of one Triton kernel", ("build/triton_compile.py",)
 )
+CK = Kind(
+    "ck",
+    1,
+    "a library of Composable Kernel with its source, or why it does not compile",
+    ("build/ck.py", "build/compiler.py"),
+)
 BUNDLE = Kind("gpu", 1, "machine code of all kernels of a GPU program")
 MATMUL = Kind(
     "matmul",
@@ -68,7 +74,10 @@ QUARANTINE = Kind("quarantine", 1, "a candidate that must not be run, with the r
 GRAPH = Kind("graph", 2, "the host program and the constants of an ATen graph", ALL_CODE)
 CAPTURE = Kind("capture", 1, "the graphs of a Dynamo graph, and how they are called", ALL_CODE)
 
-KINDS = (LIBRARY, KERNEL, BUNDLE, MATMUL, CONTRACTION, TILE, TEMPLATE, QUARANTINE, GRAPH, CAPTURE)
+KINDS = (
+    *(LIBRARY, KERNEL, CK, BUNDLE, MATMUL, CONTRACTION, TILE, TEMPLATE, QUARANTINE),
+    *(GRAPH, CAPTURE),
+)
 DECISIONS = {kind.name: kind for kind in KINDS if kind.is_decision}
 
 

@@ -89,7 +89,7 @@ class LockFile:
 def pinned_of(decision: Decision) -> Pinned | None:
     """The entry of a decision; None for one that holds for its program alone, or for nothing."""
     question = decision.question
-    if question is None or decision.is_open:
+    if question is None or decision.is_open or not decision.is_final:
         return None
     return Pinned(
         kind=question.kind,

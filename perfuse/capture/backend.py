@@ -34,7 +34,7 @@ UNSAFE_PYTHONS = frozenset({(3, 13, 0)})
 # When the backend is first named, which is before anything is captured for it. A backward that is
 # compiled in the middle of a traced function is not part of that function.
 pause_garbage_collection()
-never_trace("perfuse")
+never_trace("perfuse", but="precision")
 keep_checks()
 
 

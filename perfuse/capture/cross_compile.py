@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from perfuse.autotune.ck import CkReport, ck_reports
 from perfuse.build.bundle import Bundle, CodeObject, read_bundle
 from perfuse.build.triton import assembly_of
 from perfuse.cache.access import open_store
@@ -43,6 +44,7 @@ class GeneratedGraph:
     host: str
     objects: tuple[CodeObject, ...]
     assembly: tuple[str, ...]  # of each object
+    candidates: tuple[CkReport, ...] = ()  # of each matmul, where settings select CK
 
     def __str__(self) -> str:
         rows = [
@@ -50,7 +52,7 @@ class GeneratedGraph:
             f"{o.shared_bytes} bytes shared, {o.stack_bytes} bytes of stack, {len(o.code)} bytes"
             for o in self.objects
         ]
-        return "\n".join([f"{self.kind}:", self.plan, *rows])
+        return "\n".join([f"{self.kind}:", self.plan, *rows, *map(str, self.candidates)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,10 @@ class Generated:
             for made, text in zip(graph.objects, graph.assembly, strict=True):
                 files[f"{name}_{made.name}.o"] = made.code
                 files[f"{name}_{made.name}.s"] = text.encode()
+            for place, report in enumerate(graph.candidates):
+                files[f"{name}_ck{place}.txt"] = str(report).encode()
+                for rank, each in enumerate(report.legal):
+                    files[f"{name}_ck{place}_{rank}.cpp"] = each.source.encode()
         for file, data in files.items():
             (folder / file).write_bytes(data)
         return [folder / file for file in files]
@@ -218,7 +224,15 @@ def generated(kind: str, graph: GraphModule, context: Context) -> GeneratedGraph
     made = compile_graph(graph, context, loads=False)
     bundle, assembly = _code(made, context)
     kernels, host = "\n".join(made.texts()[:-1]), made.host.text
-    return GeneratedGraph(kind, str(made.plan), kernels, host, bundle.objects, assembly)
+    return GeneratedGraph(
+        kind,
+        str(made.plan),
+        kernels,
+        host,
+        bundle.objects,
+        assembly,
+        ck_reports(made.plan.program, context),
+    )
 
 
 def _code(made: Compiled, context: Context) -> tuple[Bundle, tuple[str, ...]]:

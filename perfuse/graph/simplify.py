@@ -171,6 +171,10 @@ def whole_slice(node: Node, build: NodeBuilder) -> Node | None:
     return same_view(node, build) if step == 1 else None
 
 
+def _is_float8(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize == 1
+
+
 def cast_of_cast(node: Node, build: NodeBuilder) -> Node | None:
     inner = _first(node)
     if inner is None or packet_name(inner) != "_to_copy":
@@ -181,9 +185,12 @@ def cast_of_cast(node: Node, build: NodeBuilder) -> Node | None:
     start, middle = dtype_of(source), dtype_of(inner)
     if start is None or middle not in EXACT_CASTS.get(start, ()):
         return None
-    if start == node.kwargs["dtype"]:
+    end = node.kwargs["dtype"]
+    if start == end:
         return source
-    return build.call(node, aten._to_copy.default, source, dtype=node.kwargs["dtype"])
+    if _is_float8(start) and _is_float8(end):
+        return None  # written out, it is allowed; as one cast it may be refused
+    return build.call(node, aten._to_copy.default, source, dtype=end)
 
 
 def known_condition(node: Node, build: NodeBuilder) -> Node | None:

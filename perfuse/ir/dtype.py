@@ -23,6 +23,7 @@ class DType(enum.Enum):
     F8E5M2 = "f8e5m2"
     F8E4M3FNUZ = "f8e4m3fnuz"
     F8E5M2FNUZ = "f8e5m2fnuz"
+    F8E8M0FNU = "f8e8m0fnu"  # powers of two: the scales of microscaling formats
     F16 = "f16"
     BF16 = "bf16"
     F32 = "f32"
@@ -61,16 +62,22 @@ class DType(enum.Enum):
     def is_narrow_float(self) -> bool:
         return self in _SMALL_FLOATS
 
+    @property
+    def is_float8(self) -> bool:
+        return self in _FLOAT8
 
-_SMALL_FLOATS = frozenset(
-    {DType.F8E4M3FN, DType.F8E5M2, DType.F8E4M3FNUZ, DType.F8E5M2FNUZ, DType.F16, DType.BF16}
+
+_FLOAT8 = frozenset(
+    {DType.F8E4M3FN, DType.F8E5M2, DType.F8E4M3FNUZ, DType.F8E5M2FNUZ, DType.F8E8M0FNU}
 )
+_SMALL_FLOATS = _FLOAT8 | {DType.F16, DType.BF16}
 _FLOATS = _SMALL_FLOATS | {DType.F32, DType.F64}
 _SIGNED = frozenset({DType.I8, DType.I16, DType.I32, DType.I64})
 # In the order of `DType`.
 _TORCH_NAMES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 "
-    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float16 bfloat16 float32 float64"
+    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu "
+    "float16 bfloat16 float32 float64"
 )
 _TO_TORCH: dict[DType, torch.dtype] = {
     ours: getattr(torch, name) for ours, name in zip(DType, _TORCH_NAMES.split(), strict=True)

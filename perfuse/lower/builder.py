@@ -48,6 +48,7 @@ class Builder:
         self.origin = NOWHERE  # of the op at hand
         self.formula_origins: dict[Expr, Origin] = {}  # of values that are not in memory yet
         self.feeds_calls = False  # every user of the node at hand is a library call
+        self.is_exact = False  # the result of the node at hand must have eager's bits
         self.arguments: tuple[Any, ...] = ()  # what the op in hand was traced with
         # Formulas that calls asked for, by their buffer: none is computed twice.
         self._passed: dict[tuple[tuple[Dim, ...], DType, Expr], Buffer] = {}

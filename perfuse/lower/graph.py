@@ -13,9 +13,11 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from perfuse.context import Context
+from perfuse.errors import UnsupportedCast
 from perfuse.graph.aliases import users_through
 from perfuse.graph.blame import working_on
 from perfuse.graph.facts import COMPARED, DONATED
+from perfuse.graph.quantised import rounded_to_eight_bits
 from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, storage_treatment
 from perfuse.ir import expr as ex
@@ -77,6 +79,7 @@ class _Lowering:
         self.readers: dict[str, list[FxNode]] = {}  # whose formulas read a buffer
         self.outdated: set[FxNode] = set()  # whose formulas read what was overwritten since
         self.compared = compared_with_themselves(module.graph)
+        self.quantised = rounded_to_eight_bits(module.graph)
 
     def run(self) -> Program:
         handlers = {
@@ -264,6 +267,7 @@ class _Lowering:
         reason = "no lowering for this op"
         if lowering is not None and traced.all_plain(node, expected, self.device):
             self.builder.feeds_calls = _feeds_calls(node)
+            self.builder.is_exact = node in self.quantised
             mark = len(self.builder.nodes), len(self.builder.buffers), len(self.moved)
             self.builder.arguments = tuple(traced.value(a) for a in node.args)
             try:
@@ -284,6 +288,8 @@ class _Lowering:
         """Why the op runs in ATen. A lowering that failed is our bug, raised only in tests."""
         if isinstance(error, CannotLower):
             return str(error)
+        if isinstance(error, UnsupportedCast):
+            raise error
         if self.context.settings.verify:
             raise error
         self.context.counters.inc(f"lower.error.{node.target}")
@@ -331,8 +337,9 @@ class _Lowering:
         """Put a value into memory when inlining it into its users would cost more."""
         if not isinstance(result, Tensor):
             return result
-        if node in self.compared or node.meta.get(COMPARED):
-            # An element and the maximum it is compared with must be rounded in the same way.
+        if node in self.compared or node.meta.get(COMPARED) or node in self.quantised:
+            # An element and the maximum it is compared with must be rounded in the same way, and
+            # what is rounded to eight bits as eager rounds it before.
             result = Tensor(result.shape, result.dtype, ex.round_to(result.value, result.dtype))
         if not is_view_op(node.target) and _is_shown_often(node):
             return own_memory(self.builder, result, expected)

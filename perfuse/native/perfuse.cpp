@@ -28,7 +28,7 @@ const std::map<std::string, int64_t> kElementBytes = {
     {"float64", 8}, {"float32", 4}, {"float16", 2}, {"bfloat16", 2}, {"int64", 8}, {"int32", 4},
     {"int16", 2}, {"int8", 1}, {"uint8", 1}, {"uint16", 2}, {"uint32", 4}, {"uint64", 8},
     {"bool", 1}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"float8_e4m3fnuz", 1},
-    {"float8_e5m2fnuz", 1}};
+    {"float8_e5m2fnuz", 1}, {"float8_e8m0fnu", 1}};
 
 int64_t element_bytes(const std::string& dtype) {
   auto found = kElementBytes.find(dtype);

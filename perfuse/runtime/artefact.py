@@ -6,6 +6,7 @@
     K-program.json     the host program of graph K       K-constants.bin   tensors it holds
     K-library.so       its kernels for a CPU             K-bundle.json, K-code*.bin   for a GPU
     launcher.so        for a GPU, passes launches to the driver
+    K-ckN.so           host calls of graph K
 
 Loading an artefact runs the code in it, as loading any library does: load only those you trust.
 Checksums detect damage; a signature, checked against `trusted_keys`, identifies the author.
@@ -13,6 +14,7 @@ Checksums detect damage; a signature, checked against `trusted_keys`, identifies
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,11 +25,13 @@ import torch
 
 from perfuse import config
 from perfuse.build.bundle import read_bundle
+from perfuse.codegen.ck.launch import ck_unit_name
 from perfuse.context import Context
 from perfuse.errors import ArtefactError, CacheDamaged, LibraryDamaged
 from perfuse.gpu import gpu_of_device
 from perfuse.runtime.bind_cpu import bind
 from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
+from perfuse.runtime.host_library import HostLibrary
 from perfuse.runtime.host_names import Call
 from perfuse.runtime.package import not_an_artefact, read_package
 from perfuse.runtime.saved import number_functions, read_program, unpack_tensors
@@ -195,7 +199,11 @@ def _bound(number: int, files: Mapping[str, bytes]) -> Call:
         library = files.get(f"{number}-{LIBRARY}")
         return bind(saved.host, library, constants)
     context = Context.on(torch.device(saved.host.gpu.device), config.snapshot())
-    launcher = launcher_of(read_bundle(read), context, files.get(LAUNCHER))
+    names = (ck_unit_name(place) for place in itertools.count())
+    units = {}
+    for name in itertools.takewhile(lambda name: f"{number}-{name}.so" in files, names):
+        units[name] = HostLibrary(name, read(f"{name}.so"))
+    launcher = launcher_of(read_bundle(read), context, files.get(LAUNCHER), units)
     return bind_gpu(saved.host, launcher, constants)
 
 

@@ -17,6 +17,7 @@ from perfuse.forking import is_forked
 from perfuse.runtime.driver import Driver, open_library
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.guard import Guard, GuardLayout
+from perfuse.runtime.host_library import NO_UNITS, HostLibrary
 from perfuse.runtime.host_names import Call, are_misaligned, memory_of, new_seeds, run_host
 from perfuse.runtime.interpreted import Interpreter
 from perfuse.runtime.pool import IdleFrames
@@ -44,14 +45,19 @@ class Launcher(Protocol):
         """Raise what a launch that was not zero means."""
 
 
-def launcher_of(bundle: Bundle, context: Context, library: bytes | None) -> Launcher:
+def launcher_of(
+    bundle: Bundle,
+    context: Context,
+    library: bytes | None,
+    units: Mapping[str, HostLibrary] = NO_UNITS,
+) -> Launcher:
     """The launcher of these kernels on the context's device: the library, if one was built."""
     if bundle.kind == INTERPRETED:
-        return Interpreter(bundle.text, bundle.kernels)
+        return Interpreter(bundle.text, bundle.kernels, units)
     if library is None:
         context.counters.inc("launcher.python")
-        return Driver(bundle, context.device, PythonLibrary(bundle.kind))
-    return Driver(bundle, context.device, open_library(library, bundle.kind))
+        return Driver(bundle, context.device, PythonLibrary(bundle.kind), units)
+    return Driver(bundle, context.device, open_library(library, bundle.kind), units)
 
 
 def bind_gpu(host: HostSource, launcher: Launcher, constants: Mapping[str, Any]) -> Call:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -16,13 +16,23 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.build.bundle import Bundle, CodeObject
-from perfuse.codegen.host.tables import UNKNOWN, FillRow, LaunchRow
+from perfuse.codegen.host.tables import (
+    UNKNOWN,
+    CallRow,
+    FillRow,
+    LaunchRow,
+    MappedLaunchRow,
+)
 from perfuse.errors import PerfuseError
 from perfuse.gpu import gpu_of_device
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.host_library import NO_UNITS, CallArguments, HostLibrary
 from perfuse.runtime.records import kind_of
 
-RECORD_WORDS, SEGMENT_WORDS = 8, 3
+RECORD_WORDS, SEGMENT_WORDS = 10, 3
+MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a tensor map, as the driver wants them
+
+Launched = LaunchRow | MappedLaunchRow
 
 
 class Library(Protocol):
@@ -64,12 +74,19 @@ def open_library(data: bytes, kind: str) -> Library:
 class Driver:
     """Launches the kernels of one bundle on one device."""
 
-    def __init__(self, bundle: Bundle, device: torch.device, library: Library) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: torch.device,
+        library: Library,
+        units: Mapping[str, HostLibrary] = NO_UNITS,
+    ) -> None:
         self.library = library
+        self.units = units
         self.device = device
         self.objects = {made.name: made for made in bundle.objects}
         self.functions = {made.name: self._load(made) for made in bundle.objects}
-        self.keeps_memory = any(made.scratch_bytes for made in bundle.objects)
+        self.keeps_memory = bool(units) or any(made.scratch_bytes for made in bundle.objects)
         self.launch: Callable[[Any, int], int] = library.pf_launch
 
     def _load(self, made: CodeObject) -> int:
@@ -109,13 +126,24 @@ class Driver:
         frame.segments = [start + k * size for k in range(len(tables.segments))]
         frame.memory = (words, segments, arguments)
 
-    def launch_words(self, arguments: Arguments, number: int, row: LaunchRow) -> tuple[int, ...]:
+    def launch_words(self, arguments: Arguments, number: int, row: Launched) -> tuple[int, ...]:
         made, function = self.objects[row.kernel], self.functions[row.kernel]
-        passed = arguments.of(row, self._scratch(made, row))
+        maps = row.maps if isinstance(row, MappedLaunchRow) else ()
+        first, values = arguments.maps(maps)
+        passed = arguments.of(row, values, self._scratch(made, row))
         grid = arguments.grid(number)
-        return (function, made.num_threads, made.shared_bytes, grid, passed, 0, 0, 0)
+        shape = (made.num_threads, made.shared_bytes, grid)
+        return (function, *shape, passed, 0, 0, 0, first, len(maps))
 
-    def _scratch(self, made: CodeObject, row: LaunchRow) -> torch.Tensor | None:
+    def call_words(self, arguments: Arguments, row: CallRow) -> tuple[int, ...]:
+        unit = self.units[row.unit]
+        size = unit.workspace_bytes(row)
+        memory = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
+        made = CallArguments(arguments.pointers, row, memory)
+        arguments.kept.append(made)
+        return made.words(unit.address)
+
+    def _scratch(self, made: CodeObject, row: Launched) -> torch.Tensor | None:
         """Global scratch that the kernel needs per block."""
         if not made.scratch_bytes:
             return None
@@ -148,14 +176,36 @@ class Arguments:
     def fill_words(self, number: int, row: FillRow) -> tuple[int, ...]:
         pattern, memory = bytes.fromhex(row.pattern), self.pointers + 8 * row.pointer
         value = int.from_bytes(pattern, "little")
-        return (0, 0, 0, self.grid(number), 0, memory, value, len(pattern))
+        return (0, 0, 0, self.grid(number), 0, memory, value, len(pattern), 0, 0)
 
-    def of(self, row: LaunchRow, scratch: torch.Tensor | None) -> int:
-        """Pointers, sizes, and the two scratch pointers that Triton adds to every kernel."""
+    def maps(self, rows: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
+        """Where the maps of a launch are described, and the addresses of what is passed for them.
+
+        A kernel takes a map itself, the two sizes of the matrix and its two strides.
+        """
+        if not rows:
+            return 0, []
+        memory = ctypes.create_string_buffer(MAP_BYTES * len(rows) + MAP_ALIGNMENT)
+        made_at = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        words, numbers = array("Q"), array("q")
+        for k, (place, *described) in enumerate(rows):
+            words.extend((self.pointers + 8 * place, 0, made_at + MAP_BYTES * k, *described))
+            _, width, height, across, stride, *_ = described
+            numbers.extend((height, across, stride // width, 1))
+        at = numbers.buffer_info()[0]
+        passed: list[int] = []
+        for k in range(len(rows)):
+            passed.append(made_at + MAP_BYTES * k)
+            passed += [at + 8 * (4 * k + which) for which in range(4)]
+        self.kept += [memory, words, numbers]
+        return words.buffer_info()[0], passed
+
+    def of(self, row: Launched, maps: Sequence[int], scratch: torch.Tensor | None) -> int:
+        """Pointers, sizes, maps, and the two scratch pointers that Triton adds to every kernel."""
         extra = array("Q", [0 if scratch is None else scratch.data_ptr(), 0])
         at = extra.buffer_info()[0]
         found = [self.pointers + 8 * place for place in row.pointers]
         found += [self.sizes + 8 * place for place in row.sizes]
-        passed = array("Q", [*found, at, at + 8])
+        passed = array("Q", [*found, *maps, at, at + 8])
         self.kept += [extra, passed, scratch]
         return passed.buffer_info()[0]

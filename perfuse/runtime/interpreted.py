@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from perfuse.build.triton_compile import load_module
-from perfuse.codegen.host.tables import LaunchRow
+from perfuse.codegen.host.tables import LaunchRow, MappedLaunchRow
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.forking import ForkLock
 from perfuse.runtime.frame import GpuFrame
+from perfuse.runtime.host_library import NO_UNITS, HostLibrary
 from perfuse.runtime.interpreted_math import NumpyLibdevice
 from perfuse.runtime.records import kind_of
 
@@ -37,7 +38,13 @@ class Interpreter:
 
     keeps_memory = False
 
-    def __init__(self, text: str, kernels: tuple[TritonKernel, ...]) -> None:
+    def __init__(
+        self,
+        text: str,
+        kernels: tuple[TritonKernel, ...],
+        units: Mapping[str, HostLibrary] = NO_UNITS,
+    ) -> None:
+        self.units: Mapping[str, HostLibrary] = units
         self.kernels = {kernel.name: kernel for kernel in kernels}
         with _TURN, _interpreting():
             self.module = load_module(text)
@@ -62,6 +69,10 @@ class Interpreter:
         """Run one launch."""
         arguments = _arguments(self.kernels[row.kernel], frame, row)
         _interpret(getattr(self.module, row.kernel), arguments, frame.grid(number))
+
+    def refuse(self, row: MappedLaunchRow) -> None:
+        """Raise: the interpreter knows no tensor maps of the host."""
+        raise NotImplementedError(f"{row.kernel} takes tensor maps, which are not interpreted")
 
 
 def _run_all(segment: list[Run]) -> None:

@@ -22,6 +22,23 @@ INVALID_CONTEXT = 201
 MAX_DYNAMIC_SHARED, PREFER_SHARED, SHARED_WITHOUT_ASKING = 8, 1, 48 << 10
 
 
+# Of tensor maps: the kind of elements by their bytes, interleaving, fetching (see launcher.cpp).
+UNSIGNED, SWIZZLE_128, FETCH_128 = {1: 0, 2: 1, 4: 2}, 3, 2
+UNSUPPORTED = 801
+
+
+class Map(ctypes.Structure):
+    """As in launcher.cpp."""
+
+    _fields_ = [
+        ("address", ctypes.POINTER(ctypes.c_uint64)),
+        ("known", ctypes.c_uint64),
+        ("made", ctypes.c_void_p),
+        *((name, ctypes.c_uint64) for name in ("offset", "width", "rows", "columns", "stride")),
+        *((name, ctypes.c_uint64) for name in ("block_rows", "block_columns")),
+    ]
+
+
 class Record(ctypes.Structure):
     """As in launcher.cpp."""
 
@@ -34,6 +51,8 @@ class Record(ctypes.Structure):
         ("memory", ctypes.POINTER(ctypes.c_uint64)),
         ("pattern", ctypes.c_uint64),
         ("width", ctypes.c_int64),
+        ("maps", ctypes.POINTER(Map)),
+        ("num_maps", ctypes.c_int64),
     ]
 
 
@@ -100,12 +119,47 @@ class PythonLibrary:
     def _run(self, record: Any, stream: int) -> int:
         if not record.function:
             return self._fill(record, ctypes.c_void_p(stream))
+        if not record.num_threads:
+            return self._call(record, stream)
         x, y, z = record.grid[0], record.grid[1], record.grid[2]
         if min(x, y, z) <= 0:
             return 0
+        for k in range(record.num_maps):
+            if status := self._encode(record.maps[k]):
+                return status
         function, arguments = ctypes.c_void_p(record.function), ctypes.c_void_p(record.arguments)
         shape = (x, y, z, record.num_threads, 1, 1, record.shared_bytes)
         return int(self.calls["launch"](function, *shape, ctypes.c_void_p(stream), arguments, None))
+
+    def _encode(self, made: Any) -> int:
+        """Make a tensor map, if the address of its matrix is another than before."""
+        at = made.address[0] + made.offset
+        if at == made.known:
+            return 0
+        encode = getattr(self.driver, "cuTensorMapEncodeTiled", None)
+        if encode is None:
+            return UNSUPPORTED
+        sizes = (ctypes.c_uint64 * 2)(made.columns, made.rows)
+        strides = (ctypes.c_uint64 * 1)(made.stride)
+        block = (ctypes.c_uint32 * 2)(made.block_columns, made.block_rows)
+        steps = (ctypes.c_uint32 * 2)(1, 1)
+        into, start = ctypes.c_void_p(made.made), ctypes.c_void_p(at)
+        shape = (UNSIGNED[made.width], 2, start, sizes, strides, block, steps)
+        status = int(encode(into, *shape, 0, SWIZZLE_128, FETCH_128, 0))
+        if status == 0:
+            made.known = at
+        return status
+
+    def _call(self, record: Any, stream: int) -> int:
+        """A host call: see launcher.cpp for what the fields mean."""
+        count, word = record.shared_bytes, ctypes.POINTER(ctypes.c_uint64)
+        places = ctypes.cast(record.arguments, ctypes.POINTER(word))
+        addresses = [places[k][0] + record.memory[k] for k in range(count)]
+        function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(record.function)
+        pointers = (ctypes.c_void_p * count)(*(at & (1 << 64) - 1 for at in addresses))
+        sizes = ctypes.cast(record.grid, ctypes.c_void_p)
+        tables = (ctypes.cast(pointers, ctypes.c_void_p), sizes, record.pattern)
+        return int(function(*tables, record.width or None, stream or None))
 
     def _fill(self, record: Any, stream: Any) -> int:
         at, count, width = record.memory[0], record.grid[0], record.width

@@ -10,7 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfuse.codegen.host.tables import FillRow, GpuTables, KeptRow, LaunchRow
+from perfuse.codegen.host.tables import (
+    CallRow,
+    FillRow,
+    GpuTables,
+    KeptRow,
+    LaunchRow,
+    MappedLaunchRow,
+)
 
 if TYPE_CHECKING:
     from perfuse.runtime.driver import Arguments, Driver
@@ -36,10 +43,22 @@ KINDS: list[RecordKind] = [
         lambda interpreter, frame, number, row: interpreter.interpret(frame, number, row),
     ),
     RecordKind(
+        "mapped launch",
+        MappedLaunchRow,
+        lambda driver, arguments, number, row: driver.launch_words(arguments, number, row),
+        lambda interpreter, frame, number, row: interpreter.refuse(row),
+    ),
+    RecordKind(
         "fill",
         FillRow,
         lambda driver, arguments, number, row: arguments.fill_words(number, row),
         lambda interpreter, frame, number, row: frame.fill(number, row),
+    ),
+    RecordKind(
+        "call",
+        CallRow,
+        lambda driver, arguments, number, row: driver.call_words(arguments, row),
+        lambda interpreter, frame, number, row: interpreter.units[row.unit].run(frame, row),
     ),
 ]
 
@@ -70,4 +89,8 @@ def tables_of(document: dict[str, Any]) -> GpuTables:
 
 def _record_of(kind: str, **fields: Any) -> Any:
     row = {known.name: known.row for known in KINDS}[kind]
-    return row(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+    return row(**{name: _frozen(value) for name, value in fields.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -17,7 +17,7 @@ from perfuse.forking import ForkLock
 from perfuse.runtime.host_names import Call, with_strides
 from perfuse.runtime.size_formula import size_value
 from perfuse.torch_compat.autograd import call_backward_directly, function_apply, release_saved
-from perfuse.torch_compat.state import disabled_autocast
+from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import is_view_of_another
 
 
@@ -191,7 +191,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
                 return once.apply(backward(), facts, torch.empty(0, requires_grad=True), *args)
-            return _plainly(backward(), args, is_autocast)
+            # Unlike a forward, a backward may be called in any state: no guard checks it.
+            return _plainly(backward(), args, is_autocast or is_autocast_enabled())
 
     call_backward_directly(CompiledGraph)
     return CompiledGraph
@@ -210,7 +211,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Call, facts: RuntimeFacts, marker: Any, *args: Any) -> Any:
-        return _plainly(backward, list(args), facts.is_autocast)
+        return _plainly(backward, list(args), facts.is_autocast or is_autocast_enabled())
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

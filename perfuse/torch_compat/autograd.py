@@ -10,6 +10,7 @@ from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._guards import TracingContext
 from torch.fx.experimental._backward_state import BackwardState
 
+from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import overlaps
 
 
@@ -25,19 +26,19 @@ def aot_compile_graph(
 
     `kind` is "forward", "backward" or "inference"; what it returns takes its arguments in a list.
     """
-    from torch._functorch import config as functorch_config
     from torch._functorch.aot_autograd import aot_module_simplified
 
     def of_kind(kind: str) -> Callable[..., Any]:
         def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
             call = compiler(kind, graph)
+            if kind == "backward":
+                call = _in_any_autocast_state(call)
             call._boxed_call = True
             return call
 
         return boxed
 
-    # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them.
-    with functorch_config.patch(donated_buffer=False), _tangents_without_overlap():
+    with _own_settings(), _tangents_without_overlap():
         compiled: Callable[..., Any] = aot_module_simplified(
             module,
             example_inputs,
@@ -53,6 +54,29 @@ def aot_compile_graph(
         # Not asked for, the list is None, which the check for retain_graph takes for a full one.
         tracing.fw_metadata.bw_donated_idxs = []
     return compiled
+
+
+def _own_settings() -> Any:
+    """A block with the settings of AOTAutograd that differ from its defaults."""
+    from torch._functorch import config as functorch_config
+
+    # Donated buffers would forbid backward(retain_graph=True), and we do not overwrite them. A
+    # backward runs outside of autocast regions, as in eager: the forward has made the casts.
+    wanted = {"donated_buffer": False, "backward_pass_autocast": "off"}
+    known = {name: value for name, value in wanted.items() if hasattr(functorch_config, name)}
+    return functorch_config.patch(known)
+
+
+def _in_any_autocast_state(call: Callable[..., Any]) -> Any:
+    """The backward as it was traced: no guard checks the state that it is called in."""
+
+    def run(args: list[Any]) -> Any:
+        if not is_autocast_enabled():
+            return call(args)
+        with disabled_autocast():
+            return call(args)
+
+    return run
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from perfuse.capture.observe import observing_cuts
 from perfuse.testing import peak_memory
 from tests.harness.compare import assert_as_good_as_eager
 
-WIDTH, ROWS, LAYERS = 64, 2048, 6
+WIDTH, ROWS, LAYERS = 64, 2048, 4
 
 
 class Block(nn.Module):

@@ -65,7 +65,7 @@ class Place:
 
     def compiled(self) -> Tensor:
         """As a new process does it: no store is open, no library loaded."""
-        overrides = {"cache.dir": str(self.cache), "cpu.threads": 1}
+        overrides = {"cache.dir": str(self.cache), "cpu.threads": 1, "cpu.opt_level": 1}
         settings = Settings().with_overrides(overrides)
         context = Context(host_target(settings), settings, Counters())
         loader._loaded.clear()

@@ -25,12 +25,12 @@ from tests.behaviour.row import Behaviour, randn
 from tests.harness.compare import assert_as_good_as_eager
 
 aten = torch.ops.aten
-NUM_STEPS = 5_000
+NUM_STEPS = 3_000
 FUNCTIONS = [
     getattr(aten, name).default
     for name in ("sin", "exp", "tanh", "sigmoid", "cos", "log1p", "erf", "neg", "expm1")
 ]
-LIMIT_S = 10.0  # of processor time, Perfuse's and the compiler's: others may use this machine too
+LIMIT_S = 6.0  # of processor time, Perfuse's and the compiler's: others may use this machine too
 
 
 class Chain:
@@ -121,12 +121,13 @@ def spent_s() -> float:
 
 
 CHAINS = [
-    *((build, dynamic) for build in (recurrence, constants_only) for dynamic in (False, True)),
+    (recurrence, True),
+    (constants_only, False),
     (other_constants, True),
     (library_functions, True),
     (other_functions, False),
     (choices, False),
-    # 7.4 s alone, but 10.4 where both threads of each core are busy: for a quiet machine.
+    # Near the limit where both threads of each core are busy: for a quiet machine.
     pytest.param(choices, True, marks=pytest.mark.slow),
 ]
 
@@ -147,7 +148,7 @@ def test_compiles_in_linear_time(build: Callable[[Chain, int], Node], dynamic: b
 
 
 def recurrent(h: Tensor, u: Tensor, decay: Tensor) -> Tensor:
-    for t in range(300):
+    for t in range(u.shape[1]):
         h = h * decay + u[:, t]
     return h
 
@@ -210,7 +211,7 @@ ROWS = (
     Behaviour(
         "training",
         lambda h, u, d: recurrent(h, u, d).sum(),
-        lambda: [randn(8, grad=True), randn(8, 300, grad=True), (randn(8) * 0.1).requires_grad_()],
+        lambda: [randn(8, grad=True), randn(8, 150, grad=True), (randn(8) * 0.1).requires_grad_()],
     ),
 )
 

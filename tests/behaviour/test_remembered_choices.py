@@ -13,11 +13,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from click.testing import Result
 from torch import Tensor
+from typer.testing import CliRunner
 
 import perfuse
 from perfuse import config, counters
 from perfuse.autotune import matmuls
+from perfuse.cli import app
 from perfuse.decision import Decision, library, unmeasured
 from perfuse.ir.matmul import LINEAR, RIVALS
 from perfuse.testing import fresh_cache, run_and_get_code
@@ -203,30 +206,35 @@ def example_args():
 """.replace("torch.Size", "")
 
 
-def perfuse_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PERFUSE_CACHE_DIR": str(folder / "cache"), "COLUMNS": "200"}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-m", "perfuse.cli", "lock", *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+def perfuse_lock(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["lock", *words])
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    missing = perfuse_command(tmp_path, "check")
-    assert missing.returncode == 1 and "there is no lock file" in missing.stdout
-    made = perfuse_command(tmp_path, "write", "--function", "model.py:mm")
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "perfuse.lock, 1 choices" in made.stdout
-    fine = perfuse_command(tmp_path, "check")
-    assert fine.returncode == 0 and "1 of 1 choices fit" in fine.stdout
-    assert "matmul 192x160x176" in perfuse_command(tmp_path, "show").stdout
-    elsewhere = perfuse_command(tmp_path, "check", "--target", "cuda:90")
-    assert elsewhere.returncode == 1 and "another kind of device" in elsewhere.stdout
-    text = (tmp_path / "perfuse.lock").read_text()
-    remembered = perfuse_command(tmp_path, "write", "--replace")
-    assert remembered.returncode == 0 and (tmp_path / "perfuse.lock").read_text() == text
+    monkeypatch.chdir(tmp_path)
+    with fresh_cache():
+        missing = perfuse_lock("check")
+        assert missing.exit_code == 1 and "there is no lock file" in str(missing.exception)
+        made = perfuse_lock("write", "--function", "model.py:mm")
+        assert made.exit_code == 0 and "perfuse.lock, 1 choices" in made.output
+        fine = perfuse_lock("check")
+        assert fine.exit_code == 0 and "1 of 1 choices fit" in fine.output
+        assert "matmul 192x160x176" in perfuse_lock("show").output
+        elsewhere = perfuse_lock("check", "--target", "cuda:90")
+        assert elsewhere.exit_code == 1 and "another kind of device" in elsewhere.output
+        text = (tmp_path / "perfuse.lock").read_text()
+        remembered = perfuse_lock("write", "--replace")
+        assert remembered.exit_code == 0 and (tmp_path / "perfuse.lock").read_text() == text
+
+
+def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perfuse.cli", "lock", "check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1 and "there is no lock file" in done.stdout
 
 
 COMPILE = (

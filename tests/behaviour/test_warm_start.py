@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.behaviour.scripts import finish, start
 
-TRAIN = """
+PROGRAM = """
 import json
 import torch
 import torch.nn.functional as F
@@ -35,13 +39,9 @@ eager, got = run(model), run(torch.compile(model, backend="perfuse"))
 close = [torch.allclose(g, e, rtol=1e-4, atol=1e-5) for g, e in zip(got, eager)]
 bits = [g.double().sum().item() for g in got]
 counters = perfuse.counters.snapshot()
-print(json.dumps({"is_right": all(close), "bits": bits, "counters": counters}))
-"""
+trained = {"is_right": all(close), "bits": bits, "counters": counters}
 
-EVAL_ONLY = """
-import json
-import torch
-import perfuse
+perfuse.counters.clear()
 
 def function(x, w):
     return (x @ w).softmax(-1), x.sum()
@@ -52,12 +52,24 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     eager = function(x, w)
 pairs = list(zip(got, eager))
 close = all(g.dtype == e.dtype and torch.allclose(g, e, rtol=1e-2) for g, e in pairs)
-print(json.dumps({"is_right": close, "counters": perfuse.counters.snapshot()}))
+autocast = {"is_right": close, "counters": perfuse.counters.snapshot()}
+print(json.dumps({"train": trained, "autocast": autocast}))
 """
 
+Runs = tuple[Path, dict[str, Any], dict[str, Any]]
 
-def test_training_step_is_loaded_without_tracing(tmp_path: Path) -> None:
-    cold, warm = (finish(start(TRAIN, tmp_path)) for _ in range(2))
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Two processes, one after the other on one cache; the cache as the first left it."""
+    cache, first = (tmp_path_factory.mktemp(name) / "cache" for name in ("cache", "first"))
+    cold = finish(start(PROGRAM, cache))
+    shutil.copytree(cache, first)
+    return first, cold, finish(start(PROGRAM, cache))
+
+
+def test_training_step_is_loaded_without_tracing(runs: Runs) -> None:
+    cold, warm = (run["train"] for run in runs[1:])
     assert cold["is_right"] and warm["is_right"]
     assert cold["bits"] == warm["bits"]
     assert cold["counters"]["capture.traced"] == 2
@@ -66,19 +78,20 @@ def test_training_step_is_loaded_without_tracing(tmp_path: Path) -> None:
     assert "build.compiler_runs" not in warm["counters"]
 
 
-def test_autocast_is_part_of_the_key(tmp_path: Path) -> None:
-    cold, warm = (finish(start(EVAL_ONLY, tmp_path)) for _ in range(2))
+def test_autocast_is_part_of_the_key(runs: Runs) -> None:
+    cold, warm = (run["autocast"] for run in runs[1:])
     assert cold["is_right"] and warm["is_right"]
     assert warm["counters"]["capture.cache_hit"] == 1
 
 
-def test_damaged_captures_are_traced_again(tmp_path: Path) -> None:
-    finish(start(TRAIN, tmp_path))
-    programs = list(tmp_path.rglob("entries/graph-*/program.json"))
-    assert len(programs) == 3  # a forward with its backward, and one for inference
+def test_damaged_captures_are_traced_again(runs: Runs) -> None:
+    cache, _, _ = runs
+    programs = list(cache.rglob("entries/graph-*/program.json"))
+    # A forward with its backward, one for inference, and the one under autocast.
+    assert len(programs) == 4
     for path in programs:
         path.write_bytes(path.read_bytes()[:-20])
-    again = finish(start(TRAIN, tmp_path))
+    again = finish(start(PROGRAM, cache))["train"]
     assert again["is_right"]
     assert again["counters"]["cache.damaged"] > 0
     assert again["counters"]["capture.traced"] == 2

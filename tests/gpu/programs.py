@@ -6,6 +6,7 @@ that are not there. `SMALL` suits all three; `LARGE` wants a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -136,6 +137,19 @@ def int_math(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 def both_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Row and column reductions of one tensor beside a pointwise result."""
     return x.sum(0), x.amax(1), x * 2
+
+
+def at_the_limits(x: Tensor, zeros: Tensor) -> tuple[Tensor, ...]:
+    """Functions that become infinite: of numbers from -110 to 110, and of zeros of both signs."""
+    return torch.exp(x), torch.digamma(zeros), 1 / -zeros, 1 / -zeros.double()
+
+
+def check_limits(fn: Callable[..., Any]) -> None:
+    """Infinities are where eager has them, with its sign, and nothing else is lost."""
+    inputs = torch.linspace(-110, 110, 999), torch.tensor([0.0, -0.0, 0.5])
+    for got, eager in zip(fn(*inputs), at_the_limits(*inputs), strict=True):
+        assert torch.equal(got.isfinite(), eager.isfinite())
+        assert torch.equal(got[~got.isfinite()], eager[~eager.isfinite()])
 
 
 P = Behaviour

@@ -13,8 +13,10 @@ from torch import Tensor
 
 import perfuse
 from perfuse.codegen.triton.templates.template import (
+    COOPERATIVE,
     MAPPED,
     PERSISTENT,
+    PING_PONG,
     POINTERS,
     VECTOR,
     Template,
@@ -56,6 +58,10 @@ PROBLEMS = {
     "mm": Problem("mm", lambda a, w: a @ w.t(), (A, W)),
     "transposed": Problem(
         "transposed", lambda a, b: a.t() @ b, (normal(320, 504), normal(320, 400))
+    ),
+    "residual": Problem("residual", lambda a, w, r: r + F.linear(a, w), (A, W, normal(500, 400))),
+    "joined": Problem(
+        "joined", lambda a, g, u: F.silu(a @ g) * (a @ u), (A, normal(320, 400), normal(320, 400))
     ),
     "gelu": Problem("gelu", lambda a, w, c: F.gelu(F.linear(a, w, c)), (A, W, BIAS)),
     "two results": Problem("two results", lambda a, w: ((y := a @ w.t()), y.float() * 2), (A, W)),
@@ -100,6 +106,11 @@ TILE_SPLIT = Template(MAPPED, 64, 64, 64, 4, 3, splits=2)
 SWAPPED_TILE = Template(MAPPED, 16, 64, 128, 4, 4, is_swapped=True)
 LOOP = Template(PERSISTENT, 128, 128, 64, 8, 3, programs=5, parts=2)
 WIDE_LOOP = Template(PERSISTENT, 128, 256, 64, 8, 3, programs=3, parts=2)
+TURNS = Template(PING_PONG, 64, 128, 64, 4, 4, programs=3)
+TURNS_OF_TWO = Template(PING_PONG, 128, 64, 64, 4, 4, programs=3)
+TURNS_IN_PARTS = Template(PING_PONG, 128, 128, 64, 4, 4, programs=3, parts=2)
+SHARED = Template(COOPERATIVE, 128, 128, 64, 8, 4, programs=3)
+SHARED_IN_PARTS = Template(COOPERATIVE, 128, 256, 64, 8, 3, programs=3, parts=2)
 MAPPABLE = ("mm", "transposed", "gelu", "two results", "f16", "gate")
 RUNS = [
     *((name, PLAIN) for name in PROBLEMS),
@@ -109,6 +120,11 @@ RUNS = [
     *((name, template) for name in (*MAPPABLE, "bmm") for template in (TILE, TILE_SPLIT)),
     *((name, SWAPPED_TILE) for name in ("few rows", "mm")),
     *((name, LOOP) for name in MAPPABLE),
+    *((name, TURNS) for name in (*MAPPABLE, "residual")),
+    *((name, SHARED) for name in (*MAPPABLE, "residual", "joined")),
+    *((name, TURNS_IN_PARTS) for name in ("mm", "gelu", "two results", "residual")),
+    *((name, TURNS_OF_TWO) for name in ("gate", "joined", "residual")),
+    *((name, SHARED_IN_PARTS) for name in ("mm", "transposed", "gelu", "residual")),
     # The wide tile has no shared memory for a second result or operand.
     *((name, WIDE_LOOP) for name in MAPPABLE if name not in ("gate", "two results")),
     *(("sum of two", replace(PLAIN, precision=how)) for how in ("ieee", "bf16x6", "tf32x3")),

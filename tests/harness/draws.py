@@ -22,6 +22,8 @@ from tests.harness.compare import NUM_SPREADS, dense, metadata_complaint, moved,
 
 T = TypeVar("T")
 NUM_RUNS = 12
+NORM, LARGEST = ("norm", 2.0), ("largest", float("inf"))
+Measures = Sequence[tuple[str, float]]  # a name, and the order of a norm
 
 
 def moved_model(model: nn.Module, direction: str) -> nn.Module:
@@ -76,7 +78,11 @@ def each_input(tree: T, move: Callable[[Tensor], Tensor]) -> T:
 
 
 def farther_outputs(
-    suspects: dict[int, str], got: list[Any], exact: list[Any], runs: Sequence[list[Any]]
+    suspects: dict[int, str],
+    got: list[Any],
+    exact: list[Any],
+    runs: Sequence[list[Any]],
+    measures: Measures = (NORM, LARGEST),
 ) -> list[str]:
     """Complaints about the suspected outputs that are farther from exact than any run of eager."""
     scale = max((rms(x) for x in exact if isinstance(x, Tensor) and x.numel()), default=0.0)
@@ -88,7 +94,7 @@ def farther_outputs(
             found.append(f"output {i}: {problem}")
         elif (widen(drawn[0]).isnan() & ~exact[i].isnan()).any():
             continue  # eager's own result is wrong: nothing here says what is right
-        elif farther := farther_than(mine, exact[i], drawn, scale):
+        elif farther := farther_than(mine, exact[i], drawn, scale, measures):
             found.append(f"output {i}: {problem}; {farther}")
     return found
 
@@ -97,7 +103,13 @@ def rms(x: Tensor) -> float:
     return float(widen(dense(x)).abs().square().mean()) ** 0.5
 
 
-def farther_than(got: Tensor, exact: Tensor, runs: Sequence[Tensor], scale: float) -> str | None:
+def farther_than(
+    got: Tensor,
+    exact: Tensor,
+    runs: Sequence[Tensor],
+    scale: float,
+    measures: Measures = (NORM, LARGEST),
+) -> str | None:
     """The complaint about a tensor that is farther from the exact one than any run of eager.
 
     In norm and in its worst element, each at most twice the farthest run: a part that is wrong or
@@ -109,7 +121,7 @@ def farther_than(got: Tensor, exact: Tensor, runs: Sequence[Tensor], scale: floa
     if problem := metadata_complaint(got, runs[0]):
         return problem
     noise = torch.finfo(got.dtype).eps * scale * got.numel() ** 0.5
-    for name, order in (("norm", 2.0), ("largest", float("inf"))):
+    for name, order in measures:
         mine, *theirs = (distance(x, exact, order) for x in (got, *runs))
         size = distance(exact, torch.zeros_like(exact), order)
         limit = 2 * max(theirs) + (noise if size <= max(theirs) else 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -22,21 +23,17 @@ from tests.sweep.worker import swept
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
 use_packages()
-ROWS, MISSING = rows_of(list(FAMILIES))
+rows_of_family = cache(lambda family: rows_of([family]))  # imports packages, which takes seconds
 
 
 @pytest.mark.parametrize("row", SAMPLE)
 def test_matches_eager(row: str) -> None:
-    for reason in MISSING:
-        if reason.startswith(f"skip {row.split('/')[0]}:"):
-            pytest.skip(reason)
+    rows, missing = rows_of_family(row.split("/")[0])
+    if missing:
+        pytest.skip(missing[0])
+    assert row in rows
     result = swept(row, default_backend())
     assert result["status"] == "pass", result
-
-
-def test_every_row_of_the_sample_exists() -> None:
-    missing = {reason.split()[1].rstrip(":") for reason in MISSING}
-    assert {row for row in SAMPLE if row.split("/")[0] not in missing} <= set(ROWS)
 
 
 class Net(nn.Module):
@@ -95,7 +92,7 @@ def test_an_ill_conditioned_step_is_held_against_other_roundings_of_it() -> None
     other = judge.evaluate(subject, shaken_model(subject.model, seed=99), subject.call)
     exact, is_wide = judge.reference(subject, eager)
     assert is_wide and judge.outside_limits(other, eager, exact)
-    assert not judge.complaints_of(subject, eager, other)
+    assert not judge.complaints_of(subject, eager, other, "eager")
 
 
 @pytest.mark.parametrize(
@@ -111,8 +108,33 @@ def test_what_is_wrong_is_found_in_an_ill_conditioned_step(spoil: Spoil) -> None
     subject = chaotic()
     eager = judge.evaluate(subject, chaotic().model, subject.call)
     broken = [spoil(x) if i == 1 else x for i, x in enumerate(eager)]
-    found = judge.complaints_of(subject, eager, broken)
+    found = judge.complaints_of(subject, eager, broken, "eager")
     assert len(found) == 1 and found[0].startswith("output 1:")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_single_elements_are_decided_in_float64(
+    is_broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An element that a branch at a tie moved is right in float64; one read elsewhere is not."""
+    subject = chaotic()
+    eager = judge.evaluate(subject, chaotic().model, subject.call)
+    runs = [eager, *judge.shaken_runs(subject)]
+    exact, _ = judge.reference(subject, eager)
+    errors = [[float((x[1] - exact[1]).norm(p=p)) for x in runs] for p in (2.0, float("inf"))]
+    got = [x.clone() for x in eager]
+    got[1] = exact[1].float()  # as near as can be, but for one element
+    got[1][0, 0] += (max(errors[0]) + 2 * max(errors[1])) / 2 + 1e-3 * max(errors[0])
+    real = judge.compiled_by
+
+    def compiled(backend: str, double: Subject) -> tuple[list[torch.Tensor], int]:
+        results, num_graphs = real(backend, double)
+        results[1][0, 0] += 1e-3 * is_broken
+        return results, num_graphs
+
+    monkeypatch.setattr(judge, "compiled_by", compiled)
+    assert judge.farther_outputs({1: "far"}, got, exact, runs)
+    assert bool(judge.complaints_of(subject, eager, got, "eager")) == is_broken
 
 
 def test_inputs_are_moved_where_there_are_no_parameters() -> None:
@@ -124,8 +146,8 @@ def test_inputs_are_moved_where_there_are_no_parameters() -> None:
     eager = judge.evaluate(subject, copy.deepcopy(norm), subject.call)
     means = 0.1 * images.permute(1, 0, 2, 3).reshape(3, 72).cumsum(1)[:, -1] / 72
     assert means.shape == eager[1].shape
-    assert not judge.complaints_of(subject, eager, [eager[0], means, *eager[2:]])
-    assert judge.complaints_of(subject, eager, [eager[0], means + 1e-6, *eager[2:]])
+    assert not judge.complaints_of(subject, eager, [eager[0], means, *eager[2:]], "eager")
+    assert judge.complaints_of(subject, eager, [eager[0], means + 1e-6, *eager[2:]], "eager")
 
 
 def test_whole_numbers_among_the_inputs_are_not_moved() -> None:
@@ -192,5 +214,5 @@ def test_a_model_that_insists_on_float32_is_held_against_a_stand_in() -> None:
     torch.manual_seed(0)
     subject = Subject(Insists(), ((), {"x": noise(4, 16)}))
     eager = judge.evaluate(subject, subject.model, subject.call)
-    assert not judge.complaints_of(subject, eager, eager)
-    assert judge.complaints_of(subject, eager, [eager[0] + 1e-4])
+    assert not judge.complaints_of(subject, eager, eager, "eager")
+    assert judge.complaints_of(subject, eager, [eager[0] + 1e-4], "eager")

@@ -80,9 +80,11 @@ def objects_of(sources: TritonSources, context: Context) -> tuple[CodeObject, ..
 
 
 def context_here(device: str) -> Context:
-    """The GPU of this machine, or Triton's interpreter in its place."""
+    """The GPU of this machine, or an interpreter in its place: Triton's, or that of gfx942."""
     if device == "cpu":
         return context_for("sm_90", interpret=True)
+    if device.startswith("gfx"):
+        return context_for(device, interpret=True)
     context, own = Context.default(), torch.device(device, 0)
     return replace(context, target=device_target(context.settings, own), device=own)
 
@@ -91,7 +93,7 @@ def run(
     problem: Problem, template: Template, inputs: tuple[Tensor, ...] | None = None,
     device: str = "cpu",
 ) -> Any:  # fmt: skip
-    """The results of a problem on a GPU, or in Triton's interpreter."""
+    """The results of a problem on a GPU, or in an interpreter."""
     context = context_here(device)
     plan = contracted_plan(problem.planned(context), template, context)
     backend = backend_of(context.target)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import perfuse
-from perfuse.codegen.triton.templates.template import PERSISTENT, POINTERS, Template
+from perfuse.codegen.triton.templates.template import PERSISTENT, PING_PONG, POINTERS, Template
 from tests.gpu.programs import LARGE, SMALL
 from tests.triton.contractions import Problem, sources_of
 
@@ -20,6 +20,7 @@ NAMES = (
     "large_norm_amax_quantise",
     "contraction_pointers",
     "contraction_persistent",
+    "contraction_ping_pong",
 )
 CONTRACTION = Problem(
     "silu of a linear layer, and a residual",
@@ -32,6 +33,7 @@ CONTRACTION = Problem(
 TEMPLATES = {
     "contraction_pointers": Template(POINTERS, 128, 64, 32, 4, 3, splits=2),
     "contraction_persistent": Template(PERSISTENT, 128, 256, 64, 8, 4, programs=132, parts=2),
+    "contraction_ping_pong": Template(PING_PONG, 128, 128, 64, 4, 5, programs=132),
 }
 PROGRAMS = {program.name: program for program in (*SMALL, *LARGE)}
 

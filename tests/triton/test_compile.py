@@ -1,7 +1,8 @@
 """Triton kernels without a GPU: compiled for GPUs that are not there, and the code looked at.
 
-Every program for every target. What Triton's interpreter lets pass (a wrong type, an op a target
-lacks, memory that a block does not have) fails here.
+Every program for one GPU of each maker, and every other one for a further GPU in turn; those whose
+types differ from GPU to GPU for all. What Triton's interpreter lets pass (a wrong type, an op a
+target lacks, memory that a block does not have) fails here.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from tests.gpu.programs import LARGE, SMALL, bf16, quantise_rows, saturated
 
 ELF = b"\x7fELF"
 MAX_REGISTERS = {"cuda": 255, "hip": 512}
-WIDEST = "cuda:90"
+WIDEST, AMD = "cuda:90", "hip:gfx942"
 LITTLE_SHARED = ("cuda:86", "cuda:120")
 # They ask for the most memory of a block.
 LONG_ROWS = ("large_cross_entropy_fb", "large_norm_fb")
-OTHERS = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx942")
+OTHERS = ("cuda:80", "cuda:100", "hip:gfx90a")
+# Conversions to eight bits, and functions of doubles, are instructions here and calls there.
+OF_OTHER_TYPES = ("e4m3", "e5m2", "quantise", "float64", "special", "product")
 FNUZ = tuple(
     Behaviour(f"quantise_{name}", partial(function, dtype=dtype), lambda: [bf16(17, 130)])
     for name, dtype, function in (
@@ -34,10 +37,24 @@ FNUZ = tuple(
     )
 )
 PROGRAMS = {program.name: program for program in (*SMALL, *LARGE, *FNUZ)}
+
+
+def targets_of(number: int, name: str) -> tuple[str, ...]:
+    """The GPUs that a program is compiled for."""
+    if any(word in name for word in OF_OTHER_TYPES) or name in LONG_ROWS:
+        return (WIDEST, AMD, *OTHERS)
+    further = OTHERS[number // 2 % len(OTHERS)]
+    return (WIDEST, AMD) if number % 2 else (WIDEST, AMD, further)
+
+
 ROWS = [
-    *((target, program.name) for program in (*SMALL, *LARGE) for target in (WIDEST, *OTHERS)),
+    *(
+        (target, program.name)
+        for number, program in enumerate((*SMALL, *LARGE))
+        for target in targets_of(number, program.name)
+    ),
     *((target, name) for target in LITTLE_SHARED for name in LONG_ROWS),
-    *(("hip:gfx942", program.name) for program in FNUZ),
+    *((AMD, program.name) for program in FNUZ),
 ]
 # They are one call of a library, or nothing at all.
 WITHOUT_KERNELS = {"zero_elements", "sort"}

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perfuse.codegen.triton.templates.template import MAPPED, PERSISTENT, POINTERS, VECTOR, Template
+from perfuse.build.triton import assembly_of
+from perfuse.codegen.triton.templates.template import (
+    COOPERATIVE,
+    MAPPED,
+    PERSISTENT,
+    PING_PONG,
+    POINTERS,
+    VECTOR,
+    Template,
+)
 from perfuse.testing import fresh_cache
 from tests.harness.compare import assert_as_good_as_eager
 from tests.triton.contractions import Problem, context_for, objects_of, run, sources_of
@@ -206,3 +215,31 @@ def test_bytes_compile() -> None:
     sources = sources_of(Problem("int8", torch._int_mm, (a, b)), template, "sm_90")
     (made,) = objects_of(sources, context_for("sm_90"))
     assert made.stack_bytes == 0
+
+
+SPECIAL = {
+    "residual": (lambda a, b, r: torch.relu(a @ b + r), (LARGE, DEEP, bf16(512, 512))),
+    "gate": (lambda a, g, u: F.silu(a @ g) * (a @ u), (LARGE, DEEP, bf16(1024, 512))),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("residual", PING_PONG), ("gate", PING_PONG), ("gate", COOPERATIVE)]
+)
+def test_warps_have_roles(name: str, kind: str) -> None:
+    """Matrix units are used by groups of warps, blocks are copied by tensor maps of the host."""
+    fn, inputs = SPECIAL[name]
+    columns, warps = 64 if name == "gate" else 128, 4 if kind == PING_PONG else 8
+    template = Template(kind, 128, columns, 64, warps, 4, programs=132)
+    problem, context = Problem(name, fn, inputs), context_for("sm_90")
+    sources = sources_of(problem, template, "sm_90")
+    (made,) = objects_of(sources, context)
+    assert context.target.gpu is not None
+    (assembly,) = assembly_of(sources, context.target.gpu, context)
+    assert all(text in assembly for text in ("wgmma.mma_async", "setmaxnreg.inc", "n128k16"))
+    assert "tensormap.replace" not in assembly, "a map is made in the kernel"
+    assert (made.num_threads, made.stack_bytes, made.scratch_bytes) == (384, 0, 0)
+    (launch,) = sources.all_launches
+    assert {m.buffer for m in launch.maps}.isdisjoint(launch.buffers), "all is read by maps"
+    names = [name for name, _ in sources.kernels[0].signature]
+    assert ("ahead_map" in names) == (name == "residual")

@@ -14,7 +14,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.atoms import Division
 from perfuse.testing import fresh_cache
 from tests.behaviour.row import Behaviour
-from tests.gpu.programs import SMALL
+from tests.gpu.programs import SMALL, at_the_limits, check_limits
 from tests.harness.compare import assert_as_good_as_eager
 from tests.random_programs.check import check_program
 from tests.random_programs.generate import from_seed
@@ -39,6 +39,11 @@ def test_random_program_matches_eager(seed: int) -> None:
     program = from_seed(seed)
     verdict = check_program(program, BACKEND)
     assert verdict.status in ("pass", "skip"), f"{verdict.message}\n\n{program.standalone()}"
+
+
+def test_infinities_are_eagers() -> None:
+    torch._dynamo.reset()
+    check_limits(torch.compile(at_the_limits, backend=BACKEND, dynamic=False))
 
 
 def test_memory_is_taken_over_in_the_shape_it_was_made() -> None:

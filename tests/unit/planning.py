@@ -12,13 +12,23 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from perfuse.config import Settings
 from perfuse.context import Context
+from perfuse.counters import Counters
+from perfuse.gpu import gpu_of_name
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.pipeline import plan_graph
 from perfuse.schedule.plan import Plan
+from perfuse.target import gpu_target
 from tests.unit.graph.joint import partition_joint
 
 CONTEXT = Context.default()
+
+
+def gpu_context(name: str) -> Context:
+    """Default settings for a GPU that need not be there."""
+    settings = Settings()
+    return Context(gpu_target(settings, gpu_of_name(name)), settings, Counters())
 
 
 def plans_of(

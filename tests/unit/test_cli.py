@@ -68,12 +68,6 @@ def test_explain_one_stage(tmp_path: Path) -> None:
     assert "k0(" in plan and "ops ->" not in plan
 
 
-def test_doctor_looks_at_everything() -> None:
-    with perfuse.testing.fresh_cache():
-        found = run("doctor")
-    assert "compiler" in found and "NO" not in found
-
-
 def test_explain_a_script(tmp_path: Path) -> None:
     script, page = tmp_path / "script.py", tmp_path / "page.html"
     script.write_text(SCRIPT)

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tests.harness.backend import worker_environment
-from tests.harness.pool import Result, Task, Worker, run_tasks
+from tests.harness.pool import Result, Task, run_tasks
 from tests.opdb.check import Outcome, check_row, sample_calls
 from tests.opdb.rows import Row, operators
 from tests.opdb.run import joined
-
-
-def test_a_worker_of_the_operator_database_starts_and_answers() -> None:
-    worker = Worker("tests.opdb.worker", env=worker_environment("eager"))
-    task = {"op": "sin", "dtype": "float32", "mode": "forward", "backend": "eager"}
-    try:
-        result = worker.run({**task, "device": "cpu", "samples": 1}, timeout_s=120)
-    finally:
-        worker.stop()
-    assert result == {"status": "pass", "message": "", "num_left": 0}
 
 
 def test_a_row_of_many_samples_is_several_tasks() -> None:
@@ -44,15 +33,16 @@ def test_parts_of_a_row_are_joined() -> None:
     assert joined(task, wrong) == (None, {"status": "wrong", "message": "so", "seconds": 1.0})
 
 
-def test_a_result_may_ask_for_a_further_task() -> None:
-    tasks = [{"op": "sum", "dtype": "float32", "mode": "forward", "backend": "eager"}]
-    common = {"device": "cpu", "samples": 3, "most": 2}
+def test_a_worker_starts_answers_and_gets_a_further_task_where_a_result_asks_for_one() -> None:
+    task = {"op": "sum", "dtype": "float32", "mode": "forward", "backend": "eager"}
     found = []
 
     def record(task: Task, result: Result) -> Task | None:
-        found.append((task["first"], result["status"], result["num_left"]))
+        found.append((task["first"], result))
         return task | {"first": 2} if result["num_left"] else None
 
-    first = [task | common | {"first": 0} for task in tasks]
+    first = [task | {"device": "cpu", "samples": 3, "most": 2, "first": 0}]
     run_tasks("tests.opdb.worker", first, jobs=1, timeout_s=120, on_result=record)
-    assert found == [(0, "pass", 1), (2, "pass", 0)]
+    answers = [(number, {k: v for k, v in r.items() if k != "seconds"}) for number, r in found]
+    passed = {"status": "pass", "message": ""}
+    assert answers == [(0, {**passed, "num_left": 1}), (2, {**passed, "num_left": 0})]

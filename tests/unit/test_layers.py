@@ -33,8 +33,13 @@ class Import(NamedTuple):
         return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.name}"
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_in(path: Path) -> Iterator[Import]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(path, node.lineno, alias.name)
@@ -53,7 +58,7 @@ def names_from(path: Path, node: ast.ImportFrom) -> Iterator[str]:
 
 def dotted_names_in(path: Path) -> Iterator[Import]:
     """Names spelled out in code, such as torch._dynamo.config, wherever they are used."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Attribute):
             name = ast.unparse(node)
             if re.fullmatch(r"[\w.]+", name):
@@ -117,7 +122,7 @@ def test_imports_point_back() -> None:
 def modules_imported_by(path: Path) -> set[Path]:
     """Files of Perfuse that are imported with this one, those for type checkers left out."""
     found: set[Path] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += list(names_from(path, node)) if isinstance(node, ast.ImportFrom) else []
@@ -211,7 +216,7 @@ def test_private_attributes_only_in_torch_compat() -> None:
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if COMPAT not in path.parents and path != TRITON:
-            found = private_attributes_in(ast.parse(path.read_text()))
+            found = private_attributes_in(parsed(path))
             wrong += [f"{path.relative_to(ROOT)}:{line} reads {text}" for line, text in found]
     assert not wrong, "\n".join(wrong)
 

@@ -45,15 +45,24 @@ def test_a_library_is_quiet(tmp_path: Path) -> None:
     assert run(tmp_path) == ""
 
 
-def test_channels_on_request(tmp_path: Path) -> None:
-    first = run(tmp_path, PERFUSE_LOG="capture, fusion,fallback,compile,+cache")
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder and the logs of two processes, the second of which has a full cache."""
+    folder = tmp_path_factory.mktemp("logged")
+    asked = {"TORCH_LOGS": "output_code", "TORCH_COMPILE_DEBUG": "1"}
+    channels = "capture, fusion,fallback,compile,+cache,+code"
+    return folder, [run(folder, PERFUSE_LOG=channels, **asked) for _ in range(2)]
+
+
+def test_channels_on_request(logged: tuple[Path, list[str]]) -> None:
+    folder, (first, _) = logged
     assert "[perfuse.capture] graph of " in first and "traced and compiled" in first
     assert "kernels, " in first and "refused" in first
     assert "[perfuse.fallback] aten._linalg_svd.default: no lowering for this op (" in first
     assert "[perfuse.cache] graph not found: graph-" in first
     assert "[perfuse.cache] build.cache_miss +1" in first, "+ shows what is counted"
     assert "fuse " in first and "place " in first and " ms" in first
-    second = run(tmp_path, PERFUSE_LOG="capture,cache")
+    second = run(folder, PERFUSE_LOG="capture,cache")
     assert "loaded from the cache" in second or "graph loaded: graph-" in second
     assert "build.cache" not in second and "[perfuse.fusion]" not in second
 
@@ -70,15 +79,15 @@ def test_a_program_with_handlers_of_its_own_is_told_once(monkeypatch: pytest.Mon
     assert stream.getvalue() == "3 kernels\n"
 
 
-def test_sources_are_where_people_look(tmp_path: Path) -> None:
+def test_sources_are_where_people_look(logged: tuple[Path, list[str]]) -> None:
     """In both logs and in PyTorch's debug folder, and a cache does not silence it."""
-    for _ in range(2):
-        text = run(tmp_path, TORCH_LOGS="output_code", PERFUSE_LOG="+code", TORCH_COMPILE_DEBUG="1")
+    folder, texts = logged
+    for text in texts:
         for kind in ("forward", "backward"):
             assert f"[__output_code] Output code of the {kind} graph" in text
             assert f"[perfuse.code] Output code of the {kind} graph" in text
         assert "static void kernel0(" in text and "def call(args):" in text
-    runs = sorted(tmp_path.glob("torch_compile_debug/run_*/perfuse"))
+    runs = sorted(folder.glob("torch_compile_debug/run_*/perfuse"))
     assert len(runs) == 2
     for home in runs:
         assert sorted(f.name for f in home.iterdir()) == ["graph_0_forward", "graph_1_backward"]

@@ -17,6 +17,7 @@ from tests.harness.compare import assert_as_good_as_eager
 
 STEPS = 3
 SHAPES = ((64,), (8, 16), (300,), (), (1,), (5000,), (3, 1, 7), (0,), (70,), (2, 1025))
+FEW_SHAPES = ((300,), (), (3, 1, 7), (0,), (2, 1025))
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ def after_steps(case: Case, params: list[Tensor], backend: Any = None) -> list[T
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_step_matches_eager(case: Case) -> None:
     counting = Counting("perfuse")
+    # All shapes for one optimiser, listed or not; the others differ in what they compute.
+    shapes = SHAPES if case.name == "AdamW" else FEW_SHAPES
     with fresh_cache(), perfuse.config.patch({"verify": "memory"}):
-        got = after_steps(case, parameters(SHAPES, torch.float32), counting)
+        got = after_steps(case, parameters(shapes, torch.float32), counting)
     # Eager steps correct their bias in Python, in double; captured ones on tensors, in float32.
-    eager = after_steps(case, parameters(SHAPES, torch.float32), "eager")
-    exact = after_steps(case, parameters(SHAPES, torch.float64))
+    eager = after_steps(case, parameters(shapes, torch.float32), "eager")
+    exact = after_steps(case, parameters(shapes, torch.float64))
     assert counting.num_graphs == 1
     assert_as_good_as_eager(got, eager, exact)
 
@@ -121,16 +124,16 @@ def counted(step: Callable[[], Any]) -> tuple[int, int]:
     ids=str,
 )
 def test_step_is_a_few_kernels(case: Case) -> None:
-    optimiser = case.make(parameters(3 * MIXED, torch.float32))
+    optimiser = case.make(parameters(2 * MIXED, torch.float32))
     optimiser.step()
     kernels, calls = counted(optimiser.step)
     assert kernels <= 4 and not calls
 
 
 def test_lion_is_one_kernel() -> None:
-    params = parameters(3 * MIXED, torch.float32)
+    params = parameters(2 * MIXED, torch.float32)
     momenta = [torch.zeros_like(p) for p in params]
-    wanted, wanted_momenta = parameters(3 * MIXED, torch.float32), [m.clone() for m in momenta]
+    wanted, wanted_momenta = parameters(2 * MIXED, torch.float32), [m.clone() for m in momenta]
     kernels, calls = counted(lambda: lion(params, momenta))
     assert kernels == 1 and not calls
     with torch.no_grad():

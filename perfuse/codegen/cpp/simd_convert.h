@@ -12,6 +12,7 @@ struct f8e4m3fn { uint8_t bits; };
 struct f8e5m2 { uint8_t bits; };
 struct f8e4m3fnuz { uint8_t bits; };
 struct f8e5m2fnuz { uint8_t bits; };
+struct f8e8m0fnu { uint8_t bits; };
 
 // raw: what lies in memory, compute: what a kernel computes with.
 template <class S> struct storage { typedef S raw; typedef S compute; };
@@ -22,6 +23,7 @@ template <> struct storage<f8e4m3fn> { typedef uint8_t raw; typedef float comput
 template <> struct storage<f8e5m2> { typedef uint8_t raw; typedef float compute; };
 template <> struct storage<f8e4m3fnuz> { typedef uint8_t raw; typedef float compute; };
 template <> struct storage<f8e5m2fnuz> { typedef uint8_t raw; typedef float compute; };
+template <> struct storage<f8e8m0fnu> { typedef uint8_t raw; typedef float compute; };
 template <class S> using raw = typename storage<S>::raw;
 template <class S> using compute = typename storage<S>::compute;
 
@@ -191,6 +193,10 @@ template <class S, class F> PF_FN like<F, uint32_t> encode(F x) {
     constexpr uint32_t top = PF_FP8_SATURATE ? 0x43e00000u : 0x43f00000u;  // 448, or 480, which encodes as NaN
     const U m = small<4, 3, 7>::encode_byte(at_most(a, top));
     return where(nan, all<U>(0x7f), m) | ((b >> 24) & 0x80);
+  } else if constexpr (is_same<S, f8e8m0fnu>) {
+    // The exponent alone. Halfway between powers goes up, but to the least one, 2^-127, it goes down. Infinity is NaN.
+    const U m = at_most(a, inf_bits);
+    return (m + where(less(m, 0x800000u), all<U>(0x3fffffu), all<U>(0x400000u))) >> 23;
   } else {
     // fnuz: one zero, one NaN (0x80), no infinity; what rounds past the largest value is NaN.
     constexpr bool e4 = is_same<S, f8e4m3fnuz>;
@@ -215,6 +221,9 @@ template <class S, class U> PF_FN like<U, float> decode(U b) {
     const U m = b & 0x7f, sign = (b & 0x80) << 24;
     const U number = float_bits(small<4, 3, 7>::decode(m));
     return bits_float((U)(where(eq(m, all<U>(0x7f)), all<U>(0x7fc00000u), number) | sign));
+  } else if constexpr (is_same<S, f8e8m0fnu>) {
+    const U number = where(eq(b, U{}), all<U>(0x400000u), (U)(b << 23));
+    return bits_float(where(eq(b, all<U>(0xff)), all<U>(0x7fc00000u), number));
   } else {
     constexpr bool e4 = is_same<S, f8e4m3fnuz>;
     const U m = b & 0x7f, sign = (b & 0x80) << 24;

@@ -16,8 +16,17 @@ import torch
 from perfuse.codegen.host.guards import GuardRow
 from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.storage import storage_inputs
-from perfuse.codegen.host.tables import UNKNOWN, FillRow, GpuTables, KeptRow, LaunchRow, Record
-from perfuse.codegen.triton.sources import Launch, TritonSources
+from perfuse.codegen.host.tables import (
+    UNKNOWN,
+    CallRow,
+    FillRow,
+    GpuTables,
+    KeptRow,
+    LaunchRow,
+    MappedLaunchRow,
+    Record,
+)
+from perfuse.codegen.triton.sources import Launch, TensorMap, TritonSources
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
 from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View
@@ -49,7 +58,7 @@ def _renamed(kernel: Kernel, launches: tuple[Launch, ...]) -> dict[str, str]:
 
 def _leading(plan: Plan, sources: TritonSources) -> list[str]:
     """Inputs that some launch is passed, where there are many; first those promised aligned."""
-    every = {b for launch in sources.all_launches for b in launch.buffers}
+    every = {b for launch in sources.all_launches for b in launch.passed}
     found = [name for name in leading_inputs(plan) if name in every]
     aligned = _aligned(sources)
     return sorted(found, key=lambda name: name not in aligned)
@@ -60,10 +69,14 @@ def _aligned(sources: TritonSources) -> set[str]:
     kernels = {kernel.name: kernel for kernel in sources.kernels}
     found: set[str] = set()
     for launch in sources.all_launches:
+        if launch.call is not None:  # it reads vectors of up to 16 bytes
+            found |= set(launch.buffers)
+            continue
         kernel = kernels[launch.kernel]
         names = [name for name, _ in kernel.signature]
         pairs = zip(launch.buffers, names, strict=False)
         found |= {buffer for buffer, name in pairs if name in kernel.divisible}
+        found |= {made.buffer for made in launch.maps}
     return found
 
 
@@ -73,7 +86,7 @@ def _pointers(plan: Plan, sources: TritonSources) -> tuple[str, ...]:
     for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
         names = _renamed(kernel, launches)
         for launch in launches:
-            found |= dict.fromkeys(names.get(b, b) for b in launch.buffers)
+            found |= dict.fromkeys(names.get(b, b) for b in launch.passed)
             found |= dict.fromkeys(names[s.name] for s in launch.scratch)
     return tuple(found)
 
@@ -233,8 +246,20 @@ class _GpuWriter(HostWriter):
         self._grid(launch.grid)
         x, y, z = (n if isinstance(n, int) else UNKNOWN for n in launch.grid)
         pointers = tuple(self.places[names.get(b, b)] for b in launch.buffers)
+        if launch.call is not None:
+            call = launch.call
+            row = CallRow(launch.kernel, pointers, call.offsets, call.sizes, call.factors)
+            self.records.append(row)
+            return
         sizes = tuple(self.sizes.index(s) + 1 for s in launch.symbols)
-        self.records.append(LaunchRow(launch.kernel, pointers, sizes, (x, y, z)))
+        passed = (launch.kernel, pointers, sizes, (x, y, z))
+        maps = tuple(map(self._map, launch.maps))
+        self.records.append(MappedLaunchRow(*passed, maps) if maps else LaunchRow(*passed))
+
+    def _map(self, made: TensorMap) -> tuple[int, ...]:
+        width = made.dtype.num_bytes
+        start = (self.places[made.buffer], made.offset * width, width)
+        return (*start, *made.shape, made.stride * width, *made.copied)
 
     def _grid(self, dims: tuple[Dim, ...]) -> None:
         first = 3 * len(self.records)

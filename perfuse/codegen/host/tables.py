@@ -27,6 +27,34 @@ class LaunchRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MappedLaunchRow:
+    """A launch whose last arguments are tensor maps, made of addresses in P."""
+
+    kernel: str
+    pointers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    grid: tuple[int, int, int]
+    # Entry of P, bytes after it, bytes of an element, rows, columns, bytes from a row to the next,
+    # rows and columns of a block.
+    maps: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """One host call: a function of a library of its own, given entries of P with offsets."""
+
+    unit: str
+    pointers: tuple[int, ...]
+    offsets: tuple[int, ...]  # in bytes
+    sizes: tuple[int, ...]
+    factors: tuple[float, ...]
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return 1, 1, 1
+
+
+@dataclass(frozen=True, slots=True)
 class FillRow:
     """Memory filled with one element's bytes, before the launch that comes after it."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from perfuse.codegen import emitter
 from perfuse.codegen.emitter import Value
+from perfuse.codegen.triton.helpers import SIGNED_NAN
 from perfuse.codegen.triton.spelling import (
     COMPUTE_TYPE,
     NARROW_TYPE,
@@ -40,7 +41,9 @@ class Dialect:
     native_fp8: frozenset[DType] = frozenset()  # floats of eight bits that it converts itself
     rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or cuts
     pipelines_assertions: bool = True  # whether a loop with an assertion may have several stages
+    maps_on_host: bool = False  # whether the launcher makes tensor maps
     approximates: bool = False  # float32 too is divided by approximation
+    is_exact: bool = False  # nothing is approximated, whatever the kernel moves
 
 
 class Names(emitter.Names):
@@ -53,6 +56,7 @@ class Names(emitter.Names):
         super().__init__(buffers)
         self.streamed = streamed  # what is read just once, and where: not for the cache to keep
         self.is_rounded = is_rounded  # float32 is computed as eager would, not approximated
+        self.is_brief = False  # float32 that is not rounded: with as few instructions as can be
         self.written = written
         self.dialect = dialect
         self.checks_indices = False
@@ -68,8 +72,7 @@ class Names(emitter.Names):
 
     def is_bits(self, dtype: DType) -> bool:
         """Whether a float of eight bits is converted by our own code, from and to its bits."""
-        is_small = dtype.is_narrow_float and dtype.num_bytes == 1
-        return is_small and dtype not in self.dialect.native_fp8
+        return dtype.is_float8 and dtype not in self.dialect.native_fp8
 
     def pointer_type(self, buffer: str) -> str:
         dtype = self.buffers[buffer].dtype
@@ -147,7 +150,8 @@ class Emitter(emitter.Emitter[Names, Value]):
                 texts[-len(given) :] = [typed(a.attr, a.dtype) for a in given]
             kind = e.args[-1].dtype if e.args else e.dtype
             is_rounded = self.names.is_rounded and not _divides_exactly(e)
-            text = spelling(e.op, kind, is_rounded=is_rounded).format(*texts)
+            how = spelling(e.op, kind, is_rounded=is_rounded, is_brief=self.names.is_brief)
+            text = how.format(*texts)
         return Value(text, e.dtype, lanes)
 
     def cast(self, value: Value, dtype: DType) -> str:
@@ -158,7 +162,9 @@ class Emitter(emitter.Emitter[Names, Value]):
     def _rounded(self, e: Expr, text: str) -> str:
         kind: DType = e.attr
         if kind.num_bytes == 1:
-            return self._decoded(self.narrowed(e.args[0], text, kind), kind)
+            inner = e.args[0]
+            whole = typed(inner.attr, DType.F32) if inner.op == "const" else text
+            return self._decoded(self.narrowed(inner, whole, kind), kind)
         return f"tl.cast(tl.cast({self._cut(text, kind)}, {NARROW_TYPE[kind]}), tl.float32)"
 
     def _cut(self, text: str, kind: DType) -> str:
@@ -171,14 +177,14 @@ class Emitter(emitter.Emitter[Names, Value]):
         if self.names.is_bits(kind):
             return f"pf_to_{kind}({text})"
         if not _is_bounded(e, _LARGEST.get(kind, 0.0)):
-            if kind is not DType.F8E4M3FN:
-                return f"pf_to_{kind}({text}).to({NARROW_TYPE[kind]}, bitcast=True)"
-            text = f"pf_nan_beyond_464({text})"
+            return f"pf_near_{kind}({text}).to({NARROW_TYPE[kind]}, bitcast=True)"
         return f"({text}).to({NARROW_TYPE[kind]})"
 
     def _decoded(self, text: str, kind: DType) -> str:
         if self.names.is_bits(kind):
             return f"pf_from_{kind}({text})"
+        if kind in SIGNED_NAN:
+            return f"pf_wide_{kind}({text})"
         return f"({text}).to(tl.float32)"
 
     # -- memory ----------------------------------------------------------------------------
@@ -226,8 +232,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         return self.named(Value(chosen, e.dtype, lanes | fill.lanes))
 
     def _is_small(self, buffer: str) -> bool:
-        dtype = self.names.buffers[buffer].dtype
-        return dtype.is_narrow_float and dtype.num_bytes == 1
+        return self.names.buffers[buffer].dtype.is_float8
 
     def _widened(self, text: str, buffer: str) -> str:
         dtype = self.names.buffers[buffer].dtype
@@ -246,14 +251,19 @@ class Emitter(emitter.Emitter[Names, Value]):
         """A value that a store converts to the buffer's dtype as it should."""
         dtype = self.names.buffers[buffer].dtype
         text = self._cut(value.text, dtype)
-        if dtype.is_narrow_float and dtype.num_bytes == 1:
+        if dtype.is_float8:
             formula = source if source is not None else ex.const(0.0, DType.F32)
-            text = self.narrowed(formula, text if value.lanes else f"({text} + 0.0)", dtype)
+            # A literal and a number in a register are not tensors yet.
+            is_number = not value.lanes or (source is not None and source.op == "const")
+            whole = f"tl.cast({text}, tl.float32)" if is_number else text
+            text = self.narrowed(formula, whole, dtype)
         return text
 
     def narrow_text(self, buffer: str, value: Value, source: Expr | None) -> str:
         """A value in the dtype of the buffer, for stores that do not convert."""
         dtype, text = self.names.buffers[buffer].dtype, self._for_memory(buffer, value, source)
+        if self.names.is_bits(dtype):
+            return text
         return f"tl.cast({text}, {NARROW_TYPE.get(dtype) or COMPUTE_TYPE[dtype]})"
 
 

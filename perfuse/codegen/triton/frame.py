@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from perfuse.codegen.emitter import Formula, KernelFrame, Resolver, Value
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Names, Scope
+from perfuse.codegen.triton.sources import TensorMap
 from perfuse.codegen.triton.spelling import POINTER_TYPE, start
 from perfuse.codegen.triton.streaming import streamed_places
 from perfuse.codegen.triton.tiling import columns_of, moves_float32, rows_of
@@ -39,6 +40,9 @@ class KernelText:
     scratch: tuple[Scratch, ...]
     checks_indices: bool = False
     promised: frozenset[str] = frozenset()  # addresses passed as numbers, multiples of 16
+    is_gluon: bool = False  # written in Gluon, Triton's language of explicit layouts
+    maps: tuple[TensorMap, ...] = ()  # those of the last parameters
+    called: str = ""  # functions that the body calls; their names start with KERNEL
 
 
 class Frame(KernelFrame[Names, Value]):
@@ -48,7 +52,8 @@ class Frame(KernelFrame[Names, Value]):
         self, kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
     ) -> None:
         streamed = streamed_places(kernel, buffers, tile)
-        is_rounded = not dialect.approximates and moves_float32(kernel, buffers)
+        is_wide = dialect.is_exact or moves_float32(kernel, buffers)
+        is_rounded = is_wide and not dialect.approximates
         names = Names(buffers, kernel.stored, dialect, streamed, is_rounded=is_rounded)
         super().__init__(kernel, buffers, names)
         self.tile = tile

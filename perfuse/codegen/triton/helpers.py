@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from perfuse.codegen.triton.spelling import NARROW_TYPE
 from perfuse.ir.dtype import DType
 
 _PLAIN = {
@@ -83,7 +84,8 @@ def pf_digamma(given):
   tail = s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * tail)))
   y = y + libdevice.log(z) - 0.5 / z - tail
   y = tl.where(is_below & (x == whole), float('nan'), y)
-  y = tl.where(x == 0, libdevice.copysign(x * 0.0 + float('inf'), -x), y)
+  # Triton's -x is 0 - x, which loses the sign of zero.
+  y = tl.where(x == 0, -libdevice.copysign(x * 0.0 + float('inf'), x), y)
   return y.to(given.dtype)
 """,
     "pf_philox": """
@@ -134,11 +136,6 @@ def pf_round_bf16(x):
   near = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
   return tl.where(x == x, near.to(tl.float32, bitcast=True), x)
 """,
-    "pf_nan_beyond_464": """
-def pf_nan_beyond_464(x):
-  # The conversion in hardware saturates; what overflows must become not a number.
-  return tl.where(tl.abs(x) > 464.0, float('nan'), x)
-""",
     "pf_add": "\ndef pf_add(a, b):\n  return a + b\n",
     "pf_mul": "\ndef pf_mul(a, b):\n  return a * b\n",
     "pf_max": """
@@ -157,13 +154,22 @@ def pf_exp(x):
   lost = tl.fma(x, 1.925963033500011e-08, tl.fma(x, 1.4426950216293335, -power))
   is_small = power < -100.0
   near = tl.exp2(tl.where(is_small, power + 64.0, power))
-  near = tl.where(tl.abs(lost) < 1.0, tl.fma(near, lost * 0.6931471805599453, near), near)
+  # From 2**128 on it is infinite, which times a loss below zero would not be a number.
+  is_near = (tl.abs(lost) < 1.0) & (power < 128.0)
+  near = tl.where(is_near, tl.fma(near, lost * 0.6931471805599453, near), near)
   return tl.where(is_small, near * 5.421010862427522e-20, near)
 """,
     "pf_exp_mid": """
 def pf_exp_mid(x):
   # exp where it does not matter whether the smallest numbers become zero, which is cheaper.
   return tl.exp2(x * 1.4426950408889634)
+""",
+    "pf_inverse": """
+def pf_inverse(x):
+  # One instruction, off by a unit in the last place; a quotient takes eight.
+  return tl.inline_asm_elementwise(
+    'rcp.approx.ftz.f32 $0, $1;', '=f,f', [x], dtype=tl.float32, is_pure=True, pack=1
+  )
 """,
     "pf_exp_below": """
 def pf_exp_below(x, top):
@@ -228,6 +234,8 @@ _SMALL = {
     DType.F8E5M2FNUZ: _Small(2, 16, 0x7F, 0x80, True, 61439.996),
 }
 
+SIGNED_NAN = frozenset(dtype for dtype, f in _SMALL.items() if not f.has_one_nan)
+
 
 def _encode(dtype: DType, *, saturate: bool) -> str:
     """float32 to the bits of a small float, to the nearest, ties to even."""
@@ -277,12 +285,53 @@ def pf_from_{dtype}(bits):
 """
 
 
+def _convert(dtype: DType, *, saturate: bool) -> str:
+    """float32 to the bits of a small float by hardware, which saturates and drops NaN's sign."""
+    f = _SMALL[dtype]
+    limit = "float('inf')" if saturate else repr(f.limit)
+    beyond = "0x7F" if f.overflow == 0x7F else f"tl.where(x == x, {f.overflow}, 0x7F)"
+    return f"""
+def pf_near_{dtype}(x):
+  code = x.to({NARROW_TYPE[dtype]}).to(tl.uint8, bitcast=True)
+  sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+  beyond = {beyond} | sign
+  return tl.where(tl.abs(x) <= {limit}, code, beyond.to(tl.uint8))
+"""
+
+
+def _extend(dtype: DType) -> str:
+    """A small float to float32 by hardware, which drops NaN's sign: the sign is set once more."""
+    return f"""
+def pf_wide_{dtype}(x):
+  sign = (x.to(tl.uint8, bitcast=True).to(tl.int32) & 0x80) << 24
+  return (x.to(tl.float32).to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+"""
+
+
+_POWERS = {
+    "pf_to_f8e8m0fnu": """
+def pf_to_f8e8m0fnu(x):
+  # Halfway between powers of two goes up, but to the least one, 2^-127, it goes down.
+  size = tl.minimum(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0x7F800000)
+  return ((size + tl.where(size < 0x800000, 0x3FFFFF, 0x400000)) >> 23).to(tl.uint8)
+""",
+    "pf_from_f8e8m0fnu": """
+def pf_from_f8e8m0fnu(bits):
+  code = bits.to(tl.int32)
+  a = tl.where(code == 0, 0x400000, code << 23).to(tl.float32, bitcast=True)
+  return tl.where(code == 0xFF, float('nan'), a)
+""",
+}
+
+
 def _texts(*, saturate: bool) -> dict[str, str]:
-    texts = dict(_PLAIN)
+    texts = _PLAIN | _POWERS
     for dtype in _SMALL:
         is_saturating = saturate and dtype is DType.F8E4M3FN
         texts[f"pf_to_{dtype}"] = _encode(dtype, saturate=is_saturating)
+        texts[f"pf_near_{dtype}"] = _convert(dtype, saturate=is_saturating)
         texts[f"pf_from_{dtype}"] = _decode(dtype)
+        texts[f"pf_wide_{dtype}"] = _extend(dtype)
     return texts
 
 

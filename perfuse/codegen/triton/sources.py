@@ -1,13 +1,16 @@
 """`TritonSources`: what the Triton code generator hands to the host program and to the build.
 
-A kernel's arguments are passed in this order: the addresses of `Launch.buffers`, then the values of
-`Launch.symbols`. Constants are spelled into the compiled code and are never passed.
+A kernel's arguments are passed in this order: the addresses of `Launch.buffers`, the values of
+`Launch.symbols`, then `Launch.maps`. Constants are spelled into the compiled code, never passed.
+A kernel may also be a *host call*: a C++ function of a library of its own that launches on the
+given stream.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.schedule.turns import Scratch
 
@@ -24,6 +27,43 @@ class TritonKernel:
     num_stages: int
 
 
+SWIZZLED_BYTES = 128  # the width of a block in shared memory whose rows are interleaved
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A matrix that a kernel copies in blocks by a tensor map, which the launcher makes."""
+
+    buffer: str
+    offset: int  # elements before the first
+    dtype: DType
+    shape: tuple[int, int]
+    stride: int  # elements from a row to the next
+    block: tuple[int, int]
+
+    @property
+    def copied(self) -> tuple[int, int]:
+        """The block that one instruction copies: as wide as what is interleaved."""
+        return self.block[0], min(self.block[1], SWIZZLED_BYTES // self.dtype.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """The arguments of a host call, besides the addresses of its buffers."""
+
+    offsets: tuple[int, ...]  # bytes that are added to each address
+    sizes: tuple[int, ...]
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostUnit:
+    """The C++ source of a library with one host call, named as launches name it."""
+
+    name: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a kernel. Names in `buffers` are the program's, or those in `scratch`.
@@ -37,6 +77,13 @@ class Launch:
     symbols: tuple[str, ...]  # size symbols, passed after the buffers
     grid: tuple[Dim, Dim, Dim]
     scratch: tuple[Scratch, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
+    call: HostCall | None = None  # then `kernel` is the name of a HostUnit
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The buffers whose address a launch needs, by itself or in a tensor map."""
+        return (*self.buffers, *(made.buffer for made in self.maps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +93,11 @@ class TritonSources:
     text: str
     kernels: tuple[TritonKernel, ...]
     launches: tuple[tuple[Launch, ...], ...]  # those of each Kernel of the plan, in its order
+    units: tuple[HostUnit, ...] = ()  # each is built as a library
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return (self.text,)
+        return (self.text, *(unit.text for unit in self.units))
 
     @property
     def all_launches(self) -> list[Launch]:

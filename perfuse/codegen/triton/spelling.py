@@ -42,6 +42,8 @@ _EITHER = {
 }  # fmt: skip
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _FLOATS = {
+    # Triton's -x is 0 - x, which loses the sign of zero.
+    "neg": "({0} * -1.0)",
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "libdevice.trunc({0})",
     "round": "libdevice.nearbyint({0})", "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "libdevice.rsqrt({0})", "reciprocal": "(1.0 / {0})", "exp_mid": "pf_exp_mid({0})",
@@ -73,6 +75,11 @@ _ROUNDED = {
     "exp_mid": "libdevice.exp({0})",
     "sigmoid": "tl.div_rn(1.0, 1.0 + libdevice.exp(-({0})))",
 }  # fmt: skip
+# Of float32 that is rounded to fewer bits, where instructions are short: NVIDIA's alone.
+_BRIEF = {
+    "reciprocal": "pf_inverse({0})",
+    "sigmoid": "pf_inverse(1.0 + tl.exp2(({0}) * -1.4426950408889634))",
+}  # fmt: skip
 # Of doubles alone: what the ones above have for float32 only.
 _DOUBLES = {
     "sqrt": "tl.sqrt({0})", "exp_mid": "tl.exp({0})",
@@ -98,14 +105,17 @@ _BOOLS = {
 }  # fmt: skip
 
 
-def spelling(op: str, dtype: DType, *, is_rounded: bool = False) -> str:
+def spelling(op: str, dtype: DType, *, is_rounded: bool = False, is_brief: bool = False) -> str:
     """The template of a scalar op whose (last) argument has this compute dtype.
 
     Hardware divides and takes exponentials to a few units in the last place, cheaply. With
     `is_rounded`, quotients are rounded correctly, and exponentials as good for large arguments.
+    With `is_brief`, inverses are a single instruction.
     """
     if is_rounded and dtype is DType.F32 and op in _ROUNDED:
         return _ROUNDED[op]
+    if is_brief and not is_rounded and dtype is DType.F32 and op in _BRIEF:
+        return _BRIEF[op]
     if dtype is DType.BOOL and op in _BOOLS:
         return _BOOLS[op]
     if dtype is DType.F64 and op in _DOUBLES:

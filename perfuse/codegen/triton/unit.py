@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from perfuse.codegen.ck.launch import SOURCE as CK
+from perfuse.codegen.ck.launch import CkUnits
 from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.helpers import helper_text
+from perfuse.codegen.triton.quantised import quantising_kernels
 from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
@@ -31,6 +34,11 @@ HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
+# Added to the header of a module with a kernel in Gluon.
+GLUON_HEADER = """from triton.experimental import gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+"""
 
 _ONE_LAUNCH = {
     "flat": blocks.flat_text,
@@ -47,19 +55,35 @@ _ONE_LAUNCH = {
 def generate_triton(plan: Plan, context: Context) -> TritonSources:
     """Generate the kernels of a plan; equal ones share a function. Its tiles take precedence."""
     dialect = dialect_of(context)
+    exact = replace(dialect, is_exact=not dialect.approximates)
+    quantising = quantising_kernels(plan)
     known: dict[tuple[object, ...], TritonKernel] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
+    calls = CkUnits(plan.program.buffers, ck_arch(context))
     for kernel in plan.kernels:
+        choice = plan.templates.get(kernel.name)
+        if choice is not None and choice.source == CK:
+            launches.append((calls.launch(kernel, choice),))
+            continue
         steps = []
         tile = tile_of(kernel, plan, context)
-        for text in _texts_of(kernel, plan, tile, dialect):
+        own = exact if kernel.name in quantising else dialect
+        for text in _texts_of(kernel, plan, tile, own):
             made = _function(text, known, functions)
-            steps.append(Launch(made.name, text.buffers, text.symbols, text.grid, text.scratch))
+            passed = (text.buffers, text.symbols, text.grid, text.scratch, text.maps)
+            steps.append(Launch(made.name, *passed))
         launches.append(tuple(steps))
     code = "".join(functions)
-    module = HEADER + helper_text(code, saturate=fp8_cast_saturates()) + code
-    return TritonSources(module, tuple(known.values()), tuple(launches))
+    header = HEADER + (GLUON_HEADER if "@gluon.jit" in code else "")
+    module = header + helper_text(code, saturate=fp8_cast_saturates()) + code
+    return TritonSources(module, tuple(known.values()), tuple(launches), calls.units)
+
+
+def ck_arch(context: Context) -> str:
+    """The GPU that Composable Kernel is compiled for: the setting's, else the target's."""
+    gpu = context.target.gpu
+    return context.settings.rocm.arch or ("" if gpu is None else gpu.arch)
 
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
@@ -93,11 +117,13 @@ def _function(
     tile = text.tile
     constants = (("R", tile.rows), ("C", tile.columns))
     threads = (tile.num_warps, tile.num_stages)
-    key = (text.parameters, text.body, text.promised, constants, threads)
+    key = (text.parameters, text.body, text.called, text.promised, constants, threads)
     if key not in known:
         name = f"kernel{len(known)}"
         inner = ", ".join([*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"])
-        functions.append(f"\n\n@triton.jit\ndef {name}({inner}):\n{text.body}")
+        language = "gluon" if text.is_gluon else "triton"
+        own = f"\n\n@{language}.jit\ndef {name}({inner}):\n{text.body}"
+        functions.append((text.called + own).replace("KERNEL", name))
         pointers = frozenset(p for p, kind in text.parameters if kind.startswith("*"))
         divisible = pointers | text.promised
         known[key] = TritonKernel(name, text.parameters, constants, divisible, *threads)
@@ -154,5 +180,6 @@ def dialect_of(context: Context) -> Dialect:
         frozenset({DType.F8E4M3FN, DType.F8E5M2}) if is_native else frozenset(),
         # Triton's pipeliner for AMD ends the process at an assertion in a loop that it pipelines.
         pipelines_assertions=context.target.kind != "hip",
+        maps_on_host=gpu is not None and gpu.capability >= 90,
         approximates=settings.approximate,
     )

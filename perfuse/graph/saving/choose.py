@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from perfuse.graph.aliases import Aliases, is_view
 from perfuse.graph.facts import is_pure, is_sym, reached, tensor_of
+from perfuse.graph.saving.casts import casts_for_both_halves
 from perfuse.graph.saving.costs import (
     Work,
     is_cheap,
@@ -80,6 +81,7 @@ class _Problem:
         self._roles = roles
         self._level = level
         self._compared = compared_with_themselves(graph)
+        self._cast_once = casts_for_both_halves(graph, roles) if level <= Work.LOOP else ()
         self._aliases = Aliases.of(graph)
         for node in roles.overwritten:
             self._aliases.of_node(node).is_mutated = True
@@ -107,7 +109,9 @@ class _Problem:
     def _may_recompute(self, node: Node) -> bool:
         if node.op != "call_function" or is_sym(node) or not is_pure(node):
             return False
-        if node in self._compared or user_policy(node) in ("MUST_SAVE", "PREFER_SAVE"):
+        if node in self._compared or node in self._cast_once:
+            return False
+        if user_policy(node) in ("MUST_SAVE", "PREFER_SAVE"):
             return False
         is_backwards_own = node not in self._roles.forward and is_cheap(node)
         return _is_checkpointed(node) or is_backwards_own or work_of(node) <= self._level

@@ -6,6 +6,7 @@ from typing import Any
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import elementwise, op
@@ -17,7 +18,19 @@ from perfuse.lower.tensor import Tensor
 @lowers("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
 def div(builder: Builder, a: Any, b: Any) -> Tensor:
     dtype = promote(a, b, int_to_float=True)
+    if builder.is_exact and builder.device.type != "cpu" and _is_number(b):
+        return elementwise(builder, [a, b], dtype, _times_inverse)
     return elementwise(builder, [a, b], dtype, op("div"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float) and value != 0
+
+
+def _times_inverse(x: Expr, y: Expr) -> Expr:
+    """x / y as eager computes it on GPUs for a number y."""
+    inverse = ex.cast(ex.const(1.0 / y.attr, DType.F64), y.dtype)
+    return ex.apply("mul", x, inverse)
 
 
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from perfuse.errors import UnsupportedCast
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.expr import Expr
@@ -181,8 +182,21 @@ def bitwise_not(builder: Builder, x: Tensor) -> Tensor:
     return Tensor(x.shape, x.dtype, ex.apply(name, x.value))
 
 
+def _terms(builder: Builder, dtype: DType, *values: Any) -> list[Any]:
+    """Terms and factors of a sum: on a CPU, eager rounds numbers to the result's dtype first."""
+    rounds = builder.is_exact and builder.device.type == "cpu" and dtype.is_narrow_float
+    return [_in_dtype(value, dtype) for value in values] if rounds else list(values)
+
+
+def _in_dtype(value: Any, dtype: DType) -> Tensor:
+    if isinstance(value, Tensor):
+        return cast_tensor(value, dtype)
+    return Tensor((), dtype, ex.round_to(element(value, dtype.compute), dtype))
+
+
 def _scaled(value: Expr, alpha: Any) -> Expr:
-    return value if alpha == 1 else ex.apply("mul", value, element(alpha, value.dtype))
+    is_one = not isinstance(alpha, Tensor) and alpha == 1
+    return value if is_one else ex.apply("mul", value, element(alpha, value.dtype))
 
 
 @lowers("aten.add.Tensor", "aten.add.Scalar")
@@ -190,6 +204,9 @@ def add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)
     if dtype is DType.BOOL:
         return elementwise(builder, [a, b], dtype, op("lor"))
+    if alpha != 1:
+        (alpha,) = _terms(builder, dtype, alpha)
+    a, b = _terms(builder, dtype, a, b)
     return elementwise(builder, [a, b], dtype, lambda x, y: formulas.add(x, _scaled(y, alpha)))
 
 
@@ -208,6 +225,9 @@ def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)
     if dtype is DType.BOOL:
         raise CannotLower("subtraction of bools")
+    if alpha != 1:
+        (alpha,) = _terms(builder, dtype, alpha)
+    a, b = _terms(builder, dtype, a, b)
     return elementwise(builder, [a, b], dtype, lambda x, y: ex.apply("sub", x, _scaled(y, alpha)))
 
 
@@ -311,7 +331,18 @@ def to_copy(builder: Builder, x: Tensor, dtype: Any = None, **kwargs: Any) -> Te
     target = x.dtype if dtype is None else from_torch(dtype)
     if target is None:
         raise CannotLower(f"cast to {dtype}")
-    return cast_tensor(x, target)
+    return _converted(builder, x, target)
+
+
+# The pair that GPUs do not convert directly. The sentence is one that programs match.
+_CROSS_CAST = {DType.F8E4M3FN, DType.F8E5M2}
+_CROSS_CAST_REFUSAL = "Conversions between float8_e5m2 and float8_e4m3fn is not supported!"
+
+
+def _converted(builder: Builder, x: Tensor, dtype: DType) -> Tensor:
+    if {x.dtype, dtype} == _CROSS_CAST and not builder.settings.fp8_cross_cast:
+        raise UnsupportedCast(_CROSS_CAST_REFUSAL)
+    return cast_tensor(x, dtype)
 
 
 def _is_same_device(named: torch.device, device: torch.device) -> bool:
@@ -325,7 +356,7 @@ def clone(builder: Builder, x: Tensor, memory_format: Any = None) -> Tensor:
 
 @lowers("aten.copy.default", "aten.fill.Tensor")
 def copy(builder: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return builder.broadcast(cast_tensor(source, x.dtype), x.shape)
+    return builder.broadcast(_converted(builder, source, x.dtype), x.shape)
 
 
 @lowers("aten.tril.default")

@@ -73,7 +73,7 @@ def test_the_default_stays_where_no_time_is_left(context: Context) -> None:
 
 def test_what_was_cut_short_is_not_remembered(context: Context) -> None:
     cut = decision_of(f"not run: {OUT_OF_TIME}")
-    assert cut.is_cut_short and measured(context, lambda: cut).rivals == cut.rivals
+    assert not cut.is_final and measured(context, lambda: cut).rivals == cut.rivals
     whole = decision_of("its result differs")
     assert measured(context, lambda: whole).rivals == whole.rivals
     assert measured(context, lambda: cut).rivals == whole.rivals, "the whole one is remembered"
@@ -91,7 +91,7 @@ def test_a_race_ends_with_the_best_so_far() -> None:
 
     choices = [FIRST, SECOND, THIRD]
     decision = race("a test", choices, enter, RULES, clock=lambda: now[0], deadline=2.5)
-    assert decision.chosen == SECOND and decision.is_cut_short
+    assert decision.chosen == SECOND and not decision.is_final
     assert [rival.refusal for rival in decision.rivals] == ["", "", OUT_OF_TIME]
     assert now[0] == 3.0 + 3.0, "each ran once, and then one round"
 

@@ -63,6 +63,25 @@ def test_the_source_of_a_cast_is_kept() -> None:
     assert node.meta["val"].dtype is torch.bfloat16
 
 
+def test_an_input_is_cast_once_for_both_halves() -> None:
+    """In the backward, a library call reads the cast: recomputed, it would be a kernel there."""
+
+    def mixed(x: Tensor, w: Tensor) -> Tensor:
+        return x.bfloat16() @ w.bfloat16()
+
+    x = torch.randn(32, 32)
+    saved = kept_of(mixed, x, x.clone())
+    assert [n.meta["val"].dtype for n in saved] == [torch.bfloat16] * 2
+    assert all(n.op == "placeholder" for n in kept_of(mixed, x, x.clone(), level=Work.PASS))
+
+
+def test_a_cast_that_loops_read_is_recomputed() -> None:
+    def mixed(x: Tensor) -> Tensor:
+        return torch.sin(x.bfloat16())
+
+    assert all(n.op == "placeholder" for n in kept_of(mixed, torch.randn(32, 32)))
+
+
 def test_a_result_is_kept_instead_of_a_value_of_its_size() -> None:
     """A model returns its logits beside the loss: they are there, log-probabilities are not."""
 

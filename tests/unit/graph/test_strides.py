@@ -49,7 +49,7 @@ def layouts(shape: Sequence[int]) -> Iterator[Tensor]:
 
 
 def results_of(x: Tensor, y: Tensor) -> list[tuple[str, Tensor]]:
-    """What eager gives, by the name of the op; not every op takes every pair of dtypes."""
+    """Results of eager, by the name of the op; not every op takes every pair of dtypes."""
     found = []
     for name, op in OPS.items():
         try:

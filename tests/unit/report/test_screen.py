@@ -53,20 +53,20 @@ class Net(nn.Module):
 
 
 def test_gpt2_fits_a_screen_and_names_its_modules() -> None:
-    """Depth as published: twelve layers, whose equal kernels are one row."""
+    """Many layers, whose equal kernels are one row."""
     tokens = torch.randint(0, 64, (1, 8))
     with torch.no_grad():
-        explanation = perfuse.explain(gpt2(12).eval(), tokens)
+        explanation = perfuse.explain(gpt2(6).eval(), tokens)
     text = assert_fits(explanation)
     assert re.search(r"^\d+ ops -> \d+ kernels, \d+ library calls$", text, re.MULTILINE)
     assert re.search(r"transformer\.h\.\d+\.(mlp|ln_\d|attn)", text)
-    assert re.search(r"\b1[12]x ", text), "equal kernels of the layers share a row"
+    assert re.search(r"\b[56]x ", text), "equal kernels of the layers share a row"
     assert re.search(r"modeling_gpt2\.py:\d+|activations\.py:\d+", text)
     assert "matmul" in text and "attention" in text
     modules = {m for graph in explanation.graphs for k in graph.kernels for m in k.modules}
-    assert {f"transformer.h.{k}.mlp.act" for k in range(12)} <= modules
+    assert {f"transformer.h.{k}.mlp.act" for k in range(6)} <= modules
     called = {c.module for graph in explanation.graphs for c in graph.library_calls}
-    assert {"transformer.h.3.attn.c_attn", "transformer.h.11.mlp.c_proj", "lm_head"} <= called
+    assert {"transformer.h.3.attn.c_attn", "transformer.h.5.mlp.c_proj", "lm_head"} <= called
 
 
 def test_training_says_what_is_saved_and_recomputed() -> None:

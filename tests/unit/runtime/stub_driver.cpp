@@ -16,7 +16,26 @@ static void add(unsigned blocks, void **a) {
   for (unsigned k = 0; k < blocks; ++k) y[k] = is_null ? x[k * stride] + n : -1;
 }
 
+// float *y, a tensor map, int32 rows and columns, int64 strides: y gets what the map was made of.
+static void show(unsigned, void **a) {
+  float *y = *(float **)a[0];
+  const uint64_t *map = (const uint64_t *)a[1];
+  for (int k = 0; k < 8; ++k) y[k] = map[k];
+  y[8] = *(int32_t *)a[2], y[9] = *(int32_t *)a[3];
+  y[10] = *(int64_t *)a[4], y[11] = *(int64_t *)a[5];
+  y[12] = (uintptr_t)map % 64;
+}
+
 extern "C" {
+int cuTensorMapEncodeTiled(void *map, int kind, unsigned rank, void *at, const uint64_t *sizes,
+                           const uint64_t *strides, const unsigned *block, const unsigned *steps,
+                           int interleave, int swizzle, int fetch, int fill) {
+  static uint64_t count;
+  uint64_t made[] = {*(uint32_t *)at, sizes[0], sizes[1], strides[0], block[0], block[1],
+                     kind * 1000u + rank * 100 + swizzle * 10 + fetch, ++count};
+  memcpy(map, made, sizeof(made));
+  return interleave + fill + (steps[0] * steps[1] != 1);
+}
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int) { *context = &has_context; return 0; }
 int cuCtxSetCurrent(void *context) { has_context = context; ++num_contexts; return 0; }
@@ -25,7 +44,8 @@ int cuModuleLoadData(void **module, const void *data) {
   return memcmp(data, "CODE", 4) ? 200 : 0;
 }
 int cuModuleGetFunction(void **function, void *, const char *name) {
-  *function = strcmp(name, "add") ? nullptr : (void *)&add;
+  *function = !strcmp(name, "add") ? (void *)&add : nullptr;
+  if (!strcmp(name, "show")) *function = (void *)&show;
   return *function ? 0 : 500;
 }
 int cuFuncSetAttribute(void *, int attribute, int value) {

@@ -29,7 +29,7 @@ from perfuse.build import LIBRARY
 from perfuse.build.bundle import Bundle, CodeObject
 from perfuse.build.triton import build_launcher
 from perfuse.codegen.host.program import HostSource
-from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow
+from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow, MappedLaunchRow
 from perfuse.context import Context
 from perfuse.runtime.bind_gpu import launcher_of
 from perfuse.runtime.frame import GpuFrame
@@ -76,6 +76,19 @@ try:
     launcher_of(Bundle("cuda", "sm_90", (large,)), context, library)
 except Exception as error:
     result["large"] = str(error)
+shown = CodeObject("m", "show", 128, 65536, 0, 32, 0, b"CODE")
+launcher = launcher_of(Bundle("cuda", "sm_90", (shown,)), context, library)
+maps = ((2, 8, 2, 30, 20, 80, 16, 64),)
+tables = GpuTables("cpu", (MappedLaunchRow("m", (1,), (), (1, 1, 1), maps),), ((0, 1),), (), ())
+frame = GpuFrame(HostSource("", 3, 1, 0, (), (), (), 0, (), (), tables), [])
+launcher.prepare(frame)
+y, matrix, other = torch.zeros(16), torch.arange(9, dtype=torch.int32), torch.ones(9).int()
+frame.pointers[1] = y.data_ptr()
+result["maps"] = []
+for tensor in (matrix, matrix, other):
+    frame.pointers[2] = tensor.data_ptr()
+    result["codes"].append(launcher.launch(frame.segments[0], 0))
+    result["maps"].append(y.int().tolist()[:13])
 print(json.dumps(result))
 """
 
@@ -93,7 +106,11 @@ def test_what_arrives_at_a_kernel(compiler: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     got = json.loads(done.stdout.splitlines()[-1])
-    assert got["codes"] == [0, 0]
+    assert got["codes"] == [0, 0, 0, 0, 0]
+    # The third word of the matrix, sizes, strides and block, the kind, and how often it was made.
+    facts = [20, 30, 80, 64, 16, 1232]
+    passed = [30, 20, 40, 1, 0]
+    assert got["maps"] == [[word, *facts, n, *passed] for word, n in ((2, 1), (2, 1), (1, 2))]
     assert got["y"] == [100.0, 103.0, 106.0, 109.0, 112.0, 115.0, 0.0, 0.0]
     assert got["filled"] == [
         "[7, 7, 7, 7, 7, 0]",

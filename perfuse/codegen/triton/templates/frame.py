@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from perfuse.codegen.emitter import Formula, Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Scope
 from perfuse.codegen.triton.frame import Frame
+from perfuse.codegen.triton.sources import TensorMap
 from perfuse.codegen.triton.spelling import NARROW_TYPE
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.tiling import num_blocks
@@ -39,6 +40,7 @@ class ContractionFrame(Frame):
         self.matmuls = kernel.contraction.matmuls
         *self.batch, self.height, self.width = sizes_of(self.matmuls[0])
         self.results: dict[str, Value] = {}  # of matmuls, for the block being written
+        self.passed_maps: dict[str, TensorMap] = {}  # tensor maps of the host, by parameter
         self.maps: dict[str, str] = {}  # results that are stored by a tensor map, and its name
 
     # -- tiles -----------------------------------------------------------------------------
@@ -135,7 +137,11 @@ class ContractionFrame(Frame):
         """Results of matmuls are in registers."""
         if load.buffer in self.results:
             return self.results[load.buffer]
-        return super().find(load, reader, results)
+        return self.read_ahead(load) or super().find(load, reader, results)
+
+    def read_ahead(self, load: Expr) -> Value | None:
+        """The block of a load that was read before the epilogue; None: it has to be read."""
+        return None
 
     def finish(self, w: Writer, accumulators: Sequence[str], part: int = 0) -> None:
         """Compute and store all that the kernel makes of one block of accumulators."""
@@ -143,8 +149,7 @@ class ContractionFrame(Frame):
         start = f"tile_column * {self.template.columns} + {part} * C" if part else (
             f"tile_column * {self.template.columns}"
         )  # fmt: skip
-        w.line(f"row = {self.wide('tile_row * R')} + tl.arange(0, R)[:, None]")
-        w.line(f"column = {self.wide(start)} + tl.arange(0, C)[None, :]")
+        self.place_block(w, start)
         self.mask_end(w, masks, "in_rows", "row", self.height, self.template.rows)
         self.mask_end(w, masks, "in_columns", "column", self.width, self.template.columns)
         batch = self.wide("batch")
@@ -153,6 +158,11 @@ class ContractionFrame(Frame):
         self.place_axes(w, self.columns, "column")
         self.first_column = start
         self._members(Scope(w, self.atoms(self.kernel.axes), None), self.block(masks), accumulators)
+
+    def place_block(self, w: Writer, first_column: str) -> None:
+        """Positions of a block's rows and columns."""
+        w.line(f"row = {self.wide('tile_row * R')} + tl.arange(0, R)[:, None]")
+        w.line(f"column = {self.wide(first_column)} + tl.arange(0, C)[None, :]")
 
     def _members(self, scope: Scope, block: Block, accumulators: Sequence[str]) -> None:
         self.results = {}
@@ -168,7 +178,8 @@ class ContractionFrame(Frame):
         """A matmul's result as members see it: with its bias, and rounded as in memory."""
         product = ex.load(f"{matmul.out} sum", 0, matmul.accumulate)
         held = Value(name, matmul.accumulate, BOTH)
-        emitter = Emitter(self.names, scope, block, lambda e: held if e is product else None)
+        resolve = lambda e: held if e is product else self.read_ahead(e)  # noqa: E731
+        emitter = Emitter(self.names, scope, block, resolve)
         formula = result_value(matmul, self.kernel, product, self.buffers)
         value = emitter.value(formula)
         if matmul.out in self.kernel.stored:
@@ -186,7 +197,10 @@ class ContractionFrame(Frame):
             emitter.store(name, index, value, formula)
             return
         text = emitter.narrow_text(name, value, formula)
-        block = f"tl.broadcast_to({text}, [R, C])"
+        self.store_block(emitter, name, f"tl.broadcast_to({text}, [R, C])")
+
+    def store_block(self, emitter: Emitter, name: str, block: str) -> None:
+        """Store a block of a result by its tensor map."""
         at = f"{self.coordinate('tile_row * R')}, {self.coordinate(self.first_column)}"
         emitter.line(f"{self.maps[name]}.store([{at}], {block})")
 

@@ -8,10 +8,18 @@ tile a program. A tile is stored in parts, which share the memory that a whole n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
 from perfuse.codegen.triton.templates.frame import ACCUMULATOR, ContractionFrame
+from perfuse.codegen.triton.templates.maps import (
+    can_launcher_make,
+    is_row_major,
+    map_type,
+    matrix_map,
+    operand_map,
+)
 from perfuse.codegen.triton.templates.pointers import Phase, join, phases
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
@@ -34,7 +42,7 @@ def persistent_text(frame: ContractionFrame) -> KernelText:
     with w.indented(f"for tile in tl.range({around}):"):
         frame.place_tile(w, "tile")
         _tile(frame, w)
-    return frame.text((template.programs, 1, 1))
+    return _text(frame, (template.programs, 1, 1))
 
 
 def mapped_text(frame: ContractionFrame) -> KernelText:
@@ -46,7 +54,13 @@ def mapped_text(frame: ContractionFrame) -> KernelText:
     frame.place_tile(w, "tile")
     _map_all(frame, w)
     _tile(frame, w)
-    return frame.text((frame.tiles, splits, 1))
+    return _text(frame, (frame.tiles, splits, 1))
+
+
+def _text(frame: ContractionFrame, grid: tuple[Dim, Dim, Dim]) -> KernelText:
+    text, maps = frame.text(grid), frame.passed_maps
+    passed = ((name, map_type(made, is_gluon=False)) for name, made in maps.items())
+    return replace(text, parameters=(*text.parameters, *passed), maps=tuple(maps.values()))
 
 
 def _map_all(frame: ContractionFrame, w: Writer) -> None:
@@ -79,6 +93,9 @@ def _map_operand(
     frame: ContractionFrame, w: Writer, name: str, view: View, block: tuple[int, int]
 ) -> None:
     """A tensor map over an operand, in the order of its memory."""
+    if can_launcher_make(frame, view, block):
+        frame.passed_maps[name] = operand_map(frame, view, block)
+        return
     shape = [frame.dim(d) for d in view.shape[-2:]]
     strides = [frame.dim(d) for d in view.strides[-2:]]
     if not is_row_major(view):
@@ -92,11 +109,15 @@ def _map_results(frame: ContractionFrame, w: Writer) -> None:
     for name, index in stored_places(frame.kernel, frame.buffers).items():
         buffer = frame.buffers[name]
         if is_mapped(buffer, index, frame.kernel):
-            pointer, own = frame.names.argument(name), f"map{len(frame.maps)}"
+            own = frame.maps[name] = f"map{len(frame.maps)}"
+            view = View(name, (frame.height, frame.width), (frame.width, 1), 0)
+            if can_launcher_make(frame, view, (frame.tile.rows, frame.tile.columns)):
+                frame.passed_maps[own] = matrix_map(frame, name)
+                continue
+            pointer = frame.names.argument(name)
             size = f"[{frame.dim(frame.height)}, {frame.dim(frame.width)}]"
             strides = f"[{frame.dim(frame.width)}, 1]"
             w.line(f"{own} = tl.make_tensor_descriptor({pointer}, {size}, {strides}, [R, C])")
-            frame.maps[name] = own
 
 
 def _multiply(frame: ContractionFrame, w: Writer, number: int, phase: Phase) -> None:
@@ -139,10 +160,6 @@ def _load(name: str, view: View, row: str, column: str, *, is_transposed: bool) 
 
 
 # -- what a tensor map can describe --------------------------------------------------------
-
-
-def is_row_major(view: View) -> bool:
-    return view.strides[-1] == 1
 
 
 def is_mappable(view: View, dtype: DType) -> bool:

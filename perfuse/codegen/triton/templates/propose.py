@@ -6,13 +6,26 @@ model of an H200, whose constants were fitted to 970 measured candidates and sca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 
+from perfuse.codegen.triton.sources import SWIZZLED_BYTES
+from perfuse.codegen.triton.templates.maps import is_row_major
 from perfuse.codegen.triton.templates.persistent import is_mappable
 from perfuse.codegen.triton.templates.pointers import phases
-from perfuse.codegen.triton.templates.template import MAPPED, PERSISTENT, POINTERS, VECTOR, Template
+from perfuse.codegen.triton.templates.template import (
+    COOPERATIVE,
+    GROUPS,
+    MAPPED,
+    PERSISTENT,
+    PING_PONG,
+    POINTERS,
+    SPECIALISED,
+    VECTOR,
+    Template,
+)
 from perfuse.gpu import Gpu
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer, Matmul
@@ -49,6 +62,18 @@ _TILE_BLOCKS = (
     (128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (64, 128, 128, 4, 4),
     (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (64, 64, 128, 4, 4),
 )  # fmt: skip
+# Rows, columns of all right operands, depth, stages, parts: of each size, the best first. More
+# stages are faster, also where they leave memory for a part of the result only (H200).
+_PING_PONG_BLOCKS = (
+    (128, 128, 64, 6, 2), (128, 128, 64, 5, 1), (128, 128, 64, 4, 2), (64, 128, 64, 8, 1),
+    (64, 128, 64, 6, 1),
+)  # fmt: skip
+_COOPERATIVE_BLOCKS = (
+    (128, 256, 64, 4, 2), (128, 256, 64, 3, 2), (256, 128, 64, 4, 2), (128, 128, 64, 6, 1),
+    (128, 128, 64, 4, 1),
+)  # fmt: skip
+_OF_EACH_SIZE = {PING_PONG: 2, COOPERATIVE: 1}
+_LARGEST_BARRIERS = 1024  # bytes of shared memory for barriers and what the roles are passed
 _SPLITS = (2, 4, 8, 16)
 _MOST_PROGRAMS = 65535  # along the second axis of a grid
 
@@ -65,6 +90,7 @@ class Problem:
     dtype: DType
     is_static: bool
     is_mappable: bool  # tensor maps can describe the operands
+    is_joined: bool  # one left operand, and right ones that can stand side by side
     along_depth: bool  # the second operand runs along the depth in memory
     stored_bytes: int  # of all results, for one element
 
@@ -101,12 +127,15 @@ def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> P
         dtype,
         all(isinstance(dim, int) for dim in dims),
         not are_mixed and all(is_mappable(view, dtype) for view in views),
+        len(phases(matmuls)) == 1 and len({is_row_major(m.operands.b) for m in matmuls}) == 1,
         matmuls[0].operands.b.strides[-2] == 1,
         sum(buffers[name].dtype.num_bytes for name in kernel.stored),
     )
 
 
-def proposed(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> list[Template]:
+def proposed(
+    problem: Problem, gpu: Gpu, precisions: tuple[str, ...], most: int = MOST
+) -> list[Template]:
     """The most promising templates; `precisions` are those that float32 may be multiplied in."""
     if 0 in (problem.batch, problem.rows, problem.columns):
         return []  # nothing to compute
@@ -114,7 +143,7 @@ def proposed(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> list[Te
     every = (_fitted(t, problem, gpu) for t in _all(problem, gpu, precisions))
     legal = [t for t in every if not why_too_large(t, problem, gpu)]
     ranked = list(dict.fromkeys(sorted(legal, key=lambda t: model.seconds(t, problem))))
-    return _of_each_precision(ranked) if problem.dtype is DType.F32 else ranked[:MOST]
+    return _of_each_precision(ranked) if problem.dtype is DType.F32 else ranked[:most]
 
 
 def _of_each_precision(ranked: Sequence[Template]) -> list[Template]:
@@ -133,6 +162,8 @@ def _all(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Te
         yield from _vectors(problem)
     is_new = gpu.capability >= 90 and problem.dtype in HALVES  # tensor maps, in sizes known now
     if is_new and problem.is_mappable and problem.is_static:
+        # The matrix instructions of groups of warps are those of one generation.
+        yield from _specialised(problem, gpu) if gpu.capability == 90 else ()
         yield from _mapped(problem, gpu)
     for rows, columns, depth, warps, stages in _FLOAT_BLOCKS if is_float else _HALF_BLOCKS:
         if rows > max(16, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
@@ -178,6 +209,27 @@ def _mapped(problem: Problem, gpu: Gpu) -> Iterator[Template]:
         yield Template(PERSISTENT, rows, columns, depth, warps, stages, programs=programs, parts=2)
 
 
+def _specialised(problem: Problem, gpu: Gpu) -> Iterator[Template]:
+    """Kernels whose warps have roles: right operands share the columns of a block."""
+    beside, found = problem.num_accumulators, Counter[tuple[str, int, int]]()
+    if problem.batch != 1 or not problem.is_joined or beside not in (1, 2, 4):
+        return
+    tables = {PING_PONG: _PING_PONG_BLOCKS, COOPERATIVE: _COOPERATIVE_BLOCKS}
+    for kind, block in ((kind, block) for kind, table in tables.items() for block in table):
+        rows, wide, depth, stages, parts = block
+        columns, warps = wide // beside, 4 if kind == PING_PONG else 8
+        if rows > max(64, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+            continue
+        made = Template(kind, rows, columns, depth, warps, stages, parts=1 if beside > 1 else parts)
+        tiles = num_tiles(made, problem)
+        takes_turns = kind == COOPERATIVE or tiles > gpu.multiprocessors
+        is_wide = made.tile.columns * problem.item_bytes >= SWIZZLED_BYTES
+        is_wanted = found[kind, rows, wide] < _OF_EACH_SIZE[kind]
+        if takes_turns and is_wide and is_wanted and not why_too_large(made, problem, gpu):
+            found[kind, rows, wide] += 1
+            yield replace(made, programs=min(gpu.multiprocessors, tiles))
+
+
 def _split(plain: Template, problem: Problem, gpu: Gpu) -> Iterator[Template]:
     """The template, and with its depth shared by several programs where tiles are few."""
     yield plain
@@ -202,6 +254,9 @@ def shared_bytes(template: Template, problem: Problem) -> int:
         return 0
     columns = template.columns * _loads_at_once(problem)
     step = (template.rows + columns) * template.depth * problem.item_bytes
+    if template.kind in SPECIALISED:
+        stored = GROUPS * template.tile.rows * template.tile.columns * problem.stored_bytes
+        return step * template.num_stages + stored + _LARGEST_BARRIERS
     if template.kind in (PERSISTENT, MAPPED):
         stored = template.rows * template.columns // template.parts * problem.stored_bytes
         return step * template.num_stages + stored
@@ -297,7 +352,7 @@ class Model:
 
     def _tiles(self, template: Template, problem: Problem) -> float:
         count, tiles = self.gpu.multiprocessors, num_tiles(template, problem)
-        is_persistent = template.kind == PERSISTENT
+        is_persistent = template.kind in (PERSISTENT, *SPECIALISED)
         units = tiles * template.splits
         occupancy = 1 if is_persistent else self._occupancy(template, problem)
         sharing = 1 if is_persistent else min(occupancy, ceil(units / count))
@@ -305,7 +360,8 @@ class Model:
         step = self._step(template, problem, sharing)
         stored = max(2, problem.stored_bytes) * template.rows * template.columns / _STORE_BYTES_S
         if is_persistent:
-            return ceil(tiles / count) * (steps * step + stored / 2) + _LATENCY_S
+            hidden = 4 if template.kind == PING_PONG else 2
+            return ceil(tiles / count) * (steps * step + stored / hidden) + _LATENCY_S
         total = ceil(units / (count * occupancy)) * (steps * step + _LATENCY_S + stored)
         return total if template.splits == 1 else total + _JOIN_S + template.splits * stored
 

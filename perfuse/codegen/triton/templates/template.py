@@ -14,6 +14,11 @@ FUSED = "is_fused"  # the option of a choice that says whether an epilogue belon
 POINTERS = "pointers"  # blocks read by address: any strides
 PERSISTENT = "persistent"  # blocks read by tensor maps, a program loops over tiles
 MAPPED = "mapped"  # blocks read by tensor maps, one tile a program
+PING_PONG = "ping-pong"  # two groups of warps take turns: one multiplies while one stores
+COOPERATIVE = "cooperative"  # two groups of warps share a tile, each with half of its rows
+SPECIALISED = (PING_PONG, COOPERATIVE)  # one more warp loads, by tensor maps
+GROUPS = 2  # of warps that multiply
+GROUP_WARPS = 4  # that issue one instruction for a matmul together
 VECTOR = "vector"  # one row: sums of products, without matrix units
 
 
@@ -55,6 +60,6 @@ class Template:
     @property
     def tile(self) -> Tile:
         """The block that an epilogue is computed for."""
-        return Tile(
-            self.kind, self.rows, self.columns // self.parts, self.num_warps, self.num_stages
-        )
+        rows = self.rows // 2 if self.kind == COOPERATIVE else self.rows
+        warps = GROUP_WARPS if self.kind in SPECIALISED else self.num_warps
+        return Tile(self.kind, rows, self.columns // self.parts, warps, self.num_stages)

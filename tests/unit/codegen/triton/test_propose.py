@@ -16,9 +16,12 @@ from perfuse.codegen.triton.templates.propose import (
     why_too_large,
 )
 from perfuse.codegen.triton.templates.template import (
+    COOPERATIVE,
     MAPPED,
     PERSISTENT,
+    PING_PONG,
     POINTERS,
+    SPECIALISED,
     VECTOR,
     Template,
 )
@@ -29,7 +32,7 @@ GPU, OLD, AMD = (gpu_of_name(name) for name in ("sm_90", "sm_80", "gfx942"))
 
 
 def problem(rows: int, columns: int, depth: int, **changes: object) -> Problem:
-    made = Problem(1, rows, columns, (depth,), 1, DType.BF16, True, True, True, 2)
+    made = Problem(1, rows, columns, (depth,), 1, DType.BF16, True, True, True, True, 2)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -59,16 +62,29 @@ def test_a_few_that_fit(wanted: Problem, gpu: object) -> None:
         assert Template.of(template.choice) == template
         assert not why_too_large(template, wanted, gpu)  # type: ignore[arg-type]
     if gpu is not GPU:
-        assert not {PERSISTENT, MAPPED} & {template.kind for template in found}
+        assert not {PERSISTENT, MAPPED, *SPECIALISED} & {template.kind for template in found}
 
 
 def test_large_ones_are_persistent_and_one_row_needs_no_matrix_units() -> None:
-    assert proposed(LARGE, GPU, ("",))[0].kind == PERSISTENT
+    assert proposed(LARGE, GPU, ("",))[0].kind == PING_PONG
+    assert {PERSISTENT, COOPERATIVE} <= {made.kind for made in proposed(LARGE, GPU, ("",))}
     assert proposed(problem(1, 4096, 14336), GPU, ("",))[0].kind == VECTOR
     assert proposed(problem(1, 4096, 14336, along_depth=False), GPU, ("",))[0].splits > 1
     few = proposed(problem(16, 14336, 4096), GPU, ("",))
     assert any(template.is_swapped for template in few)
     assert all(template.rows <= 64 for template in few)
+
+
+def test_roles_need_the_right_gpu_and_operands_side_by_side() -> None:
+    gate = problem(4096, 14336, 4096, num_accumulators=2)
+    assert proposed(gate, GPU, ("",))[0].columns == 64
+    for other in (replace(gate, is_joined=False), problem(512, 512, 512, batch=4)):
+        assert not {t.kind for t in proposed(other, GPU, ("",), most=99)} & set(SPECIALISED)
+    newer = gpu_of_name("sm_100")
+    assert not {t.kind for t in proposed(LARGE, newer, ("",), most=99)} & set(SPECIALISED)
+    few = proposed(problem(1024, 1024, 1024), GPU, ("",), most=99)
+    assert PING_PONG not in {t.kind for t in few}, "one tile a program: no turns are taken"
+    assert COOPERATIVE in {t.kind for t in few}
 
 
 def test_few_tiles_share_their_depth() -> None:

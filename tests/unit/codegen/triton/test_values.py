@@ -16,6 +16,7 @@ from perfuse.testing import fresh_cache
 
 SMALL_FLOATS = [
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
 ]  # fmt: skip
 _INTS_ONLY = {"divisor", "bit_not", "bit_and", "bit_or", "bit_xor", "shl", "shr"}
 
@@ -55,6 +56,20 @@ def test_floats_of_eight_bits_are_read_exactly(dtype: torch.dtype) -> None:
     x = torch.arange(256, dtype=torch.uint8).view(dtype)
     ours = interpreted(lambda x: x.float(), x)
     torch.testing.assert_close(ours, x.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_numbers_as_floats_of_eight_bits() -> None:
+    """Constants and results without dimensions, of which minus zero keeps its sign."""
+
+    def numbers(x: Tensor) -> list[Tensor]:
+        return [r.to(dtype) for dtype in SMALL_FLOATS for r in (x.amax(), torch.full((3,), 0.3))]
+
+    x = torch.full((2, 3), -0.0)
+    with fresh_cache(), config.patch({"gpu.interpret": True}):
+        torch._dynamo.reset()
+        ours = torch.compile(numbers, backend="perfuse")(x)
+    for mine, eager in zip(ours, numbers(x), strict=True):
+        assert torch.equal(mine.view(torch.uint8), eager.view(torch.uint8))
 
 
 @pytest.mark.parametrize("op", [o for o in SCALAR_OPS if o not in ("cast", "round_to")])

@@ -1,0 +1,120 @@
+"""Building for AMD: the command of hipcc and clang, limits, and what is kept. No ROCm is needed."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfuse.autotune.ck import with_progress
+from perfuse.build.ck import CK_LIBRARY, CONFIG_TEXT, build_ck, why_no_ck
+from perfuse.codegen.ck.instance import preselected_instances
+from perfuse.codegen.ck.launch import ck_choice
+from perfuse.codegen.triton.sources import HostUnit
+from perfuse.context import Context
+from perfuse.decision import library
+from perfuse.errors import CkUnavailable, CompilerFailed
+from tests.ck.stand_in import context_with
+from tests.ck.test_source import F16
+
+# hipcc as a program that writes down how it is called, and has g++ do the work.
+FAKE = """#!/bin/sh
+if [ "$1" = --version ]; then echo "HIP version: 7.0, NAME"; exit; fi
+echo "$@" >> COMMANDS
+keep=""
+for word in "$@"; do
+  case "$word" in --offload-arch*|--rocm-path*) ;; hip|-x) ;; *) keep="$keep $word" ;; esac
+done
+exec g++ -O0 -mf16c $keep
+"""
+
+
+def on_gpu(tmp_path: Path, name: str = "hipcc", **settings: Any) -> Context:
+    """A context for gfx942 without interpretation, whose compiler is the fake one."""
+    compiler = tmp_path / name
+    text = FAKE.replace("COMMANDS", str(tmp_path / "commands")).replace("NAME", str(tmp_path))
+    compiler.write_text(text)
+    compiler.chmod(stat.S_IRWXU)
+    chosen = {"gpu.interpret": False, "rocm.compiler": str(compiler), **settings}
+    made = context_with(**chosen)
+    gpu = context_with().target.gpu
+    assert gpu is not None
+    return replace(
+        made, target=replace(made.target, kind="hip", gpu=gpu), device=torch.device("cuda:0")
+    )
+
+
+# The compiler is what is tested, not what it compiles.
+UNIT = HostUnit("ck0", '#include "ck/config.h"\nextern "C" int answer() {\n  return 42;\n}\n')
+
+
+@pytest.mark.parametrize(("name", "flag"), [("hipcc", ""), ("clang++", "-x hip")])
+def test_the_command(tmp_path: Path, name: str, flag: str) -> None:
+    context = on_gpu(tmp_path, name, **{"rocm.arch": "gfx90a"})
+    assert why_no_ck(context) == ""
+    (entry,) = build_ck([UNIT], context)
+    assert CK_LIBRARY in entry.contents and "ck.cpp" in entry.contents
+    assert build_ck([UNIT], context) == (entry,)
+    (command,) = (tmp_path / "commands").read_text().splitlines()
+    assert "-shared" in command and "--offload-arch=gfx90a" in command and flag in command
+    assert ("-x hip" in command) == bool(flag)
+
+
+def test_another_gpu_is_another_library(tmp_path: Path) -> None:
+    keys = {
+        build_ck([UNIT], on_gpu(tmp_path, **{"rocm.arch": arch}))[0].key
+        for arch in ("", "gfx90a", "gfx942")
+    }
+    assert len(keys) == 2  # gfx942 is the target's
+
+
+def test_a_failure_is_kept() -> None:
+    unit = HostUnit("ck0", '#include "ck/ck.hpp"\nint x = nothing;\n')
+    context = context_with()
+    for _ in range(2):
+        with pytest.raises(CompilerFailed, match="nothing"):
+            build_ck([unit], context)
+    assert context.counters.snapshot()["build.compiler_runs"] == 1
+
+
+def test_limits_of_a_compile(tmp_path: Path) -> None:
+    """Too little memory or time is an error of that compile, and is not remembered."""
+    unit = HostUnit("ck0", f"{UNIT.text}// limited\n")
+    with pytest.raises(CompilerFailed):
+        build_ck([unit], context_with(**{"rocm.compile_bytes": 16 << 20}))
+    (entry,) = build_ck([unit], context_with())
+    assert CK_LIBRARY in entry.contents
+    slow = on_gpu(tmp_path, **{"build.timeout_s": 1})
+    (tmp_path / "hipcc").write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 30\n')
+    with pytest.raises(CompilerFailed, match="timed out after 1 s"):
+        build_ck([unit], slow)
+
+
+def test_nothing_is_built_without_ck(tmp_path: Path) -> None:
+    nowhere = {"rocm.ck_dir": str(tmp_path)}
+    with pytest.raises(CkUnavailable, match="is not installed"):
+        build_ck([UNIT], context_with(**nowhere))
+    assert build_ck([], context_with(**nowhere)) == ()
+    assert "CK_USE_XDL" in CONFIG_TEXT
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
+    context = on_gpu(tmp_path, **{"rocm.compiler": "/nowhere/hipcc"})
+    assert why_no_ck(context) == ("no compiler for Composable Kernel (looked for /nowhere/hipcc)")
+    with pytest.raises(CkUnavailable, match="no compiler"):
+        build_ck([UNIT], context)
+
+
+def test_progress_counts_those_left(caplog: pytest.LogCaptureFixture) -> None:
+    choices = [library("aten.mm.out"), ck_choice(F16), ck_choice(preselected_instances()[0])]
+    builds, progress = with_progress([(choice, lambda: None) for choice in choices], "mm")
+    with caplog.at_level(logging.INFO, "perfuse.tuning"), progress:
+        for _, build in builds:
+            build()
+    messages = [record.message for record in caplog.records if "CK for mm" in record.message]
+    assert [message.rpartition(", ")[2] for message in messages] == ["1 left", "0 left"]
