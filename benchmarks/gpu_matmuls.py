@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.matmul_cases import CASES, Case
+from perfuse.autotune.program_request import random_inputs
+from perfuse.autotune.race_plans import PlanRace
 from perfuse.autotune.sites import Site, choices_of, plan_of_site, sites_of, with_choice
-from perfuse.autotune.templates import entered, inputs_of, reference_gate, reference_of
+from perfuse.autotune.templates import gate_of
 from perfuse.backends import backend_of
 from perfuse.build.bundle import CodeObject, read_bundle
 from perfuse.codegen.triton.templates.propose import MOST
@@ -124,9 +127,10 @@ def _first_line(error: Exception) -> str:
 
 def measure(job: Job, context: Context, seconds: float, others: dict[str, Run]) -> None:
     """Check each entry against a reference, then time all of them in rounds."""
-    inputs = inputs_of(job.alone.program, context.device)
-    gate = reference_gate(reference_of(job.site, job.alone, inputs, context))
-    enter = entered(job.site, job.alone, inputs, context)
+    inputs = random_inputs(job.alone.program, context.device)
+    gate = gate_of(job.site, job.alone, inputs, context)
+    plan_of = partial(with_choice, job.alone, job.site)
+    rivals = PlanRace(job.case.name, job.case.name, tuple(job.choices), plan_of, inputs)
     runs: dict[str, Run] = {}
     expected: Any = None
     for choice in job.choices:
@@ -135,7 +139,7 @@ def measure(job: Job, context: Context, seconds: float, others: dict[str, Run]) 
             continue
         print(f"{job.case.name}: {choice.name}", flush=True)  # the last line names one that hangs
         try:
-            run = enter(choice)
+            run = rivals.run(choice, context)
             result = run()
             torch.cuda.synchronize()
             expected = result if expected is None else expected

@@ -29,8 +29,9 @@ from benchmarks.gpu_worker import Stopwatch
 from benchmarks.memory_cases import gelu_bias, swish
 from benchmarks.tiles import wider
 from perfuse import config
+from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import Reading, Rules, race
-from perfuse.autotune.tiles import plan_of_one
+from perfuse.autotune.run_alone import plan_of_one
 from perfuse.backends import backend_of
 from perfuse.build.bundle import read_bundle
 from perfuse.cache.manifest import Entry
@@ -40,7 +41,6 @@ from perfuse.codegen.triton.unit import generate_triton, machine_of
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.decision import Choice
-from perfuse.runtime.measure import random_inputs
 from perfuse.schedule.plan import Kernel, Plan, with_tile
 from perfuse.schedule.tile import Tile
 from perfuse.target import target_of
@@ -124,7 +124,7 @@ def _races(case: Case, context: Context, *, runs: bool) -> Iterator[tuple[Table,
     kernels = [(k, plan) for plan in plans for k in plan.kernels]
     is_alone, device = len(kernels) == 1, context.device.type
     for number, (kernel, plan) in enumerate(kernels):
-        alone = plan_of_one(kernel, plan.program)
+        alone = plan_of_one(kernel, plan)
         is_small = runs and kernel.num_bytes < SMALLEST_BYTES
         if is_small or not (_reduces(kernel) or _approximates(alone, context)):
             continue
@@ -160,7 +160,7 @@ def _entrants(kernel: Kernel, alone: Plan, context: Context, *, runs: bool) -> l
         ways.append(Way(f"{tiles[0]}, {APPROXIMATE}", tiles[0], _approximating(context)))
     with ThreadPoolExecutor(context.num_jobs(len(ways))) as pool:
         built = list(pool.map(lambda way: _built(alone, way.tile, way.context), ways))
-    inputs = random_inputs(alone.program, context.device) if runs else []
+    inputs = list(random_inputs(alone.program, context.device).values()) if runs else []
     return [
         _entrant(alone, way, made, inputs, runs=runs) for way, made in zip(ways, built, strict=True)
     ]

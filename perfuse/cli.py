@@ -20,6 +20,7 @@ from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_doctor import doctor
 from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake
 from perfuse.cli_lock import app as lock_app
+from perfuse.cli_rank import rank
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
 from perfuse.report.stages import STAGES
@@ -30,6 +31,7 @@ cache_app = typer.Typer(help="The cache of built code.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(artefact_app, name="artefact")
 app.add_typer(lock_app, name="lock")
+app.command()(rank)
 console = Console()
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "cpu.py"

@@ -97,6 +97,9 @@ class GpuSettings:
     approximate: bool = key(
         False, "Approximate division and exponentials in float32 too, not only in half precision."
     )
+    known_templates: bool = key(
+        True, "Compute matmuls by templates where those are known to beat the library on this GPU."
+    )
     max_cuda_graphs: int = plain(
         16, "The number of sets of sizes for which a program records a CUDA graph."
     )
@@ -187,7 +190,7 @@ class Settings:
     max_fusion_size: int = key(0, "The most loops that one kernel may hold; 0: no limit.")
     autotune_in_subproc: bool = plain(False, "Run candidates in worker processes.")
     autotune_multi_device: bool = plain(False, "Use a worker for each visible GPU, not one.")
-    tune_seconds: int = plain(60, "Seconds of tuning for one matmul; 0: no limit.")
+    tune_seconds: int = plain(60, "Seconds of tuning for one graph; 0: no limit.")
     tune_timeout_s: int = plain(60, "Seconds after which a candidate in a worker is killed.")
     tune_worker_bytes: int = plain(
         0, "Memory that a worker may allocate; 0 takes three quarters of the machine's."
@@ -197,8 +200,10 @@ class Settings:
         False, "Run each kernel alone on random data, and log its time (channel tuning)."
     )
     autotune_local_cache: bool = plain(True, "Remember measured choices in the cache on disk.")
-    autotune_remote_cache: bool = plain(
-        False, "Share measured choices with other machines through the server at redis_url."
+    autotune_remote_cache: bool = key(
+        False,
+        "Share measured choices with other machines through the server at redis_url; tiles "
+        "of GPU kernels are then measured in default mode too, for at most a second.",
     )
     redis_url: str = plain(
         "", "Server of the remote cache: redis://[user:password@]host[:port][/database], rediss://."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class Context:
     settings: Settings
     counters: Counters
     device: torch.device = CPU  # of the tensors that kernels compute on
+    tune_until: float = math.inf  # by time.perf_counter; nothing is measured that begins later
 
     @staticmethod
     def default(settings: Settings | None = None) -> Context:

@@ -76,6 +76,7 @@ class Rival:
 
 
 NOTHING_REMEMBERED = "no choice is remembered, and nothing is measured in this mode"
+OUT_OF_TIME = "the time for tuning is over"
 # The end of a reason: what is wrong on this machine may be mended, and then be decided again.
 NOT_REMEMBERED = "not remembered, since candidates cannot be built here"
 
@@ -92,13 +93,14 @@ class Decision:
 
     @property
     def is_open(self) -> bool:
-        """Whether the default was taken only because nothing else is remembered."""
-        return self.reason == NOTHING_REMEMBERED
+        """Whether the default was taken only because nothing is remembered or measured."""
+        return self.reason in (NOTHING_REMEMBERED, OUT_OF_TIME)
 
     @property
     def is_final(self) -> bool:
-        """Whether it is remembered: all candidates could be built."""
-        return not self.reason.endswith(NOT_REMEMBERED)
+        """Whether it is remembered: all candidates could be built, and there was time for them."""
+        is_cut_short = any(rival.refusal.endswith(OUT_OF_TIME) for rival in self.rivals)
+        return not is_cut_short and not self.reason.endswith(NOT_REMEMBERED)
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -140,10 +142,10 @@ def answer_from(document: dict[str, Any], question: Question) -> Decision:
     return decision
 
 
-def undecided(subject: str, question: Question) -> Decision:
+def undecided(subject: str, question: Question, reason: str = NOTHING_REMEMBERED) -> Decision:
     """The default, where nothing is remembered and nothing may be measured."""
     rivals = unmeasured(question.candidates)
-    return Decision(subject, question.candidates[0], rivals, NOTHING_REMEMBERED, question)
+    return Decision(subject, question.candidates[0], rivals, reason, question)
 
 
 def ranked(subject: str, question: Question, order: Sequence[Choice]) -> Decision:

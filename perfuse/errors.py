@@ -78,6 +78,7 @@ class MemoryFault(PerfuseError):
     """A kernel or a library call wrote out of bounds (detected by `verify="memory"`)."""
 
     default_hint = "this is a bug in Perfuse; please report it with the function and its inputs."
+    is_wrong_result = True  # of a candidate that a tuner tries
 
     def __init__(self, step: str, place: str) -> None:
         super().__init__(f"{step} wrote out of bounds, {place}")

@@ -122,6 +122,12 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
     return compiled
 
 
+def fused_plan(module: GraphModule, context: Context) -> Plan:
+    """The plan of an ATen graph as tuners are given it."""
+    program = lower_graph(run_passes(module, context, ATEN_PASSES), context)
+    return fuse(program, context)
+
+
 def plan_graph(module: GraphModule, context: Context, run: Stages | None = None) -> Planned:
     """Plan an ATen graph: kernels and library calls in order, with memory for their results."""
     run = run or Stages()

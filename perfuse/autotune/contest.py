@@ -21,6 +21,7 @@ from perfuse.autotune.race import CANNOT_RUN
 from perfuse.autotune.request import BenchmarkRequest, Operand, Run
 from perfuse.autotune.search import Clock, Rules, Timer, estimates, turns, wall_timer
 from perfuse.autotune.verify_candidate import Judge, Reference, Trial, WrongResult
+from perfuse.decision import OUT_OF_TIME
 from perfuse.runtime.measure import event_timer
 
 # Two long rounds would decide less than five; more than these never did (tests/unit/autotune).
@@ -29,7 +30,6 @@ ALONE = replace(RULES, fewest_rounds=3, most_rounds=3)
 # Slower than the fastest by this, when tried alone, is surely slower when raced: times of separate
 # runs differ by half on a busy machine.
 _NEAR = 2.0
-OVER = "the time for tuning is over"
 
 Advance = Callable[[], None]
 
@@ -75,7 +75,7 @@ def contest_here(
     judge = Judge.of(contest.operands, contest.reference)
     for number, request in enumerate(requests):
         if clock() >= deadline and trials:
-            measured.failures[number] = Outcome(Fate.NOT_RUN, detail=OVER)
+            measured.failures[number] = Outcome(Fate.NOT_RUN, detail=OUT_OF_TIME)
             continue
         with _recorded(measured, number):
             trial = Trial(request, contest.result, judge)
@@ -157,17 +157,18 @@ def contest_in_workers(
     rules: Rules = RULES,
     deadline: float = math.inf,
     advance: Advance = lambda: None,
+    clock: Clock = time.perf_counter,
 ) -> Measured:
     """Verify and time candidates in workers: each alone, then the near ones together."""
     alone = [ContestRequest(contest, (request,), ALONE) for request in requests]
     measured = Measured()
-    for number, outcome in enumerate(pool.run(alone, deadline, advance=advance)):
+    for number, outcome in enumerate(pool.run(alone, deadline, clock, advance)):
         _add(measured, outcome, [number])
     fastest = {number: min(found) for number, found in measured.times.items()}
     best = min(fastest.values(), default=math.inf)
     near = [number for number, seconds in fastest.items() if seconds <= _NEAR * best]
-    if len(near) > 1 and time.monotonic() < deadline:
-        budget_s = min(rules.budget_s, deadline - time.monotonic())
+    if len(near) > 1 and clock() < deadline:
+        budget_s = min(rules.budget_s, deadline - clock())
         final = ContestRequest(
             contest, tuple(requests[n] for n in near), replace(rules, budget_s=budget_s)
         )

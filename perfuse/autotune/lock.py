@@ -54,7 +54,14 @@ def write_lock(
     `keeps_others` is off. Returns the file as written.
     """
     decisions = [d for e in explained for graph in e.graphs for d in graph.decisions]
-    made = lock_of(decisions if explained else _remembered())
+    return pin_decisions(path, decisions if explained else _remembered(), keeps_others=keeps_others)
+
+
+def pin_decisions(
+    path: str, decisions: Iterable[Decision], *, keeps_others: bool = True
+) -> LockFile:
+    """Pin the choices of decisions in a lock file; the file as written."""
+    made = lock_of(decisions)
     earlier = read_lock(path) if keeps_others else None
     entries = {**({} if earlier is None else earlier.entries), **made.entries}
     lock = LockFile(entries)

@@ -24,6 +24,7 @@ from perfuse.autotune import wire
 from perfuse.autotune.outcome import Fate, Outcome, timed
 from perfuse.autotune.worker_process import WorkerProcess
 from perfuse.config import Settings
+from perfuse.decision import OUT_OF_TIME
 from perfuse.environment import child_environment
 from perfuse.forking import ForkLock
 from perfuse.logs import channel
@@ -149,12 +150,12 @@ class TuningProcessPool:
         self,
         requests: Sequence[Any],
         deadline: float = math.inf,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
         advance: Callable[[], None] = lambda: None,
     ) -> list[Outcome]:
         """The outcome of each request; one that is not begun by the deadline is not run."""
         self.initialize()
-        outcomes = [Outcome(Fate.NOT_RUN, detail="the time for tuning is over")] * len(requests)
+        outcomes = [Outcome(Fate.NOT_RUN, detail=OUT_OF_TIME)] * len(requests)
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(len(requests)):
             waiting.put(number)

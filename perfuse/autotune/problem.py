@@ -29,6 +29,11 @@ class Problem:
         bias = " + bias" if self.has_bias else ""
         return f"matmul {self.rows}x{self.depth}x{self.columns}{bias}"
 
+    @property
+    def work(self) -> int:
+        """Its multiplications."""
+        return self.rows * self.columns * self.depth
+
     def operands(self) -> tuple[Operand, ...]:
         """a, b and the bias, of different random numbers."""
         a = Operand((self.rows, self.depth), self.a_strides, torch.float32, seed=0)

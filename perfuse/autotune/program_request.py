@@ -19,48 +19,99 @@ from perfuse.config import Settings, describe
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.errors import CacheDamaged
+from perfuse.ir.dtype import to_torch
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Program
+from perfuse.runtime.host_names import Call
 from perfuse.runtime.saved import PROGRAM, SavedProgram, files_of, read_program
 from perfuse.schedule.plan import Plan
+from perfuse.schedule.size_hints import value_of
 
 
 class ProgramRequest(BenchmarkRequest):
-    """Runs a program that was built before; its first result counts."""
+    """Runs a program that was built before; its first result counts.
+
+    Where there is a guarded program, which watches its memory, that has to run without error first.
+    """
 
     def __init__(
-        self, program: str, operands: Sequence[Operand], device: str, settings: dict[str, Any]
+        self,
+        program: str,
+        operands: Sequence[Operand],
+        device: str,
+        settings: dict[str, Any],
+        guarded: str = "",
     ) -> None:
-        self.program = program  # a document of runtime/saved.py
+        self.program, self.guarded = program, guarded  # documents of runtime/saved.py
         self.operands = tuple(operands)
         self.device = device
         self.settings = settings  # those that are not the default
 
     @staticmethod
-    def of(plan: Plan, operands: Sequence[Operand], context: Context) -> ProgramRequest:
-        """Compile a placed plan without constants, into the store."""
+    def of(plan: Plan, guarded: Plan | None = None, *, context: Context) -> ProgramRequest:
+        """Compile placed plans without constants, into the store."""
         assert not plan.program.constants, "constants do not travel"
         context = _seen_by_worker(context)
-        backend = backend_of(context.target)
-        sources = backend.generate(plan, context)
-        built = backend.build(sources, context)
-        host = backend.host(plan, sources, context)
-        saved = SavedProgram(host, tuple(entry.key for entry in built), {}, {})
-        document = files_of(saved)[PROGRAM].decode()
-        device = str(context.device)
-        moved = [replace(operand, device=device) for operand in operands]
-        return ProgramRequest(document, moved, device, changed_settings(context.settings))
+        document = _document(plan, context)
+        watched = "" if guarded is None else _document(guarded, context)
+        operands, settings = operands_of(plan.program, context.device), context.settings
+        changed = changed_settings(settings)
+        return ProgramRequest(document, operands, str(context.device), changed, watched)
+
+    def benchmark(
+        self, *input_tensors: torch.Tensor, output_tensor: torch.Tensor | None = None
+    ) -> float:
+        inputs = input_tensors or tuple(operand.tensor() for operand in self.operands)
+        if self.guarded:
+            self._call(self.guarded)(list(inputs))
+        return super().benchmark(*inputs, output_tensor=output_tensor)
 
     def loaded(self, inputs: tuple[torch.Tensor, ...], out: torch.Tensor | None) -> Run:
+        call = self._call(self.program)
+        return lambda: call(list(inputs))[0]
+
+    def _call(self, document: str) -> Call:
         settings = Settings().with_overrides(self.settings)
         context = replace(Context.on(torch.device(self.device), settings), counters=Counters())
-        files = {PROGRAM: self.program.encode()}
+        files = {PROGRAM: document.encode()}
         saved = read_program(lambda name: files.get(name, b""))
         store = open_store(context)
         built = [store.get(key) for key in saved.built]
         entries = [entry for entry in built if entry is not None]
         if len(entries) < len(built):
             raise CacheDamaged("a library of the program is not in the store")
-        call = backend_of(context.target).load(saved.host, entries, {}, context)
-        return lambda: call(list(inputs))[0]
+        return backend_of(context.target).load(saved.host, entries, {}, context)
+
+
+def _document(plan: Plan, context: Context) -> str:
+    """A program as the cache stores it, after it was built."""
+    backend = backend_of(context.target)
+    sources = backend.generate(plan, context)
+    built = backend.build(sources, context)
+    host = backend.host(plan, sources, context)
+    saved = SavedProgram(host, tuple(entry.key for entry in built), {}, {})
+    return files_of(saved)[PROGRAM].decode()
+
+
+def operands_of(program: Program, device: torch.device) -> list[Operand]:
+    """Random inputs of a program by description; dynamic sizes are likely ones."""
+    made = []
+    for number, name in enumerate(program.inputs):
+        buffer = program.buffers[name]
+        shape, strides = (known_sizes(dims, program) for dims in (buffer.shape, buffer.strides))
+        made.append(Operand(shape, strides, to_torch(buffer.dtype), str(device), seed=number))
+    return made
+
+
+def random_inputs(program: Program, device: torch.device) -> dict[str, torch.Tensor]:
+    """Random inputs of a program by name, the same numbers each time."""
+    made = (operand.tensor() for operand in operands_of(program, device))
+    return dict(zip(program.inputs, made, strict=True))
+
+
+def known_sizes(dims: Sequence[Dim], program: Program) -> tuple[int, ...]:
+    """Sizes or strides as numbers: dynamic ones by their likely values."""
+    return tuple(value_of(dim, program.hints) for dim in dims)
 
 
 def changed_settings(settings: Settings) -> dict[str, Any]:

@@ -6,20 +6,23 @@ where there is a gate. The best turn of each counts.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from perfuse.autotune.outcome import Fate, failed
 from perfuse.autotune.search import Clock as Clock
 from perfuse.autotune.search import Reading as Reading
 from perfuse.autotune.search import Rules as Rules
 from perfuse.autotune.search import Run as Run
 from perfuse.autotune.search import Timer as Timer
 from perfuse.autotune.search import turns, wall_timer
-from perfuse.decision import Choice, Decision, Rival
+from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival
 from perfuse.errors import KernelTooLarge, PerfuseError
 
 Enter = Callable[[Choice], Run]  # builds and loads a rival; what runs it once
@@ -38,48 +41,85 @@ def race(
     gate: Gate | None = None,
     timer: Timer | None = None,
     clock: Clock = time.perf_counter,
+    deadline: float = math.inf,
+    guarded: Enter | None = None,
 ) -> Decision:
-    """Race the choices, interleaved; the first is the default and has to run."""
-    runs, refusals = _entered(choices, enter, gate)
-    times = turns(runs, rules, timer or wall_timer(clock), clock)
-    default, best = next(iter(times)), min(times, key=lambda choice: min(times[choice]))
-    is_faster = min(times[best]) + rules.unseen_s < rules.margin * min(times[default])
-    rounds = len(times[default])
+    """Race the choices, interleaved; the first is the default and has to run.
+
+    Of those that are not begun by the deadline only the first challenger takes part. `guarded`
+    runs a challenger in memory that is watched: that result has to pass the gate as well.
+    """
+    entered = _Entered(gate, guarded)
+    for number, choice in enumerate(choices):
+        if number > 1 and clock() >= deadline:
+            entered.refusals[choice] = OUT_OF_TIME
+        else:
+            entered.add(choice, enter, is_last=len(entered.refusals) + 1 == len(choices))
+    rules = within(rules, deadline - clock())
+    times = turns(entered.runs, rules, timer or wall_timer(clock), clock)
+    default, rounds = next(iter(times)), len(times[next(iter(times))])
+    refusals, best = entered.refusals, _winner(times, rules)
+    while best != default and (why := entered.refusal_now(best)):
+        refusals[best] = f"{Fate.WRONG}: after it was timed: {why}"
+        del times[best]
+        best = _winner(times, rules)
     return Decision(
         subject,
-        best if is_faster else default,
+        best,
         tuple(rival_of(choice, times, refusals) for choice in choices),
         f"best of {rounds} rounds; a challenger must win by {1 - rules.margin:.0%}",
     )
 
 
-def _entered(
-    choices: Sequence[Choice], enter: Enter, gate: Gate | None
-) -> tuple[dict[Choice, Run], dict[Choice, str]]:
+def within(rules: Rules, seconds: float) -> Rules:
+    """The rules for a race of at most some seconds; one round, where there are none."""
+    fewest = rules.fewest_rounds if seconds > 0 else 1
+    return replace(rules, budget_s=max(0.0, min(rules.budget_s, seconds)), fewest_rounds=fewest)
+
+
+def _winner(times: Mapping[Choice, Sequence[float]], rules: Rules) -> Choice:
+    default, best = next(iter(times)), min(times, key=lambda choice: min(times[choice]))
+    is_faster = min(times[best]) + rules.unseen_s < rules.margin * min(times[default])
+    return best if is_faster else default
+
+
+class _Entered:
     """Those that run, after a first turn each, and why the others do not."""
-    runs: dict[Choice, Run] = {}
-    refusals: dict[Choice, str] = {}
-    expected: Any = None
-    for choice in choices:
+
+    def __init__(self, gate: Gate | None, guarded: Enter | None) -> None:
+        self._gate, self._guarded = gate, guarded
+        self._expected: Any = None  # the result of the default
+        self.runs: dict[Choice, Run] = {}
+        self.refusals: dict[Choice, str] = {}
+
+    def add(self, choice: Choice, enter: Enter, *, is_last: bool) -> None:
+        """Build, run and check a choice; an error, if the default cannot run or nothing can."""
+        is_default = not self.runs and not self.refusals
         try:
+            # In watched memory first: elsewhere a stray write damages this process.
+            results = [self._guarded(choice)()] if self.runs and self._guarded is not None else []
             run = enter(choice)
-            result = run()
+            results.append(run())
         except CANNOT_RUN as error:
-            is_default = choice == choices[0] and not isinstance(error, KernelTooLarge)
-            if is_default or len(refusals) + 1 == len(choices):
+            if (is_default and not isinstance(error, KernelTooLarge)) or is_last:
                 raise  # the default has to run, if there is room for it
-            refusals[choice] = f"{type(error).__name__}: {error}"
-            continue
-        refusal = None
-        if gate is not None and runs:
-            refusal = gate(expected, result)
-        elif gate is not None:
-            expected = result
-        if refusal is None:
-            runs[choice] = run
-        else:
-            refusals[choice] = refusal
-    return runs, refusals
+            outcome = failed(error)
+            self.refusals[choice] = outcome.reason if outcome.fate is Fate.WRONG else outcome.detail
+            return
+        if not self.runs:
+            self._expected = results[0] if self._gate is not None else None
+        elif why := next(filter(None, map(self.refusal, results)), None):
+            self.refusals[choice] = why
+            return
+        self.runs[choice] = run
+
+    def refusal(self, result: Any) -> str | None:
+        """Why a result is not as right as the default's."""
+        return None if self._gate is None else self._gate(self._expected, result)
+
+    def refusal_now(self, choice: Choice) -> str | None:
+        """Why a choice that was right before it was timed no longer is."""
+        return None if self._gate is None else self.refusal(self.runs[choice]())
 
 
 def rival_of(
@@ -93,6 +133,13 @@ def rival_of(
     spread = statistics.median(abs(t - median) for t in found)
     best, median, spread = (round(value, 3) for value in (min(found), median, spread))
     return Rival(choice, best, median, spread)
+
+
+def with_late(decision: Decision, candidates: Sequence[Choice]) -> Decision:
+    """The decision with every candidate; those that did not take part had no time for it."""
+    raced = {rival.choice: rival for rival in decision.rivals}
+    late = tuple(raced.get(c) or Rival(c, refusal=OUT_OF_TIME) for c in candidates)
+    return replace(decision, rivals=late)
 
 
 # A challenger's error may be this many times the default's: one library sums long rows in a chain.

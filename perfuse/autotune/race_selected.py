@@ -13,8 +13,10 @@ from functools import partial
 from types import MappingProxyType
 
 from perfuse.autotune.faces import AlgorithmSelector
+from perfuse.autotune.outcome import Fate
+from perfuse.autotune.quarantine import quarantine
 from perfuse.autotune.race import Enter, Gate, Rules, Timer, race
-from perfuse.autotune.select import fallen_back, is_selecting
+from perfuse.autotune.select import fallen_back
 from perfuse.autotune.sources import is_selected, silent_sources
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Rival
@@ -22,6 +24,7 @@ from perfuse.errors import NoValidChoicesError
 from perfuse.ir.program import Matmul
 from perfuse.logs import channel
 from perfuse.schedule.plan import Plan
+from perfuse.selection import is_selecting
 
 # Why choices must not run in this process, found out in workers (`screen.py`).
 Screen = Callable[[Sequence[Choice]], Mapping[Choice, str]]
@@ -41,18 +44,22 @@ def race_selected(
     timer: Timer | None = None,
     screen: Screen = lambda choices: {},
     silent: Mapping[str, str] = NOTHING_SILENT,
+    guarded: Enter | None = None,
+    problem: str = "",
 ) -> Decision:
     """The winner among selected choices; the library's call, or an error, if none is valid.
 
-    `silent` says of sources that propose nothing why they do not.
+    `silent` says of sources that propose nothing why they do not. Choices that were wrong are
+    quarantined under the `problem` that they were wrong for.
     """
-    held = partial(race, subject, rules=rules, gate=gate, timer=timer)
+    held = partial(race, subject, rules=rules, gate=gate, timer=timer, guarded=guarded)
     decisions: list[Decision] = []
 
     def benchmark(asked: list[Choice]) -> dict[Choice, float]:
         refusals = screen(asked)
         runs = [choices[0], *(c for c in asked if c != choices[0] and c not in refusals)]
-        decision = held(runs, enter)
+        decision = held(runs, enter, deadline=context.tune_until)
+        _quarantine_wrong(decision, problem, context)
         decisions.append(_with_refusals(decision, choices, refusals))
         times = {rival.choice: rival.best_us for rival in decision.rivals}
         return {c: (times.get(c) or math.inf) / 1e3 for c in asked}
@@ -68,6 +75,12 @@ def race_selected(
         return decision
     best = min(finite, key=lambda choice: finite[choice])
     return replace(decision, chosen=best, reason=f"{decision.reason}; ATEN is not selected")
+
+
+def _quarantine_wrong(decision: Decision, problem: str, context: Context) -> None:
+    for rival in decision.rivals:
+        if rival.refusal.startswith(Fate.WRONG):
+            quarantine(problem or decision.subject, rival.choice, rival.refusal, context)
 
 
 def _told(silent: Mapping[str, str]) -> list[str]:
@@ -99,7 +112,7 @@ def require_selected(plan: Plan, context: Context) -> Plan:
 
     Without `autotune_fallback_to_aten`, one is an error.
     """
-    if not is_selecting(context):
+    if not is_selecting(context.settings):
         return plan
     for step in plan.steps:
         if isinstance(step, Matmul) and not is_selected(step.choice, context):

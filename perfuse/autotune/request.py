@@ -35,21 +35,19 @@ class Operand:
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
 
     def tensor(self) -> torch.Tensor:
-        """The tensor, from a generator of its own."""
-        generator = torch.Generator().manual_seed(self.seed)
+        """The tensor, from a generator of its own on its device."""
+        device = torch.device(self.device)
+        how: dict[str, Any] = {
+            "generator": torch.Generator(device).manual_seed(self.seed), "device": device,
+        }  # fmt: skip
         if self.dtype.is_floating_point or self.dtype.is_complex:
             wide = torch.complex64 if self.dtype.is_complex else torch.float32
-            flat = torch.randn(self.span, generator=generator, dtype=wide).to(self.dtype)
+            flat = torch.randn(self.span, dtype=wide, **how).to(self.dtype)
         elif self.dtype is torch.bool:
-            flat = torch.randint(0, 2, (self.span,), generator=generator).bool()
+            flat = torch.randint(0, 2, (self.span,), **how).bool()
         else:
-            flat = torch.randint(0, 16, (self.span,), generator=generator).to(self.dtype)
-        return flat.to(self.device).as_strided(self.shape, self.strides)
-
-
-def operand_like(tensor: torch.Tensor) -> Operand:
-    """The description of a tensor, with random numbers of its own."""
-    return Operand(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+            flat = torch.randint(0, 16, (self.span,), **how).to(self.dtype)
+        return flat.as_strided(self.shape, self.strides)
 
 
 class BenchmarkRequest:

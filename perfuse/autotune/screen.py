@@ -10,7 +10,6 @@ from perfuse.autotune.pool import TuningProcessPool, shared_pool
 from perfuse.autotune.program_request import ProgramRequest
 from perfuse.autotune.quarantine import quarantine, quarantined
 from perfuse.autotune.race import CANNOT_RUN
-from perfuse.autotune.request import Operand
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.schedule.plan import Plan
@@ -19,21 +18,19 @@ from perfuse.schedule.plan import Plan
 def screened(
     problem: Any,
     choices: Sequence[Choice],
-    plan_of: Callable[[Choice], Plan],
-    operands: Sequence[Operand],
+    plans_of: Callable[[Choice], tuple[Plan, Plan]],
     context: Context,
     pool: TuningProcessPool | None = None,
 ) -> dict[Choice, str]:
-    """Why some choices must not run in this process; none where settings ask for no workers.
+    """Why some choices must not run in this process: quarantined, or failed in a worker.
 
-    `plan_of` gives the placed plan of a choice alone; `repr(problem)` identifies the problem.
+    `plans_of` gives the placed plan of a choice alone, and the same with its memory watched, which
+    a worker runs first. `repr(problem)` identifies the problem.
     """
-    if not context.settings.autotune_in_subproc:
-        return {}
     refusals = {c: why for c in choices if (why := quarantined(problem, c, context))}
-    outcomes = _outcomes(
-        [c for c in choices if c not in refusals], plan_of, operands, context, pool
-    )
+    if not context.settings.autotune_in_subproc:
+        return refusals
+    outcomes = _outcomes([c for c in choices if c not in refusals], plans_of, context, pool)
     for choice, outcome in outcomes.items():
         if outcome.reason:
             refusals[choice] = outcome.reason
@@ -44,8 +41,7 @@ def screened(
 
 def _outcomes(
     choices: Sequence[Choice],
-    plan_of: Callable[[Choice], Plan],
-    operands: Sequence[Operand],
+    plans_of: Callable[[Choice], tuple[Plan, Plan]],
     context: Context,
     pool: TuningProcessPool | None,
 ) -> Mapping[Choice, Outcome]:
@@ -53,8 +49,8 @@ def _outcomes(
     outcomes: dict[Choice, Outcome] = {}
     for choice in choices:
         try:
-            requests[choice] = ProgramRequest.of(plan_of(choice), operands, context)
+            requests[choice] = ProgramRequest.of(*plans_of(choice), context=context)
         except CANNOT_RUN as error:
             outcomes[choice] = failed(error)
-    found = (pool or shared_pool(context.settings)).run(list(requests.values()))
+    found = (pool or shared_pool(context.settings)).run(list(requests.values()), context.tune_until)
     return outcomes | {c: timed(o) for c, o in zip(requests, found, strict=True)}

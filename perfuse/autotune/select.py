@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,11 +42,6 @@ class Selection:
     contest: Contest
     fallback: Choice  # the library's own call
     question: Callable[[Sequence[Choice]], Question]  # which of some choices is the fastest
-
-
-def is_selecting(context: Context) -> bool:
-    """Whether matmuls are computed by the fastest of the selected sources."""
-    return context.settings.max_autotune or context.settings.max_autotune_gemm
 
 
 def select(selection: Selection, context: Context) -> Decision:
@@ -125,8 +119,7 @@ def _decided(selection: Selection, offers: Offers, context: Context) -> Decision
 def _measured(selection: Selection, sources: Mapping[Choice, Source], context: Context) -> Measured:
     """Build the candidates in parallel and hold their contest where the settings say."""
     requests, failures = _requests(selection.problem, sources, context)
-    numbers, settings = list(requests), context.settings
-    limit_s = float(settings.tune_seconds) or math.inf
+    numbers, settings, deadline = list(requests), context.settings, context.tune_until
     with TuningProgress(str(selection.problem), len(requests)) as progress:
         asked = (selection.contest, list(requests.values()))
         if settings.autotune_in_subproc:
@@ -134,11 +127,10 @@ def _measured(selection: Selection, sources: Mapping[Choice, Source], context: C
                 *asked,
                 shared_pool(settings),
                 RULES,
-                deadline=time.monotonic() + limit_s,
-                advance=progress.advance,
+                deadline,
+                progress.advance,
             )
         else:
-            deadline = time.perf_counter() + limit_s
             measured = contest_here(*asked, RULES, deadline, progress.advance)
     times = {numbers[n]: found for n, found in measured.times.items()}
     failures |= {numbers[n]: outcome for n, outcome in measured.failures.items()}
@@ -155,7 +147,7 @@ def _requests(
         if source.build is not None
     ]
     num_threads = num_compile_threads(context, len(builds))
-    errors = compile_together(builds, num_threads, context.counters)
+    errors = compile_together(builds, num_threads, context.counters, context.tune_until)
     requests: dict[int, BenchmarkRequest] = {}
     failures: dict[int, Outcome] = {}
     for number, (choice, source) in enumerate(sources.items()):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from perfuse.autotune.run_alone import are_sizes_shown, plan_of_steps
 from perfuse.codegen.ck.launch import SOURCE as CK
-from perfuse.codegen.triton.templates.propose import MOST, problem_of, proposed
+from perfuse.codegen.triton.templates.propose import MOST, is_mixed, problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
 from perfuse.gpu import Gpu
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Symbol
-from perfuse.ir.program import BufferKind, Matmul, Program, View
+from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.contract import (
     contracted,
@@ -23,21 +22,34 @@ from perfuse.schedule.contract import (
     with_contraction,
 )
 from perfuse.schedule.plan import Kernel, Plan, Step, with_template
+from perfuse.schedule.read_stored import read_stored
 from perfuse.schedule.size_hints import value_of
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Matmuls, the kernel that reads their results if there is one, and both as one kernel."""
+    """Matmuls, the kernel that reads their results if there is one, and both as one kernel.
+
+    Templates widen int8 operands while they read them; for the library, kernels do so before.
+    """
 
     matmuls: tuple[Matmul, ...]
     epilogue: Kernel | None
     alone: tuple[Kernel, ...]  # a contraction for each matmul; empty where one has none
     fused: Kernel | None
+    widening: tuple[Kernel, ...] = ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        return (*self.matmuls, *(() if self.epilogue is None else (self.epilogue,)))
+        last = () if self.epilogue is None else (self.epilogue,)
+        return (*self.widening, *self.matmuls, *last)
+
+    @property
+    def contracted(self) -> tuple[Matmul, ...]:
+        """The matmuls as templates compute them: of operands as they are stored."""
+        found = [self.fused] if self.fused is not None else self.alone
+        made = [k.contraction.matmuls for k in found if k is not None and k.contraction is not None]
+        return tuple(matmul for matmuls in made for matmul in matmuls)
 
     def __str__(self) -> str:
         sizes = ", ".join("x".join(map(repr, sizes_of(m))) for m in self.matmuls)
@@ -53,9 +65,8 @@ def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
             continue
         site = _with_epilogue(matmul, plan, seen) if with_epilogues else None
         if site is None:
-            made = contracted(matmul, plan.program)
-            site = Site((matmul,), None, (made,), None) if isinstance(made, Kernel) else None
-        if site is not None and _are_sizes_given(site, plan):
+            site = _without_epilogue(matmul, plan)
+        if site is not None and are_sizes_shown(plan_of_site(site, plan)):
             seen |= {m.out for m in site.matmuls}
             seen |= set() if site.epilogue is None else {site.epilogue.name}
             yield site
@@ -67,28 +78,35 @@ def _is_large(matmul: Matmul, plan: Plan) -> bool:
     return work > plan.thresholds.gpu_loop_matmul_work
 
 
-def _are_sizes_given(site: Site, plan: Plan) -> bool:
-    """Whether the host can read every dynamic size off the shape of what a site is given."""
-    buffers = [plan.program.buffers[name] for step in site.steps for name in _touched(step)]
-    kernels = [step for step in site.steps if isinstance(step, Kernel)]
-    dims = [dim for buffer in buffers for dim in (*buffer.shape, *buffer.strides)]
-    dims += [axis.size for kernel in kernels for axis in kernel.axes]
-    dims += [d for m in site.matmuls for v in m.views() for d in (*v.shape, *v.strides, v.offset)]
-    used = {atom for dim in dims for atom in ix.atoms_of(dim) if isinstance(atom, Symbol)}
-    given = _given(site, plan.program)
-    shown = {ix.as_atom(size) for name in given for size in plan.program.buffers[name].shape}
-    return used <= shown
+def _without_epilogue(matmul: Matmul, plan: Plan) -> Site | None:
+    stored = _as_stored(plan, [matmul])
+    made = contracted(stored.matmuls[0], stored.plan.program)
+    if not isinstance(made, Kernel):
+        return None
+    return Site((matmul,), None, (made,), None, stored.widening)
 
 
-def _touched(step: Step) -> list[str]:
-    return [*step.reads(), *_made(step)]
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A plan in which matmuls read int8 operands, and the kernels that it no longer needs."""
+
+    plan: Plan
+    matmuls: tuple[Matmul, ...]
+    widening: tuple[Kernel, ...]
 
 
-def _given(site: Site, program: Program) -> list[str]:
-    """The buffers that a site reads and does not make."""
-    made = {name for step in site.steps for name in _made(step)}
-    read = dict.fromkeys(name for step in site.steps for name in step.reads())
-    return [name for name in read if name not in made and name in program.buffers]
+def _as_stored(plan: Plan, matmuls: Sequence[Matmul]) -> _Stored:
+    own: list[Matmul] = []
+    widening: list[Kernel] = []
+    for matmul in matmuls:
+        found = read_stored(plan, matmul)
+        if found.widening and is_mixed(found.matmul, found.plan.program.buffers):
+            plan = found.plan
+            own.append(found.matmul)
+            widening += found.widening
+        else:
+            own.append(matmul)
+    return _Stored(plan, tuple(own), tuple(widening))
 
 
 def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
@@ -100,12 +118,14 @@ def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
     read = [s for s in plan.steps if isinstance(s, Matmul) and s.out in reader.reads()]
     every = [m for m in read if m.out not in seen and _is_large(m, plan)]
     for chosen in [every, [matmul]] if len(every) > 1 else [[matmul]]:
-        fused = contracted_with(chosen, reader, plan)
+        stored = _as_stored(plan, chosen)
+        same = next(k for k in stored.plan.kernels if k.name == reader.name)
+        fused = contracted_with(stored.matmuls, same, stored.plan)
         if isinstance(fused, Kernel):
-            made = [contracted(m, plan.program) for m in chosen]
+            made = [contracted(m, stored.plan.program) for m in stored.matmuls]
             alone = tuple(kernel for kernel in made if isinstance(kernel, Kernel))
             whole = alone if len(alone) == len(chosen) else ()
-            return Site(tuple(chosen), reader, whole, fused)
+            return Site(tuple(chosen), reader, whole, fused, stored.widening)
     return None
 
 
@@ -138,10 +158,11 @@ def _templates(
 ) -> list[Choice]:  # fmt: skip
     problem = problem_of(kernel, program.buffers, program.hints)
     templates = [] if problem is None else proposed(problem, gpu, precisions, most)
-    return [_choice(template, is_fused) for template in templates]
+    return [choice_of_template(template, is_fused=is_fused) for template in templates]
 
 
-def _choice(template: Template, is_fused: bool) -> Choice:
+def choice_of_template(template: Template, *, is_fused: bool) -> Choice:
+    """The choice of a template, with or without the kernel after the matmul inside."""
     made = template.choice
     name = f"{made.name}, fused" if is_fused else made.name
     return Choice(SOURCE, name, (*made.options, (FUSED, is_fused)))
@@ -161,6 +182,8 @@ def chosen_kernels(site: Site, choice: Choice) -> tuple[Kernel, ...]:
 
 def with_choice(plan: Plan, site: Site, choice: Choice) -> Plan:
     """The plan with a site computed as a choice says."""
+    if chosen_kernels(site, choice):
+        plan = _as_stored(plan, site.matmuls).plan
     for kernel in chosen_kernels(site, choice):
         plan = with_contraction(plan, kernel)
         plan = with_template(plan, kernel.name, choice)
@@ -172,28 +195,7 @@ def with_choice(plan: Plan, site: Site, choice: Choice) -> Plan:
 
 def plan_of_site(site: Site, plan: Plan) -> Plan:
     """A plan of a site alone: what it reads is given, what others need of it is returned."""
-    program, steps = plan.program, site.steps
-    made = [name for step in steps for name in _made(step)]
-    read = [name for step in steps for name in step.reads()]
-    names = dict.fromkeys([*read, *made])
-    buffers = {
-        name: program.buffers[name]
-        if name in made
-        else replace(program.buffers[name], kind=BufferKind.INPUT)
-        for name in names
-    }
-    outputs = tuple(
-        View(name, buffers[name].shape, buffers[name].strides, 0)
-        for name in sorted(_needed(site, plan))
-    )
-    loops = () if site.epilogue is None else tuple(m.loop for m in site.epilogue.members)
-    given = tuple(name for name in names if name not in made)
-    alone = Program(given, buffers, (*site.matmuls, *loops), outputs, hints=program.hints)
-    return Plan(alone, steps, (), {}, 0, thresholds=plan.thresholds)
-
-
-def _made(step: Step) -> Sequence[str]:
-    return sorted(step.makes()) if isinstance(step, Kernel) else step.makes()
+    return plan_of_steps(site.steps, plan, _needed(site, plan))
 
 
 def _needed(site: Site, plan: Plan) -> set[str]:
@@ -207,21 +209,3 @@ def _needed(site: Site, plan: Plan) -> set[str]:
 def _read_elsewhere(site: Site, plan: Plan) -> set[str]:
     others = [step for step in plan.steps if step not in site.steps]
     return {name for step in others for name in step.reads()}
-
-
-def identity_of(alone: Plan) -> str:
-    """The text of a site's plan with names numbered in order of use: equal problems are equal."""
-    text = "\n".join([str(alone), *map(str, alone.program.buffers.values())])
-    text += "".join(repr(b.strides) for b in alone.program.buffers.values())
-    likely = [
-        [value_of(d, alone.program.hints) for d in b.shape] for b in alone.program.buffers.values()
-    ]
-    text += repr(likely)
-    numbers: dict[str, str] = {}
-    known = {*alone.program.buffers, *(k.name for k in alone.kernels)}
-
-    def numbered(found: re.Match[str]) -> str:
-        name = found.group()
-        return numbers.setdefault(name, f"v{len(numbers)}") if name in known else name
-
-    return re.sub(r"\b[A-Za-z_]\w*\b", numbered, text)

@@ -18,6 +18,7 @@ from perfuse.errors import ConfigError, UnknownOption
 from perfuse.ir.program import Matmul
 from perfuse.logs import channel
 from perfuse.schedule.plan import Plan
+from perfuse.selection import backend_names
 from perfuse.target import Target
 
 LOG = channel("tuning")
@@ -69,7 +70,7 @@ SOURCES: list[Source] = [ATEN, TRITON, CPP, CK]
 
 def selected_sources(text: str) -> tuple[Source, ...]:
     """The sources that a setting names, in the order of the list; an unknown name is an error."""
-    named = [name.strip().upper() for name in text.split(",") if name.strip()]
+    named = backend_names(text)
     known = {source.name: source for source in SOURCES}
     for name in named:
         if name not in known:

@@ -1,16 +1,19 @@
 """Decisions found or made: the one place where a tuner asks for one.
 
 What is remembered (`cache/decisions.py`) is used; else the candidates are measured and the decision
-is remembered, unless this mode measures nothing: then the default stays.
+is remembered, unless this mode measures nothing or the time for tuning is over: then the default
+stays. A decision that the end of the time cut short is used, and not remembered.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from perfuse.autotune.time_limit import seconds_left
 from perfuse.cache.decisions import decision_stores, has_lock_file
 from perfuse.context import Context
-from perfuse.decision import Decision, Question, undecided
+from perfuse.decision import OUT_OF_TIME, Decision, Question, undecided
 from perfuse.logs import channel
+from perfuse.selection import is_library_allowed
 
 Measure = Callable[[], Decision]
 
@@ -40,6 +43,10 @@ def stored_or_measured(
     if measure is None:
         context.counters.inc("autotune.undecided")
         return undecided(subject, question)
+    # Where there is no default to take, some candidate has to be measured.
+    if not seconds_left(context) and is_library_allowed(context.settings):
+        context.counters.inc("autotune.out_of_time")
+        return undecided(subject, question, OUT_OF_TIME)
     decision = replace(measure(), subject=subject, question=question)
     context.counters.inc(counter)
     channel("tuning").info("%s (%s)", decision, decision.reason)

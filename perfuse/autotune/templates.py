@@ -6,11 +6,9 @@ its place where it is about as exact against a wider type, and faster by a margi
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,57 +19,43 @@ from perfuse.autotune.ck import (
     ck_versions,
     is_ck_selected,
     is_measured_on_cpu,
-    report_failures,
-    with_progress,
 )
-from perfuse.autotune.compile_together import compile_together, num_compile_threads
+from perfuse.autotune.exactness import reference_gate, reference_of
+from perfuse.autotune.known_choices import with_known_choices
 from perfuse.autotune.machine import device_kind, generated_versions, library_versions
-from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Run, Timer
-from perfuse.autotune.race_selected import race_selected
-from perfuse.autotune.request import operand_like
-from perfuse.autotune.run_alone import built, loaded
-from perfuse.autotune.screen import screened
+from perfuse.autotune.program_request import random_inputs
+from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Timer
+from perfuse.autotune.race_plans import PlanRace, race_plans
+from perfuse.autotune.run_alone import identity_of
 from perfuse.autotune.search import wall_timer
-from perfuse.autotune.select import is_selecting
-from perfuse.autotune.sites import (
-    Site,
-    choices_of,
-    identity_of,
-    plan_of_site,
-    sites_of,
-    with_choice,
-)
+from perfuse.autotune.sites import Site, choices_of, plan_of_site, sites_of, with_choice
 from perfuse.autotune.sources import CK, TRITON, is_selected, selected_sources
 from perfuse.autotune.stored import is_consulted, stored_or_measured
-from perfuse.autotune.tiles import plan_of_one
 from perfuse.cache import keys
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.decision import NOT_REMEMBERED, Choice, Decision, Question, identified
-from perfuse.ir.dtype import to_torch
-from perfuse.ir.index import Dim
-from perfuse.ir.program import Matmul, Program, View
+from perfuse.decision import NOT_REMEMBERED, Decision, Question, identified
 from perfuse.runtime.measure import event_timer
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.schedule import place
-from perfuse.schedule.size_hints import value_of
+from perfuse.selection import is_selecting
 from perfuse.torch_compat.state import allows_tf32, disable_dispatch_modes, disabled_autocast
 
 # Readings are the GPU's own, with caches flushed before each turn.
 RULES = Rules(margin=0.98, budget_s=0.5, fewest_rounds=7, most_rounds=15)
 NO_OFFER = CkOffer()
-_ROWS_AT_ONCE = 2048  # of a reference, which is computed in a wider type
 
 
 def tune_templates(plan: Plan, context: Context) -> Plan:
-    """Matmuls computed as measured on this GPU, in the modes that tune."""
+    """Matmuls computed as measured on this GPU in the modes that tune, in others as known."""
     if context.target.gpu is None:
         return plan
     timer = _timer(context)
-    if is_selecting(context) and timer is not None:
+    if is_selecting(context.settings) and timer is not None:
         with disable_dispatch_modes(), disabled_autocast():
             return measured_templates(plan, context, timer)
-    return measured_templates(plan, context, None) if is_consulted(context) else plan
+    if is_consulted(context):
+        return measured_templates(plan, context, None)
+    return plan if is_selecting(context.settings) else with_known_choices(plan, context)
 
 
 def _timer(context: Context) -> Timer | None:
@@ -110,7 +94,7 @@ def _offer(site: Site, alone: Plan, context: Context) -> CkOffer:
     """The proposals of CK for the one matmul of a site."""
     if len(site.alone) != 1:
         return CkOffer(silent="several matmuls are computed at once")
-    return ck_offer(site.matmuls[0], alone.program, context)
+    return ck_offer(site.contracted[0], alone.program, context)
 
 
 def question_of(site: Site, alone: Plan, context: Context, offer: CkOffer = NO_OFFER) -> Question:
@@ -148,189 +132,31 @@ def decide(
     offer: CkOffer = NO_OFFER,
 ) -> Decision:
     """The remembered decision for a site on this kind of GPU, or a new one."""
-    choices = question.candidates
 
     def measure() -> Decision:
-        plan_of = partial(_placed, site, alone, context)
-        # One that fails will fail again where it is measured.
-        builds = [(c, partial(_built, plan_of, c, context)) for c in choices]
-        has_failed = _compile(builds, str(site), context)
-        inputs = inputs_of(alone.program, context.device)
-        made = race_selected(
-            str(site),
-            choices,
-            entered(site, alone, inputs, context),
-            RULES,
-            context,
-            gate=reference_gate(reference_of(site, alone, inputs, context)),
-            timer=timer,
-            screen=partial(_screened, question, plan_of, inputs, context),
-            silent=_silent(offer, context),
-        )
-        is_final = offer.is_usable and not has_failed
-        return made if is_final else replace(made, reason=f"{made.reason}; {NOT_REMEMBERED}")
+        inputs = random_inputs(alone.program, context.device)
+        rivals = rivals_of(question, site, alone, inputs)
+        gate, silent = gate_of(site, alone, inputs, context), _silent(offer, context)
+        made = race_plans(rivals, gate, RULES, context, timer, silent)
+        told = f"{made.reason}; {NOT_REMEMBERED}"
+        return made if offer.is_usable else replace(made, reason=told)
 
     measured = None if timer is None else measure
     return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
-
-
-def _compile(
-    builds: Sequence[tuple[Choice, Callable[[], object]]], subject: str, context: Context
-) -> bool:
-    """Compile candidates in parallel; whether any of CK failed, which is reported.
-
-    Those of CK take minutes, and show how many are left.
-    """
-    reporting, progress = with_progress(builds, subject)
-    with progress:
-        num_threads = num_compile_threads(context, len(builds))
-        return report_failures(compile_together(reporting, num_threads, context.counters))
 
 
 def _silent(offer: CkOffer, context: Context) -> dict[str, str]:
     return {CK.name: offer.silent} if offer.silent and is_ck_selected(context) else {}
 
 
-# -- running -------------------------------------------------------------------------------
+def rivals_of(
+    question: Question, site: Site, alone: Plan, inputs: Mapping[str, Tensor]
+) -> PlanRace:
+    """The ways to compute a site as plans that run alone."""
+    plan_of = partial(with_choice, alone, site)
+    return PlanRace(str(site), question.problem, question.candidates, plan_of, inputs)
 
 
-def runnable(plan: Plan, inputs: Sequence[Any], context: Context) -> Run:
-    """A callable that runs a plan on these inputs."""
-    call = loaded(plan, context)
-    return lambda: call(list(inputs))
-
-
-def entered(
-    site: Site, alone: Plan, inputs: Sequence[Any], context: Context
-) -> Callable[[Choice], Run]:
-    """Callables that run a site in the way of each choice."""
-    return lambda choice: runnable(
-        place(with_choice(alone, site, choice), context), inputs, context
-    )
-
-
-def _built(plan_of: Callable[[Choice], Plan], choice: Choice, context: Context) -> object:
-    return built(plan_of(choice), context)
-
-
-def _placed(site: Site, alone: Plan, context: Context, choice: Choice) -> Plan:
-    return place(with_choice(alone, site, choice), context)
-
-
-def _screened(
-    question: Question,
-    plan_of: Callable[[Choice], Plan],
-    inputs: Sequence[Tensor],
-    context: Context,
-    choices: Sequence[Choice],
-) -> dict[Choice, str]:
-    """Why choices must not run in this process, where settings ask for workers."""
-    operands = [operand_like(tensor) for tensor in inputs]
-    return screened(question.problem, choices, plan_of, operands, context)
-
-
-def inputs_of(program: Program, device: torch.device) -> list[Tensor]:
-    """Normal random numbers in the shapes that a program takes, the same ones each time."""
-    generator = torch.Generator(device).manual_seed(0)
-    made = []
-    for name in program.inputs:
-        buffer = program.buffers[name]
-        span = value_of(buffer.num_elements, program.hints)
-        flat = torch.randn(max(span, 1), device=device, generator=generator)
-        if not buffer.dtype.is_float:
-            flat = (flat * 4).clamp(-100, 100)
-        shape, strides = (_likely(dims, program) for dims in (buffer.shape, buffer.strides))
-        made.append(flat.to(to_torch(buffer.dtype)).as_strided(shape, strides))
-    return made
-
-
-def _likely(dims: Sequence[Dim], program: Program) -> list[int]:
-    return [value_of(dim, program.hints) for dim in dims]
-
-
-# -- exactness -----------------------------------------------------------------------------
-
-
-def reference_of(
-    site: Site, alone: Plan, inputs: Sequence[Tensor], context: Context
-) -> tuple[Tensor, ...] | None:
-    """The results of a site from products in a wider type; None where memory is short."""
-    given = dict(zip(alone.program.inputs, inputs, strict=True))
-    try:
-        products = {m.out: _exact(m, given, alone.program) for m in site.matmuls}
-        known = {**given, **products}
-        if site.epilogue is not None:
-            one = plan_of_one(site.epilogue, alone.program)
-            one = replace(one, program=replace(one.program, hints=alone.program.hints))
-            run = runnable(place(one, context), [known[n] for n in one.program.inputs], context)
-            views: Any = one.program.outputs
-            known |= {v.buffer: made for v, made in zip(views, run(), strict=True)}
-    except torch.OutOfMemoryError:
-        return None
-    results: Any = alone.program.outputs
-    return tuple(known[view.buffer] for view in results)
-
-
-def _exact(matmul: Matmul, given: dict[str, Tensor], program: Program) -> Tensor:
-    """A matmul's result: halves multiplied in float32, others in float64, rounded at the end."""
-    buffer = program.buffers[matmul.out]
-    a, b, bias = (
-        None if view is None else _seen(given[view.buffer], view, program)
-        for view in (matmul.operands.a, matmul.operands.b, matmul.operands.bias)
-    )
-    assert a is not None and b is not None
-    wide = torch.float32 if a.dtype in (torch.float16, torch.bfloat16) else torch.float64
-    right = b.to(wide)
-    shape, strides = (_likely(dims, program) for dims in (buffer.shape, buffer.strides))
-    out = torch.empty_strided(shape, strides, dtype=to_torch(buffer.dtype), device=a.device)
-    added = None if bias is None or matmul.beta == 0 else bias.to(wide).broadcast_to(shape)
-    for first in range(0, a.shape[-2], _ROWS_AT_ONCE):
-        rows = (..., slice(first, first + _ROWS_AT_ONCE), slice(None))
-        with _exact_products():
-            made = (a[rows].to(wide) @ right) * matmul.alpha
-        out[rows] = (made if added is None else made + added[rows] * matmul.beta).to(out.dtype)
-    return out
-
-
-@contextlib.contextmanager
-def _exact_products() -> Any:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _seen(tensor: Tensor, view: View, program: Program) -> Tensor:
-    shape, strides = (_likely(dims, program) for dims in (view.shape, view.strides))
-    return tensor.as_strided(shape, strides, value_of(view.offset, program.hints))
-
-
-def reference_gate(reference: tuple[Tensor, ...] | None) -> Gate:
-    """Challengers have to be about as close to the reference as the default. NaN never passes."""
-
-    def refusal(default: Sequence[Tensor], challenger: Sequence[Tensor]) -> str | None:
-        wanted = default if reference is None else reference
-        for number, (exact, old, new) in enumerate(zip(wanted, default, challenger, strict=True)):
-            allowed, found = _errors(old, exact), _errors(new, exact)
-            spacing = float(exact.abs().max()) * _epsilon(exact)
-            limits = (MOST_ERROR * allowed[0] + spacing / 8, MOST_ERROR * allowed[1] + spacing)
-            if not all(f <= limit for f, limit in zip(found, limits, strict=True)):
-                return f"result {number}: error {found[0]:.2e}, the default's {allowed[0]:.2e}"
-        return None
-
-    return refusal
-
-
-def _epsilon(tensor: Tensor) -> float:
-    return float(torch.finfo(tensor.dtype).eps) if tensor.dtype.is_floating_point else 0.0
-
-
-def _errors(result: Tensor, exact: Tensor) -> tuple[float, float]:
-    """The root mean square of the differences, and the largest one."""
-    if not result.numel():
-        return 0.0, 0.0
-    wide = torch.float64 if exact.dtype in (torch.float64, torch.int64) else torch.float32
-    apart = (result.to(wide) - exact.to(wide)).abs()
-    return float(apart.square().mean().sqrt()), float(apart.max())
+def gate_of(site: Site, alone: Plan, inputs: Mapping[str, Tensor], context: Context) -> Gate:
+    """Challengers have to be about as exact as the library's call and the kernel after it."""
+    return reference_gate(reference_of(site.contracted, site.epilogue, alone, inputs, context))

@@ -6,14 +6,17 @@ candidates compute the same loops, so only their speed is compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from perfuse.autotune.compile_together import compile_together, num_compile_threads
+from perfuse.autotune.compile_together import compile_in_time
 from perfuse.autotune.machine import device_kind, generated_versions
-from perfuse.autotune.race import Rules, Run, Timer, race
+from perfuse.autotune.program_request import known_sizes
+from perfuse.autotune.race import Rules, Run, Timer, race, with_late
+from perfuse.autotune.run_alone import are_sizes_shown, plan_of_one
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
 from perfuse.codegen.triton.tiling import candidates, widest_of
@@ -22,8 +25,8 @@ from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question, identified
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Indirect
-from perfuse.ir.program import BufferKind, Program, View
-from perfuse.schedule.plan import Kernel, Plan, static_product, with_tile
+from perfuse.ir.program import Matmul
+from perfuse.schedule.plan import Kernel, Plan, with_tile
 from perfuse.schedule.tile import Tile
 
 # Readings are the GPU's own, with caches flushed before each turn: rounds are long enough for few.
@@ -51,16 +54,39 @@ def measured_tiles(plan: Plan, context: Context, device: Device | None) -> Plan:
     """
     decisions: dict[str, Decision] = {}
     known: dict[Question, Decision] = {}
-    least_bytes = context.settings.thresholds.tuned_tile_bytes  # smaller ones end before it matters
-    for kernel in plan.kernels:
-        if kernel.num_bytes >= least_bytes and is_measurable(kernel, plan.program):
-            alone = plan_of_one(kernel, plan.program)
-            question = question_of(alone, context)
-            if question not in known:
-                known[question] = decide(question, alone, context, device)
-            decisions[kernel.name] = replace(known[question], subject=subject_of(kernel))
+    for kernel in tuned_kernels(plan, context):
+        alone = plan_of_one(kernel, plan)
+        question = question_of(alone, context)
+        if question not in known:
+            known[question] = decide(question, alone, context, device)
+        decisions[kernel.name] = replace(known[question], subject=subject_of(kernel))
     tiles = {name: tile_of(d.chosen) for name, d in decisions.items() if not d.is_open}
     return replace(plan, tiles=tiles, decisions=(*plan.decisions, *decisions.values()))
+
+
+def is_sharing(context: Context) -> bool:
+    """Whether decisions are shared with other machines in a mode that does not tune."""
+    settings = context.settings
+    is_measured = not settings.max_autotune and not settings.search_autotune_cache
+    return settings.autotune_remote_cache and is_measured
+
+
+def tuned_kernels(plan: Plan, context: Context) -> list[Kernel]:
+    """The kernels whose tiles are asked for: the large ones; smaller ones end before it matters.
+
+    Where decisions are shared, it is at least the largest kernel of a program without matmuls.
+    """
+    measurable = [k for k in plan.kernels if is_measurable(k, plan)]
+    least_bytes = context.settings.thresholds.tuned_tile_bytes
+    large = [k for k in measurable if k.num_bytes >= least_bytes]
+    if large or not measurable or not is_sharing(context) or _has_matmuls(plan):
+        return large
+    return [max(measurable, key=lambda kernel: kernel.num_bytes)]
+
+
+def _has_matmuls(plan: Plan) -> bool:
+    contracted = any(kernel.contraction is not None for kernel in plan.kernels)
+    return contracted or any(isinstance(step, Matmul) for step in plan.steps)
 
 
 def choice_of(tile: Tile) -> Choice:
@@ -73,16 +99,14 @@ def tile_of(choice: Choice) -> Tile:
     return Tile(**options)
 
 
-def is_measurable(kernel: Kernel, program: Program) -> bool:
-    """Sizes are known, and no index is read from data: random data would be out of bounds.
+def is_measurable(kernel: Kernel, plan: Plan) -> bool:
+    """Sizes are given, and no index is read from data: random data would be out of bounds.
 
     Batches have one tile, contractions a template.
     """
     if kernel.batch is not None or kernel.contraction is not None:
         return False
-    names = {*kernel.reads(), *kernel.stored}
-    sizes = [a.size for a in kernel.axes] + [program.buffers[n].num_elements for n in names]
-    if static_product(sizes) is None:
+    if not are_sizes_shown(plan_of_one(kernel, plan)):
         return False
     indices = [r.index for m in kernel.members for r in m.loop.reads()]
     indices += [m.loop.index for m in kernel.members]
@@ -101,7 +125,7 @@ def question_of(alone: Plan, context: Context) -> Question:
     sources = generate_triton(with_tile(alone, tiles[0]), context)
     grids = [launch.grid for launches in sources.launches for launch in launches]
     layouts = [(b.dtype, b.shape, b.strides) for b in alone.program.buffers.values()]
-    text = f"{sources.text}\n{sources.kernels!r}\n{grids!r}\n{layouts!r}"
+    text = f"{sources.text}\n{sources.kernels!r}\n{grids!r}\n{layouts!r}{_likely(alone)}"
     loops = f"{len(kernel.members)} loops over {'x'.join(str(a.size) for a in kernel.axes)}"
     return Question(
         keys.TILE.name,
@@ -109,8 +133,16 @@ def question_of(alone: Plan, context: Context) -> Question:
         tuple(map(choice_of, tiles)),
         device_kind(context.target),
         generated_versions(),
-        str(RULES),
+        f"{RULES}, within a second" if is_sharing(context) else str(RULES),
     )
+
+
+def _likely(alone: Plan) -> str:
+    """The sizes that a dynamic kernel is measured at; nothing where all are known."""
+    buffers, program = alone.program.buffers.values(), alone.program
+    shapes = [known_sizes(buffer.shape, program) for buffer in buffers]
+    is_static = all(shape == b.shape for shape, b in zip(shapes, buffers, strict=True))
+    return "" if is_static else f"\n{shapes!r}"
 
 
 def subject_of(kernel: Kernel) -> str:
@@ -123,8 +155,10 @@ def decide(question: Question, alone: Plan, context: Context, device: Device | N
 
     def measure() -> Decision:
         assert device is not None
-        _build_together(alone, tiles, device.build, context)
-        return race_tiles(alone, tiles, device.load(alone), device.timer)
+        late = _build_together(alone, tiles, device.build, context)
+        raced = [tile for tile in tiles if tile not in late]
+        decision = race_tiles(alone, raced, device.load(alone), device.timer, context.tune_until)
+        return with_late(decision, question.candidates)
 
     subject, counter = subject_of(alone.kernels[0]), "autotune.kernels_measured"
     return stored_or_measured(
@@ -132,33 +166,30 @@ def decide(question: Question, alone: Plan, context: Context, device: Device | N
     )
 
 
-def _build_together(alone: Plan, tiles: list[Tile], build: Build, context: Context) -> None:
-    """Compile all candidates at once; what fails will fail again where it is measured."""
+def _build_together(alone: Plan, tiles: list[Tile], build: Build, context: Context) -> set[Tile]:
+    """Compile all candidates at once; those for which there was no time.
+
+    What fails otherwise will fail again where it is measured.
+    """
     builds = [(tile, partial(build, alone, tile)) for tile in tiles]
-    compile_together(builds, num_compile_threads(context, len(tiles)), context.counters)
+    return set(compile_in_time(builds, context))
 
 
 def race_tiles(
-    alone: Plan, tiles: list[Tile], load: Callable[[Tile], Run], timer: Timer
+    alone: Plan,
+    tiles: list[Tile],
+    load: Callable[[Tile], Run],
+    timer: Timer,
+    deadline: float = math.inf,
 ) -> Decision:
     """Race the tiles of a plan of one kernel, the model's choice first."""
     choices = [choice_of(tile) for tile in tiles]
     subject = subject_of(alone.kernels[0])
-    return race(subject, choices, lambda choice: load(tile_of(choice)), RULES, timer=timer)
-
-
-def plan_of_one(kernel: Kernel, program: Program) -> Plan:
-    """A plan of the kernel alone: what it reads is given, what it stores is returned."""
-    made = [m.loop.out for m in kernel.members]
-    names = dict.fromkeys([*kernel.reads(), *made])
-    own = {n for n in made if program.buffers[n].kind != BufferKind.INPUT}
-    buffers = {
-        n: replace(program.buffers[n], kind=BufferKind.TEMP if n in own else BufferKind.INPUT)
-        for n in names
-    }
-    outputs = tuple(
-        View(n, buffers[n].shape, buffers[n].strides, 0) for n in sorted(own & kernel.stored)
+    return race(
+        subject,
+        choices,
+        lambda choice: load(tile_of(choice)),
+        RULES,
+        timer=timer,
+        deadline=deadline,
     )
-    given = tuple(n for n in buffers if n not in own)
-    alone = Program(given, buffers, tuple(m.loop for m in kernel.members), outputs)
-    return Plan(alone, (kernel,), (), {}, 0)

@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 import torch
 
-from perfuse.autotune.contractions import tune_contractions
 from perfuse.autotune.kernel_times import log_kernel_times
 from perfuse.autotune.matmuls import tune_matmuls
+from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import Run
 from perfuse.autotune.race_selected import require_selected
 from perfuse.autotune.stored import is_consulted
 from perfuse.autotune.templates import tune_templates
-from perfuse.autotune.tiles import Device, measured_tiles
+from perfuse.autotune.tiles import Device, is_sharing, measured_tiles
+from perfuse.autotune.time_limit import limited
 from perfuse.backends import backend_of
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import Context
-from perfuse.runtime.measure import event_timer, random_inputs
+from perfuse.runtime.measure import event_timer
 from perfuse.schedule.plan import Plan, with_tile
 from perfuse.schedule.tile import Tile
 from perfuse.torch_compat.state import disable_dispatch_modes
@@ -27,18 +28,22 @@ Tuner = Callable[[Plan, Context], Plan]
 
 
 def tune(plan: Plan, context: Context) -> Plan:
-    """The plan with every choice that was measured on this machine."""
+    """The plan with every choice that was measured on this machine, within the time for it."""
+    context = limited(context)
     for tuner in TUNERS:
         plan = tuner(plan, context)
     return plan
 
 
 def tune_tiles(plan: Plan, context: Context) -> Plan:
-    """Kernels cut as measured on this GPU in the modes that tune, in others as remembered."""
+    """Kernels cut as measured on this GPU in the modes that tune, in others as remembered.
+
+    Where decisions are shared, default mode measures too: its second serves every machine.
+    """
     if context.target.gpu is None:
         return plan
     is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if context.settings.max_autotune and is_there:
+    if (context.settings.max_autotune or is_sharing(context)) and is_there:
         with disable_dispatch_modes():
             return measured_tiles(plan, context, _device(context))
     return measured_tiles(plan, context, None) if is_consulted(context) else plan
@@ -52,7 +57,7 @@ def _device(context: Context) -> Device:
         return sources, backend.build(sources, context)
 
     def load(alone: Plan) -> Callable[[Tile], Run]:
-        inputs = random_inputs(alone.program, context.device)
+        inputs = list(random_inputs(alone.program, context.device).values())
 
         def run_of(tile: Tile) -> Run:
             sources, built = build(alone, tile)
@@ -67,7 +72,6 @@ def _device(context: Context) -> Device:
 
 TUNERS: list[Tuner] = [
     tune_matmuls,
-    tune_contractions,
     tune_templates,
     tune_tiles,
     require_selected,

@@ -30,6 +30,8 @@ from perfuse.torch_compat.devices import as_if_on, fake_gpu, faked_on
 from perfuse.torch_compat.graphs import tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
+# What is done with each graph of a call: its kind, the graph, and the context of its target.
+Take = Callable[[str, GraphModule, Context], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +115,27 @@ def codegen_for(
     does not trace for a missing GPU. `mode` and `options` are those of `perfuse.compile`,
     by default those that `fn` was compiled with.
     """
+    graphs: list[GeneratedGraph] = []
     request = Request.of(fn, mode, options)
+    take: Take = lambda *graph: graphs.append(generated(*graph))  # noqa: E731
+    chosen = cross_compile(request, args, kwargs or {}, target, dynamic, take)
+    return Generated(chosen, tuple(graphs))
+
+
+def cross_compile(
+    request: Request,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    target: str,
+    dynamic: bool | None,
+    take: Take,
+) -> Target:
+    """Pass every graph of a call to `take`, as the named target would have it; that target."""
     settings = request.settings()
     chosen = target_of(target, settings)
     device = CPU if chosen.gpu is None else GPU
-    context = Context(chosen, settings, counters, device)
-    graphs: list[GeneratedGraph] = []
-    backend = CrossCompile([context], lambda *graph: graphs.append(generated(*graph)))
-    given = [list(args), dict(kwargs or {})]
+    backend = CrossCompile([Context(chosen, settings, counters, device)], take)
+    given = [list(args), dict(kwargs)]
     is_traced_there = torch.cuda.is_available() or not _needs_grad(request.function, given)
     with fake_gpu():
         move = _Mover(device if is_traced_there else CPU)
@@ -128,7 +143,7 @@ def codegen_for(
         positional, named = tree_map(move.tensor, given)
         moved = dataclasses.replace(request, function=function, is_dynamic=dynamic)
         moved.call(positional, named, backend)
-    return Generated(chosen, tuple(graphs))
+    return chosen
 
 
 def _needs_grad(fn: Any, given: Any) -> bool:
@@ -183,7 +198,7 @@ class CrossCompile:
     """
 
     contexts: Sequence[Context]  # which differ in targets, not in settings
-    take: Callable[[str, GraphModule, Context], None]
+    take: Take
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return Capture(self.contexts[0], self._cut, self._run).trace(module, inputs)

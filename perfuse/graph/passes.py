@@ -19,6 +19,7 @@ from perfuse.context import Context
 from perfuse.graph.attention import fuse_attention
 from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.canonicalize import canonicalize
+from perfuse.graph.conv_matmuls import conv_matmuls
 from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
 from perfuse.graph.dead_code import eliminate_dead_code
 from perfuse.graph.fold_constants import fold_constants
@@ -59,6 +60,7 @@ ATEN_PASSES: list[Row] = [
     ("simplify", plain(simplify)),
     ("attention", plain(fuse_attention)),
     ("cse_again", plain(eliminate_common_subexpressions)),
+    ("conv_matmuls", conv_matmuls),
     ("join_matmuls", plain(join_matmuls)),
     ("batch_matmuls", plain(batch_matmuls)),
     ("pad_matmuls", pad_matmuls),

@@ -8,27 +8,12 @@ from typing import Any
 
 import torch
 
-from perfuse.ir.dtype import to_torch
-from perfuse.ir.program import Program
-
 _FLUSHED_BYTES = 256 << 20
 
 
 @cache
 def _flusher(device: torch.device, num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-
-
-def random_inputs(program: Program, device: torch.device) -> list[Any]:
-    """Random tensors of the shapes that a program takes."""
-    made: list[Any] = []
-    for name in program.inputs:
-        buffer = program.buffers[name]
-        dtype, span = to_torch(buffer.dtype), buffer.num_elements
-        assert isinstance(span, int), "sizes are known"
-        flat = torch.rand(max(span, 1), device=device).to(dtype)
-        made.append(torch.as_strided(flat, buffer.shape, buffer.strides))  # type: ignore[arg-type]
-    return made
 
 
 def event_timer(

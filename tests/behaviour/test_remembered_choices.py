@@ -144,7 +144,7 @@ def test_search_takes_defaults_until_something_is_remembered(races: list[str]) -
 def test_search_beside_max_autotune_tunes(races: list[str]) -> None:
     with fresh_cache(), config.patch(search_autotune_cache=True, max_autotune=True):
         compiled()
-    assert counted("matmuls_measured") == 1
+    assert counted("contractions_measured") == 1
 
 
 def test_a_pinned_choice_is_obeyed_by_a_new_machine(races: list[str], tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +16,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from perfuse import config
 from perfuse.autotune import AlgorithmSelector
+from perfuse.autotune.known_choices import H200
+from perfuse.autotune.machine import device_kind
 from perfuse.counters import counters
+from perfuse.target import device_target
 from perfuse.testing import fresh_cache, run_and_get_code
 
 
@@ -107,13 +111,14 @@ def test_triton_alone_calls_no_library() -> None:
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_infinite_times_are_an_error(is_fused: bool) -> None:
+@pytest.mark.parametrize("size", [16, 64])
+def test_infinite_times_are_an_error(size: int, is_fused: bool) -> None:
     lookup = AlgorithmSelector.lookup
 
     def infinite(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
         return dict.fromkeys(lookup(self, *args, **kwargs), float("inf"))
 
-    a = torch.zeros(64, 64, device="cuda")
+    a = torch.zeros(size, size, device="cuda")
     with (
         patch.object(AlgorithmSelector, "lookup", infinite),
         config.patch(
@@ -125,6 +130,56 @@ def test_infinite_times_are_an_error(is_fused: bool) -> None:
         pytest.raises(BackendCompilerFailed, match="NoValidChoicesError"),
     ):
         compiled(lambda a, b: a.matmul(b))(a, a)
+
+
+@pytest.mark.parametrize("backends", ["TRITON", "CPP"])
+def test_a_small_matmul_without_a_candidate_is_an_error(backends: str) -> None:
+    """A loop of ours stands in for the library's call, which is not selected."""
+    a = torch.zeros(2, 2, device="cuda")
+    strict = {"max_autotune_gemm_backends": backends, "autotune_fallback_to_aten": False}
+    with (
+        config.patch(max_autotune=True, **strict),
+        pytest.raises(BackendCompilerFailed, match="NoValidChoicesError"),
+    ):
+        compiled(lambda a, b: a.matmul(b))(a, a)
+
+
+class SharedCache:
+    """A remote cache in this process that counts what is found and what is put."""
+
+    documents: ClassVar[dict[str, str]] = {}
+    counted: ClassVar[list[int]] = [0, 0]
+
+    def __init__(self, key: str, is_autotune: bool = False) -> None:
+        assert is_autotune
+
+    def get(self, filename: str) -> Any:
+        found = self.documents.get(filename)
+        self.counted[0] += found is not None
+        return None if found is None else json.loads(found)
+
+    def put(self, filename: str, data: Any) -> None:
+        self.documents[filename] = json.dumps(data)
+        self.counted[1] += 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("is_matmul", [True, False])
+def test_one_put_and_a_get_for_each_later_compile(is_matmul: bool, dynamic: bool) -> None:
+    """Of a matmul in max-autotune, and of a kernel in default mode."""
+    given = (randn(100, 10), randn(10, 100)) if is_matmul else (randn(100, 100), randn(100, 100))
+    shared = {"autotune_local_cache": False, "autotune_remote_cache": True}
+    SharedCache.documents.clear()
+    SharedCache.counted[:] = [0, 0]
+    with (
+        patch("perfuse.cache.RedisRemoteCacheBackend", SharedCache),
+        config.patch(max_autotune=is_matmul, **shared),
+    ):
+        for _ in range(4):
+            with fresh_cache():
+                compiled(of_sine if is_matmul else torch.add, dynamic=dynamic)(*given)
+            torch._dynamo.reset()
+    assert SharedCache.counted == [3, 1]
 
 
 def test_candidates_are_compiled_once_and_not_where_the_choice_is_known() -> None:
@@ -163,3 +218,40 @@ def test_dropout_of_a_matmul() -> None:
         torch.manual_seed(1)
         got = compiled(fn)(a, b)
     torch.testing.assert_close(got, expected, atol=1e-1, rtol=1e-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.half])
+def test_a_convolution_of_one_point_by_triton_alone(dtype: torch.dtype) -> None:
+    last = torch.channels_last
+    conv = torch.nn.Conv2d(3, 16, 1).cuda().to(dtype).to(memory_format=last)
+    x = randn(4, 3, 32, 32, dtype=dtype).contiguous(memory_format=last)
+    settings = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+    with config.patch(settings), torch.no_grad():
+        got, code = run_and_get_code(compiled(lambda mod, x: mod(x)), conv, x)
+    assert "convolution" not in code[-1] and "tl.dot" in code[0]
+    torch.testing.assert_close(got, conv(x), atol=1e-2, rtol=1e-2)
+
+
+def is_h200() -> bool:
+    settings = config.snapshot()
+    return device_kind(device_target(settings, torch.device("cuda", 0))) == H200
+
+
+def test_known_templates_in_default_mode() -> None:
+    """A sum of two matmuls in float32 is no less exact than eager's, infinities included."""
+    if not is_h200():
+        pytest.skip("the classes were measured on an H200")
+    given = randn(2048, 64), randn(64, 1536), randn(2048, 64), randn(64, 1536)
+    got, code = run_and_get_code(compiled(sum_of_two), *given)
+    assert "bf16x6" in code[0] and "aten.mm" not in code[-1]
+    exact = sum_of_two(*(t.double() for t in given))
+    errors = [float((r - exact).square().mean()) for r in (got, sum_of_two(*given))]
+    assert errors[0] <= errors[1]
+    given[0][3, 4], given[2][5, 6] = float("inf"), float("nan")
+    torch.testing.assert_close(
+        compiled(sum_of_two)(*given), sum_of_two(*given), equal_nan=True, atol=1e-3, rtol=1e-3
+    )
+    x, w = randn(1, 14336, dtype=torch.bfloat16), randn(4096, 14336, dtype=torch.bfloat16)
+    got, code = run_and_get_code(compiled(lambda x, w: x @ w.t()), x, w)
+    assert "aten.mm" not in code[-1]
+    torch.testing.assert_close(got, x @ w.t(), atol=1.0, rtol=2e-2)

@@ -20,6 +20,7 @@ from perfuse.lower.families.pointwise import multiply
 from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, as_view, cast_tensor, positions, reindex
+from perfuse.selection import is_library_allowed
 
 assert aligned_op  # importing it defines the op of our own that is lowered here
 
@@ -51,11 +52,12 @@ def _window(builder: Builder, tensor: Tensor, traced: Any) -> View:
 def _is_small(builder: Builder, a: Tensor, b: Tensor) -> bool:
     """Whether a matmul on a GPU is a loop of ours.
 
-    A library call costs the host more time than the GPU, and ends a run of launches.
+    A library call costs the host more time than the GPU, and ends a run of launches. So a loop
+    stands in for the library's call: where that may not be chosen, the loop may not be either.
     """
     count, most = ix.product((*a.shape, b.shape[1])), builder.settings.thresholds
     is_small = isinstance(count, int) and 0 < count <= most.gpu_loop_matmul_work
-    return is_small and builder.is_gpu and a.dtype.is_float
+    return is_small and builder.is_gpu and a.dtype.is_float and is_library_allowed(builder.settings)
 
 
 def _as_loop(builder: Builder, a: Tensor, b: Tensor) -> Tensor:

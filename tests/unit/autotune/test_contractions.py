@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perfuse.autotune import contractions
-from perfuse.autotune.contractions import contest_of, decide, measured, tune_contractions
+from perfuse.autotune.contractions import (
+    contraction_of,
+    decide,
+    measured,
+    question_of,
+    tune_contractions,
+)
+from perfuse.autotune.matmuls import tune_matmuls
+from perfuse.autotune.race_plans import PlanRace
+from perfuse.codegen.cpp.templates.choices import CppTemplate
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.decision import Choice, Decision, Rival, library
+from perfuse.decision import Decision, Rival, library
 from perfuse.ir.matmul import LINEAR
 from perfuse.ir.program import BufferKind, Matmul
 from perfuse.pipeline import compile_graph
@@ -53,29 +62,29 @@ def matmul_of(plan: Plan) -> Matmul:
     return next(step for step in plan.steps if isinstance(step, Matmul))
 
 
-def chosen_last(subject: str, choices: Sequence[Choice], *_: Any, **__: Any) -> Decision:
-    rivals = tuple(Rival(choice, 1.0, 1.0, 0.0) for choice in choices)
-    return Decision(subject, choices[-1], rivals, "a test")
+def chosen_last(raced: PlanRace, *_: Any) -> Decision:
+    rivals = tuple(Rival(choice, 1.0, 1.0, 0.0) for choice in raced.choices)
+    return Decision(raced.subject, raced.choices[-1], rivals, "a test")
 
 
 def test_templates_race_the_library_with_the_epilogue(context: Context) -> None:
     plan = planned(activated, X, W, BIAS)
-    contest = contest_of(matmul_of(plan), plan, context)
-    assert contest is not None
-    assert contest.choices[0].source == "library" and len(contest.steps) == 2
-    assert {choice.source for choice in contest.choices[1:]} == {"cpp"}
-    decision = measured(contest, context)
+    found = contraction_of(matmul_of(plan), plan, context)
+    assert found is not None
+    assert found.choices[0].source == "library" and len(found.steps) == 2
+    assert {choice.source for choice in found.choices[1:]} == {"library", "cpp"}
+    decision = measured(found, question_of(found, context), context)
     assert not any(rival.refusal for rival in decision.rivals), str(decision)
 
 
 def test_decision_is_remembered(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(activated, X, W, BIAS)
-    contest = contest_of(matmul_of(plan), plan, context)
-    assert contest is not None
-    monkeypatch.setattr(contractions, "race_selected", chosen_last)
-    first = decide(contest, context)
-    monkeypatch.setattr(contractions, "race_selected", None)  # to measure again would fail
-    assert decide(contest, context) == first
+    found = contraction_of(matmul_of(plan), plan, context)
+    assert found is not None
+    monkeypatch.setattr(contractions, "race_plans", chosen_last)
+    first = decide(found, context)
+    monkeypatch.setattr(contractions, "race_plans", None)  # to measure again would fail
+    assert decide(found, context) == first
     counts = context.counters.snapshot()
     assert counts["autotune.contractions_measured"] == counts["autotune.cache_hit"] == 1
 
@@ -83,7 +92,7 @@ def test_decision_is_remembered(context: Context, monkeypatch: pytest.MonkeyPatc
 def test_chosen_template_computes_the_program(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contractions, "race_selected", chosen_last)
+    monkeypatch.setattr(contractions, "race_plans", chosen_last)
     compiled = compile_graph(traced(activated, X, W, BIAS), context)
     (kernel,) = compiled.plan.kernels
     assert kernel.contraction is not None and not compiled.plan.steps[1:]
@@ -106,10 +115,11 @@ def test_int8_weights_are_read_as_they_are(
     weight = torch.arange(64 * 96).view(64, 96).to(torch.int8)
     inputs = (X.to(dtype), weight, BIAS.to(dtype))
     plan = planned(scaled, *inputs)
-    contest = contest_of(matmul_of(plan), plan, context)
-    assert contest is not None and len(contest.steps) == 3
-    assert not any(rival.refusal for rival in measured(contest, context).rivals)
-    monkeypatch.setattr(contractions, "race_selected", chosen_last)
+    found = contraction_of(matmul_of(plan), plan, context)
+    assert found is not None and len(found.steps) == 3
+    decision = measured(found, question_of(found, context), context)
+    assert not any(rival.refusal for rival in decision.rivals), str(decision)
+    monkeypatch.setattr(contractions, "race_plans", chosen_last)
     compiled = compile_graph(traced(scaled, *inputs), context)
     assert len(compiled.plan.steps) == 1
     (got,) = compiled.call(list(inputs))
@@ -134,8 +144,8 @@ def test_a_matmul_of_another_library_is_replaced_too(
     )
     steps = tuple(other if step is matmul else step for step in plan.steps)
     changed = replace(plan, program=program, steps=steps)
-    monkeypatch.setattr(contractions, "race_selected", chosen_last)
-    tuned = tune_contractions(changed, context)
+    monkeypatch.setattr(contractions, "race_plans", chosen_last)
+    tuned, _ = tune_contractions(changed, context)
     assert tuned.program.buffers[matmul.out].kind is BufferKind.TEMP and len(tuned.steps) == 1
     verify_plan(place(tuned, context))
 
@@ -146,40 +156,75 @@ def test_a_matmul_of_another_library_is_replaced_too(
 def test_left_alone(context: Context, changes: dict[str, Any]) -> None:
     plan = planned(activated, X, W, BIAS)
     untuned = replace(context, settings=context.settings.with_overrides(changes))
-    tuned = tune_contractions(plan, untuned)
+    tuned, _ = tune_contractions(plan, untuned)
     assert (tuned.steps, tuned.decisions) == (plan.steps, ())
 
 
 def test_equal_layers_share_a_decision(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     raced: list[str] = []
 
-    def race(subject: str, choices: Sequence[Choice], *_: Any, **__: Any) -> Decision:
-        raced.append(subject)
-        return chosen_last(subject, choices)
+    def race(rivals: PlanRace, *_: Any) -> Decision:
+        raced.append(rivals.subject)
+        return chosen_last(rivals)
 
     def layers(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         for weight in (v, w):
             x = torch.relu(x @ weight + 1)
         return x
 
-    monkeypatch.setattr(contractions, "race_selected", race)
+    monkeypatch.setattr(contractions, "race_plans", race)
     plan = planned(layers, f32(40, 96), f32(96, 96), f32(96, 96))
-    tuned = tune_contractions(plan, context)
+    tuned, _ = tune_contractions(plan, context)
     assert raced == ["matmul 40x96x96 with 1 loops"]
     assert len(tuned.templates) == 2 and len(tuned.decisions) == 1
     verify_plan(place(tuned, context))
 
 
-def test_wrong_results_are_refused() -> None:
-    right = [torch.ones(4), torch.zeros(2, dtype=torch.int64)]
-    refusal = contractions._gate([right[0], None])
-    assert refusal(right, right) is None
-    for wrong in (torch.tensor([1, 1, 1, 1.001]), torch.full((4,), float("nan"))):
-        assert refusal(right, [wrong, right[1]]) == "its result differs"
+def test_one_question_has_libraries_and_templates(context: Context) -> None:
+    plan = planned(activated, X, W, BIAS)
+    tuned = tune_matmuls(plan, context)
+    (decision,) = tuned.decisions
+    assert [rival.choice.source for rival in decision.rivals][:3] == ["library", "library", "cpp"]
+    assert context.counters["autotune.contractions_measured"] == 1
+    assert context.counters["autotune.matmuls_measured"] == 0
+    again = tune_matmuls(plan, context)
+    assert again.decisions == tuned.decisions and again.steps == tuned.steps
 
 
-def test_less_exact_results_are_refused() -> None:
-    exact = torch.ones(4)
-    default, worse = exact + 1e-6, exact + 5e-6
-    reason = contractions._gate([exact])([default], [worse])
-    assert reason is not None and reason.startswith("its error is")
+def test_another_library_may_win_the_question(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(raced: PlanRace, *_: Any) -> Decision:
+        return replace(chosen_last(raced), chosen=raced.choices[1])
+
+    monkeypatch.setattr(contractions, "race_plans", second)
+    tuned = tune_matmuls(planned(activated, X, W, BIAS), context)
+    matmul = matmul_of(tuned)
+    assert matmul.choice == library(LINEAR) and not tuned.templates
+    assert tuned.program.buffers[matmul.out].kind is BufferKind.EXTERN
+    verify_plan(place(tuned, context))
+
+
+@pytest.mark.parametrize("in_workers", [False, True])
+def test_a_template_that_writes_out_of_bounds_is_quarantined(
+    context: Context, monkeypatch: pytest.MonkeyPatch, in_workers: bool
+) -> None:
+    """The value is right, and three elements behind the result another one is stored."""
+    right = CppTemplate.function.fget  # type: ignore[attr-defined]
+
+    def function(template: CppTemplate) -> str:
+        stray = f"a3[{X.shape[0] * W.shape[0]} + 3] = 7.0f; "
+        return stray + right(template) if template.rows == 3 else right(template)
+
+    monkeypatch.setattr(CppTemplate, "function", property(function))
+    changed = context.settings.with_overrides({"autotune_in_subproc": in_workers})
+    context = replace(context, settings=changed)
+    plan = planned(activated, X, W, BIAS)
+    found = contraction_of(matmul_of(plan), plan, context)
+    assert found is not None
+    decision = decide(found, context)
+    refused = {rival.choice.name: rival.refusal for rival in decision.rivals if rival.refusal}
+    assert list(refused) == ["dots 3x4, block allx256"]
+    assert "wrong result" in refused["dots 3x4, block allx256"]
+    assert "wrote out of bounds, 12 bytes after the end of" in refused["dots 3x4, block allx256"]
+    assert context.counters["autotune.quarantined"] == 1

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from perfuse.autotune.faces import AlgorithmSelector
-from perfuse.autotune.kernel_times import operands_of
 from perfuse.autotune.outcome import Fate, Outcome
 from perfuse.autotune.race import Rules, error_gate
 from perfuse.autotune.race_selected import race_selected, require_selected
@@ -130,7 +129,7 @@ class FakePool:
     def __init__(self, *outcomes: Outcome) -> None:
         self.outcomes = outcomes
 
-    def run(self, requests: Sequence[Any]) -> Sequence[Outcome]:
+    def run(self, requests: Sequence[Any], deadline: float) -> Sequence[Outcome]:
         assert len(requests) == len(self.outcomes)
         return self.outcomes
 
@@ -138,10 +137,9 @@ class FakePool:
 def test_programs_are_screened_in_workers_and_the_dangerous_quarantined(context: Context) -> None:
     settings = with_settings(context, autotune_in_subproc=True)
     plan = plan_of(traced(lambda x: (x + 1,), torch.ones(8)), settings)
-    operands = operands_of(plan.program, settings)
 
     def screen(pool: Any) -> dict[Choice, str]:
-        return screened("a problem", CHOICES, lambda _: plan, operands, settings, pool)
+        return screened("a problem", CHOICES, lambda _: (plan, plan), settings, pool)
 
     well, ill = Outcome(Fate.MEASURED, 1.0), Outcome(Fate.CRASHED, detail="SIGSEGV")
     raises = Outcome(Fate.RAISED, detail="RuntimeError: no")
@@ -152,4 +150,4 @@ def test_programs_are_screened_in_workers_and_the_dangerous_quarantined(context:
     again = screen(FakePool(well, well))
     assert again == {TRITON: "quarantined: crashed: SIGSEGV"}
     off = with_settings(context, autotune_in_subproc=False)
-    assert screened("a problem", CHOICES, lambda _: plan, operands, off) == {}
+    assert screened("a problem", CHOICES, lambda _: (plan, plan), off) == again

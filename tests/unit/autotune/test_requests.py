@@ -12,7 +12,6 @@ import torch
 
 import perfuse
 from perfuse.autotune import wire
-from perfuse.autotune.kernel_times import operands_of
 from perfuse.autotune.outcome import Fate
 from perfuse.autotune.pool import TuningProcessPool
 from perfuse.autotune.program_request import ProgramRequest, changed_settings
@@ -60,7 +59,7 @@ def request() -> tuple[ProgramRequest, Any]:
     context = Context.default()
     module = traced(lambda x, y: (x * 2 + y,), torch.ones(8, 16), torch.ones(16))
     plan = plan_of(module, context)
-    return ProgramRequest.of(plan, operands_of(plan.program, context), context), plan
+    return ProgramRequest.of(plan, context=context), plan
 
 
 def test_a_program_is_loaded_and_measured() -> None:

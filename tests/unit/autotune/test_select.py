@@ -55,6 +55,25 @@ def test_an_unknown_backend_fails_the_compile(target: str) -> None:
         perfuse.codegen_for(torch.sin, (torch.ones(3),), target=target)
 
 
+@pytest.mark.parametrize("backends", ["TRITON", "aten,triton"])
+@pytest.mark.parametrize("size", [2, 16])
+def test_a_small_matmul_on_a_gpu_is_a_loop_where_the_library_may_be(
+    size: int, backends: str
+) -> None:
+    """Loops stand in for its call. They are no candidate of TRITON, which has none of this size."""
+    a = torch.ones(size, size)
+    settings: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": backends}
+    with perfuse.config.patch(settings):
+        assert "aten.mm" not in str(perfuse.codegen_for(torch.mm, (a, a), target="sm_90"))
+    strict = settings | {"autotune_fallback_to_aten": False}
+    with perfuse.config.patch(strict):
+        if "aten" in backends:
+            assert "aten.mm" not in str(perfuse.codegen_for(torch.mm, (a, a), target="sm_90"))
+            return
+        with pytest.raises(Exception, match="NoValidChoicesError"):
+            perfuse.codegen_for(torch.mm, (a, a), target="sm_90")
+
+
 def test_a_backend_without_candidates_is_reported(context: Context) -> None:
     offers = offers_for(PROBLEM, context)
     assert set(offers.silent) == {"TRITON", "CPP"} and offers.silent["TRITON"] == "not on cpu"

@@ -9,10 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from perfuse.autotune.exactness import reference_gate
+from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import Run
+from perfuse.autotune.run_alone import identity_of, loaded
 from perfuse.autotune.search import Reading
-from perfuse.autotune.sites import choices_of, identity_of, plan_of_site, sites_of, with_choice
-from perfuse.autotune.templates import inputs_of, measured_templates, reference_gate, runnable
+from perfuse.autotune.sites import choices_of, plan_of_site, sites_of, with_choice
+from perfuse.autotune.templates import measured_templates
 from perfuse.codegen.triton.templates.template import SOURCE
 from perfuse.gpu import gpu_of_name
 from perfuse.schedule.plan import Plan
@@ -64,7 +67,7 @@ def test_a_faster_template_takes_the_place_of_matmul_and_kernel() -> None:
     assert len(decision.rivals) > 5 and not any(rival.refusal for rival in decision.rivals)
     placed = place(made, context)
     verify_plan(placed)
-    (got,) = runnable(placed, (A, W, BIAS), context)()
+    (got,) = loaded(placed, context)([A, W, BIAS])
     assert torch.allclose(got.float(), linear_gelu(A, W, BIAS).float(), atol=0.1, rtol=0.02)
     # The decision is remembered, so no clock is asked.
     again = measured_templates(plan, context, Times(1.0))
@@ -139,5 +142,31 @@ def test_a_wrong_result_is_refused() -> None:
 
 def test_inputs_are_the_same_each_time() -> None:
     program = plan_of(linear_gelu, A, W, BIAS).program
-    first, second = (inputs_of(program, torch.device("cpu")) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    first, second = (random_inputs(program, torch.device("cpu")) for _ in range(2))
+    assert list(first) == list(program.inputs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_int8_operands_are_widened_on_their_way_in(is_left: bool) -> None:
+    """The kernel that widens them for the library belongs to the library's way, and is raced."""
+
+    def scaled(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        wide = w.to(x.dtype)
+        return (wide @ x.t() if is_left else x @ wide.t()) * s
+
+    weight = (torch.arange(40 * 64) % 251 - 120).view(40, 64).to(torch.int8)
+    inputs = (A, weight, bf16(48) if is_left else BIAS)
+    context = context_for("sm_90", interpret=True)
+    plan = plan_of(scaled, *inputs)
+    (site,) = sites_of(plan)
+    assert len(plan.steps) == 3 and len(site.widening) == 1
+    made = measured_templates(plan, context, Times(-0.05))
+    (decision,) = made.decisions
+    assert decision.chosen.source == SOURCE and not any(r.refusal for r in decision.rivals)
+    assert {k.name for k in site.widening} & {k.name for k in made.kernels} == set()
+    placed = place(made, context)
+    verify_plan(placed)
+    (got,) = loaded(placed, context)(list(inputs))
+    expected = scaled(*(t.double() for t in inputs))
+    assert torch.allclose(got.double(), expected, atol=1.0, rtol=0.02)

@@ -8,6 +8,7 @@ from perfuse.codegen.emitter import Formula, Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Scope
 from perfuse.codegen.triton.frame import Frame
 from perfuse.codegen.triton.sources import TensorMap
+from perfuse.codegen.triton.spelling import NARROW_TYPE
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
@@ -108,6 +109,14 @@ class ContractionFrame(Frame):
 
     def scaled(self, position: str, stride: Dim) -> str:
         return position if stride == 1 else f"{position} * ({self.dim(stride)})"
+
+    def widened(self, matmul: Matmul, view: View) -> str:
+        """The conversion of an operand that is narrower than the other; nothing if it is not."""
+        kinds = [self.buffers[v.buffer].dtype for v in (matmul.operands.a, matmul.operands.b)]
+        wide = max(kinds, key=lambda dtype: dtype.num_bytes)
+        is_narrow = self.buffers[view.buffer].dtype.num_bytes < wide.num_bytes
+        # By way of float32: Triton's interpreter makes halves of nothing else.
+        return f".to(tl.float32).to({NARROW_TYPE[wide]})" if is_narrow else ""
 
     def dot(self, left: str, right: str, accumulator: str) -> str:
         kinds = {self.buffers[m.operands.a.buffer].dtype for m in self.matmuls}

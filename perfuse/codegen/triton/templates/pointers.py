@@ -113,9 +113,11 @@ class _Loop:
         if self.is_masked:
             w.line(f"inside = {inside}")
         a_mask = "" if self.is_vector else self._across("K")
-        w.line(f"a = {self._load(f'a_at{own}', a_mask)}")
+        first = frame.matmuls[self.phase[0]]
+        w.line(f"a = {self._load(f'a_at{own}', a_mask)}{frame.widened(first, first.operands.a)}")
         for k in self.phase:
-            w.line(f"b = {self._load(f'b_at{k}', self._along('K'))}")
+            right = frame.widened(frame.matmuls[k], frame.matmuls[k].operands.b)
+            w.line(f"b = {self._load(f'b_at{k}', self._along('K'))}{right}")
             if self.is_vector:
                 kind = ACCUMULATOR[frame.matmuls[k].accumulate]
                 wide = f"tl.broadcast_to(a.to({kind})[:, None], [{depth}, C])"

@@ -28,7 +28,7 @@ from perfuse.codegen.triton.templates.template import (
 )
 from perfuse.gpu import Gpu
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Buffer
+from perfuse.ir.program import Buffer, Matmul
 from perfuse.schedule.contract import depth_of, sizes_of
 from perfuse.schedule.plan import Kernel
 from perfuse.schedule.size_hints import Hints, value_of
@@ -41,6 +41,8 @@ _OWN_REGISTERS = 56  # of a thread, for addresses and the epilogue
 
 HALVES = (DType.F16, DType.BF16)
 MULTIPLIED = (*HALVES, DType.F32, DType.I8)
+# Every value of these is one of each half: no product of them rounds.
+WIDENED = (DType.I8, DType.U8)
 
 # Rows, columns, depth, warps, stages.
 _HALF_BLOCKS = (
@@ -97,15 +99,23 @@ class Problem:
         return self.dtype.num_bytes
 
 
+def is_mixed(matmul: Matmul, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether one operand is of halves, and the other of bytes that are widened on their way."""
+    a, b = (buffers[view.buffer].dtype for view in (matmul.operands.a, matmul.operands.b))
+    return (a in HALVES and b in WIDENED) or (a in WIDENED and b in HALVES)
+
+
 def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> Problem | None:
     """The numbers of a kernel's contraction; None where no template computes it."""
     assert kernel.contraction is not None
     matmuls = kernel.contraction.matmuls
     views = [view for m in matmuls for view in (m.operands.a, m.operands.b)]
     kinds = {buffers[view.buffer].dtype for view in views}
-    if len(kinds) != 1 or not kinds <= set(MULTIPLIED):
+    are_mixed = all(is_mixed(matmul, buffers) for matmul in matmuls)
+    multiplied = kinds - set(WIDENED) if are_mixed else kinds
+    if len(multiplied) != 1 or not multiplied <= set(MULTIPLIED):
         return None
-    (dtype,) = kinds
+    (dtype,) = multiplied
     *batch, rows, columns = (value_of(size, hints) for size in sizes_of(matmuls[0]))
     dims = [dim for view in views for dim in (*view.shape, *view.strides)]
     return Problem(
@@ -116,7 +126,7 @@ def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> P
         len(matmuls),
         dtype,
         all(isinstance(dim, int) for dim in dims),
-        all(is_mappable(view, dtype) for view in views),
+        not are_mixed and all(is_mappable(view, dtype) for view in views),
         len(phases(matmuls)) == 1 and len({is_row_major(m.operands.b) for m in matmuls}) == 1,
         matmuls[0].operands.b.strides[-2] == 1,
         sum(buffers[name].dtype.num_bytes for name in kernel.stored),
@@ -324,6 +334,7 @@ class Model:
         return Model(gpu, share, _SHARE * gpu.flops_f32 / count, _SHARE * gpu.bandwidth)
 
     def seconds(self, template: Template, problem: Problem) -> float:
+        """The predicted time of a launch."""
         moved = self._moved(problem) / self.bytes_per_s
         if template.kind == VECTOR:
             # Wide loads are what counts; few programs leave memory idle.
@@ -381,3 +392,8 @@ class Model:
         by_memory = gpu.shared_bytes // max(1, shared_bytes(template, problem))
         by_registers = gpu.registers // (threads * registers(template, problem, gpu))
         return max(1, min(by_memory, by_registers, gpu.max_threads // threads))
+
+
+def moved_seconds(num_bytes: int, gpu: Gpu) -> float:
+    """The predicted time of a kernel that does nothing but move bytes."""
+    return _LAUNCH_S + num_bytes / Model.of(gpu).bytes_per_s

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from perfuse.autotune.machine import device_kind
+from perfuse.autotune.program_request import random_inputs
+from perfuse.autotune.run_alone import plan_of_one
 from perfuse.autotune.tiles import (
     Device,
     choice_of,
     measured_tiles,
-    plan_of_one,
     question_of,
     race_tiles,
     tile_of,
+    tuned_kernels,
 )
 from perfuse.autotune.tune import tune_tiles
 from perfuse.backends import backend_of
@@ -59,7 +62,7 @@ def run(plan: Plan, tile: Tile, inputs: list[Tensor]) -> list[Tensor]:
 def only_kernel(fn: Callable[..., Any], *inputs: Tensor) -> tuple[Kernel, Plan]:
     plan = plans_of(fn, *inputs, context=CONTEXT)[0]
     (kernel,) = plan.kernels
-    return kernel, plan_of_one(kernel, plan.program)
+    return kernel, plan_of_one(kernel, plan)
 
 
 def normalised_and_summed(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,7 +271,7 @@ def test_measured_tiles_are_stored_and_carried_by_the_plan() -> None:
 def asked(fn: Callable[..., Any], *inputs: Tensor, context: Context = CONTEXT) -> Question:
     """The question which tile is best for the last kernel of a function."""
     plan = plans_of(fn, *inputs, context=context)[0]
-    return question_of(plan_of_one(plan.kernels[-1], plan.program), context)
+    return question_of(plan_of_one(plan.kernels[-1], plan), context)
 
 
 def test_a_question_has_no_names_of_the_program_in_it() -> None:
@@ -319,7 +322,7 @@ def test_a_lock_file_pins_tiles_where_nothing_is_measured(tmp_path: Path) -> Non
     settings = replace(SETTINGS, thresholds=replace(SETTINGS.thresholds, tuned_tile_bytes=0))
     plain = replace(CONTEXT, settings=settings, counters=Counters())
     (plan,) = plans_of(lambda x: torch.softmax(x, -1), x, context=plain)
-    question = question_of(plan_of_one(plan.kernels[0], plan.program), plain)
+    question = question_of(plan_of_one(plan.kernels[0], plan), plain)
     pinned = question.candidates[-1]
     path = str(tmp_path / "perfuse.lock")
     write_lock_file(path, lock_of([ranked("softmax", question, (pinned,))]))
@@ -334,3 +337,46 @@ def test_a_lock_file_pins_tiles_where_nothing_is_measured(tmp_path: Path) -> Non
         search = replace(plain, settings=settings.with_overrides(changes))
         left = tune_tiles(plan, search)
     assert left.tiles == plan.tiles and [d.is_open for d in left.decisions] == [True]
+
+
+class SharedCache:
+    """A remote cache in this process."""
+
+    documents: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, key: str, is_autotune: bool = False) -> None:
+        assert is_autotune
+
+    def get(self, filename: str) -> Any:
+        return self.documents.get(filename)
+
+    def put(self, filename: str, data: Any) -> None:
+        assert filename not in self.documents, "one put serves all compiles"
+        self.documents[filename] = json.loads(json.dumps(data))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_largest_kernel_is_asked_for_where_decisions_are_shared(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small it is, and whatever sizes it has; beside a matmul it does not matter."""
+    monkeypatch.setattr("perfuse.cache.RedisRemoteCacheBackend", SharedCache)
+    SharedCache.documents.clear()
+    changes = {"autotune_local_cache": False, "autotune_remote_cache": True}
+    context = replace(CONTEXT, settings=SETTINGS.with_overrides(changes), counters=Counters())
+    x, y = f32(100, 100), f32(100, 100)
+    (plan,) = plans_of(torch.add, x, y, dynamic=dynamic, context=context)
+    loaded: list[list[Tensor]] = []
+
+    def load(alone: Plan) -> Callable[[Tile], Callable[[], Any]]:
+        inputs = list(random_inputs(alone.program, CONTEXT.device).values())
+        loaded.append(inputs)
+        return lambda tile: lambda: run(alone, tile, inputs)
+
+    device = Device(lambda alone, tile: None, load, lambda run: lambda: (run(), 1.0)[1])
+    made = [measured_tiles(plan, context, device) for _ in range(4)]
+    assert len(SharedCache.documents) == 1 and len({str(m.decisions) for m in made}) == 1
+    assert context.counters["autotune.remote_hit"] == 3
+    assert [tuple(t.shape) for t in loaded[0]] == [(100, 100)] * 2 and len(loaded) == 1
+    (beside,) = plans_of(lambda x, y: x @ y.sin(), x, y, context=context)
+    assert not tuned_kernels(beside, context) and not tuned_kernels(plan, CONTEXT)

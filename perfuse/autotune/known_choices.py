@@ -1,0 +1,113 @@
+"""Choices that are known to win on a kind of GPU: default mode takes them without measuring.
+
+A row names a class of matmuls, not single sizes, and the template that beat the library clearly
+wherever the class was measured. Matmuls of float32 are in a row only where the template's error is
+no more than the library's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from perfuse.autotune.machine import device_kind
+from perfuse.autotune.sites import Site, choice_of_template, sites_of, with_choice
+from perfuse.codegen.triton.templates.propose import (
+    HALVES,
+    Problem,
+    problem_of,
+    why_too_large,
+)
+from perfuse.codegen.triton.templates.template import POINTERS, VECTOR, Template
+from perfuse.context import Context
+from perfuse.decision import Choice, Decision, library, unmeasured
+from perfuse.gpu import Gpu
+from perfuse.ir.dtype import DType
+from perfuse.schedule.plan import Plan
+
+H200 = "cuda sm_90, 132 multiprocessors, about 5 TB/s"
+_RESULTS = "benchmarks/results/2026-11-16-h200-matmuls"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownChoice:
+    """A class of matmuls on a kind of GPU, and the template that wins there."""
+
+    name: str
+    device: str  # as `device_kind` names it
+    holds: Callable[[Problem, Gpu], bool]
+    template: Template
+    measured: str  # how it compared with the library, and where that is recorded
+
+
+def _is_long_vector(problem: Problem, gpu: Gpu) -> bool:
+    """One row of halves by a matrix in rows of the depth, which is read once and does not stay."""
+    is_vector = problem.rows == problem.batch == problem.num_accumulators == 1
+    (depth,) = problem.depths if len(problem.depths) == 1 else (0,)
+    is_large = depth >= 2048 and depth * problem.columns >= 1 << 24
+    return is_vector and problem.along_depth and problem.dtype in HALVES and is_large
+
+
+def _is_shallow_sum(problem: Problem, gpu: Gpu) -> bool:
+    """a @ b + c @ d in float32, of a depth at which six products of halves are the more exact.
+
+    An operand beyond the largest bfloat16, 3.39e38, counts as infinite.
+    """
+    is_sum = len(problem.depths) == problem.num_accumulators == 2 and problem.batch == 1
+    tiles = ceil(problem.rows / 64) * ceil(problem.columns / 64)
+    is_wide = tiles >= gpu.multiprocessors and max(problem.depths) <= 128
+    return is_sum and is_wide and problem.dtype is DType.F32
+
+
+KNOWN: list[KnownChoice] = [
+    KnownChoice(
+        "one row by a matrix in rows of the depth",
+        H200,
+        _is_long_vector,
+        Template(VECTOR, 1, 1, 2048, 4, 1),
+        f"1.06 times the library's speed at 1x4096x14336 ({_RESULTS})",
+    ),
+    KnownChoice(
+        "a@b + c@d in float32 of small depth",
+        H200,
+        _is_shallow_sum,
+        Template(POINTERS, 64, 64, 32, 4, 3, precision="bf16x6"),
+        f"1.84 times the library's speed at 2048x1536x64, with half its error ({_RESULTS})",
+    ),
+]
+
+
+def with_known_choices(plan: Plan, context: Context) -> Plan:
+    """The plan with each matmul of a known class computed by the template that wins there."""
+    rows = [row for row in KNOWN if row.device == device_kind(context.target)]
+    if not rows or not context.settings.gpu.known_templates:
+        return plan
+    for site in list(sites_of(plan)):
+        found = _known(site, plan, rows, context)
+        if found is not None:
+            row, choice = found
+            made = with_choice(plan, site, choice)
+            plan = replace(made, decisions=(*made.decisions, _decision(site, choice, row)))
+    return plan
+
+
+def _known(
+    site: Site, plan: Plan, rows: list[KnownChoice], context: Context
+) -> tuple[KnownChoice, Choice] | None:
+    """The row of a site, and its template with the epilogue inside where there is one."""
+    gpu, kernel = context.target.gpu, site.fused or (site.alone[0] if site.alone else None)
+    if gpu is None or kernel is None:
+        return None
+    problem = problem_of(kernel, plan.program.buffers, plan.program.hints)
+    if problem is None or not problem.is_static:
+        return None
+    for row in rows:
+        if row.holds(problem, gpu) and not why_too_large(row.template, problem, gpu):
+            return row, choice_of_template(row.template, is_fused=site.fused is not None)
+    return None
+
+
+def _decision(site: Site, choice: Choice, row: KnownChoice) -> Decision:
+    rivals = unmeasured((library(site.matmuls[0].op), choice))
+    return Decision(str(site), choice, rivals, f"{row.name}: {row.measured}")

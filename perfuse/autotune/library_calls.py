@@ -1,0 +1,49 @@
+"""Matmuls on a CPU as calls of one library or another: what they compete for, and who computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from perfuse.autotune.problem import Problem
+from perfuse.decision import Choice
+from perfuse.ir.dtype import DType
+from perfuse.ir.program import BufferKind, Matmul, Program
+from perfuse.schedule.plan import Plan
+
+_REASON = "measured fastest of the libraries here"
+
+
+def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:
+    """The candidates to race; None for small matmuls and those that only one library computes."""
+    a, b, bias = node.operands.a, node.operands.b, node.operands.bias
+    if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:
+        return None
+    views = [v for v in (bias, a, b) if v is not None]
+    if any(program.buffers[v.buffer].dtype is not DType.F32 for v in views):
+        return None
+    dims = [d for v in views for d in (*v.shape, *v.strides)]
+    if not all(isinstance(d, int) for d in dims) or (bias is not None and len(bias.shape) != 1):
+        return None
+    known: Any = (*a.shape, b.shape[1], a.strides, b.strides)
+    rows, depth, columns, a_strides, b_strides = known
+    if rows * depth * columns < least_work:
+        return None
+    return Problem(rows, columns, depth, a_strides, b_strides, bias is not None)
+
+
+def with_library_call(plan: Plan, choices: Mapping[str, Choice]) -> Plan:
+    """The plan with matmuls computed by other calls, by the names of their results."""
+    tuned = {
+        step.out: replace(step, choice=choices[step.out], reason=_REASON)
+        for step in plan.steps
+        if isinstance(step, Matmul) and choices.get(step.out, step.choice) != step.choice
+    }
+    buffers = dict(plan.program.buffers)
+    for matmul in tuned.values():
+        buffers[matmul.out] = replace(buffers[matmul.out], kind=BufferKind.EXTERN)
+    nodes = tuple(tuned.get(n.out, n) if isinstance(n, Matmul) else n for n in plan.program.nodes)
+    program = replace(plan.program, nodes=nodes, buffers=buffers)
+    steps = tuple(tuned.get(s.out, s) if isinstance(s, Matmul) else s for s in plan.steps)
+    return replace(plan, program=program, steps=steps)

@@ -1,0 +1,126 @@
+"""The time for tuning: one limit for a graph, the best so far when it ends, a second by default."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from perfuse.autotune import matmuls
+from perfuse.autotune.compile_together import compile_in_time, compile_together
+from perfuse.autotune.matmuls import tune_matmuls
+from perfuse.autotune.race import Rules, race
+from perfuse.autotune.stored import stored_or_measured
+from perfuse.autotune.time_limit import DEFAULT_MODE_S, OutOfTime, limited, seconds_left
+from perfuse.context import Context
+from perfuse.counters import Counters
+from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival
+from tests.unit.autotune.questions import question
+from tests.unit.graph.tracing import traced
+from tests.unit.lower.samples import f32
+from tests.unit.planning import plan_of
+
+ASKED = question()
+FIRST, SECOND, THIRD = (Choice("library", name) for name in ("first", "second", "third"))
+RULES = Rules(margin=0.9, fewest_rounds=3, most_rounds=3)
+
+
+def with_settings(context: Context, **changes: Any) -> Context:
+    return replace(context, settings=context.settings.with_overrides(changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit_s"),
+    [
+        ({"max_autotune": True}, 60.0),
+        ({"max_autotune_gemm": True, "tune_seconds": 5}, 5.0),
+        ({"max_autotune": True, "tune_seconds": 0}, math.inf),
+        ({"max_autotune": False}, DEFAULT_MODE_S),
+        ({"max_autotune": False, "tune_seconds": 0}, DEFAULT_MODE_S),
+    ],
+)
+def test_the_limit_is_that_of_the_mode(
+    changes: dict[str, Any], limit_s: float, context: Context
+) -> None:
+    left = seconds_left(limited(with_settings(context, **changes)))
+    assert left == limit_s or limit_s - 0.5 < left <= limit_s
+
+
+def decision_of(*refusals: str) -> Decision:
+    candidates = ASKED.candidates
+    rivals = (Rival(candidates[0], 1.0, 1.0, 0.0), *(Rival(candidates[1], refusal=refusals[0]),))
+    return Decision("a test", candidates[0], rivals, "raced")
+
+
+def measured(context: Context, measure: Callable[[], Decision]) -> Decision:
+    return stored_or_measured(ASKED, "a test", context, measure, "autotune.matmuls_measured")
+
+
+def test_the_default_stays_where_no_time_is_left(context: Context) -> None:
+    over = replace(context, tune_until=time.perf_counter() - 1)
+    decision = measured(over, lambda: pytest.fail("it was measured"))
+    assert decision.chosen == ASKED.candidates[0] and decision.is_open
+    assert decision.reason == OUT_OF_TIME and context.counters["autotune.out_of_time"] == 1
+    strict = {"autotune_fallback_to_aten": False, "max_autotune_gemm_backends": "CPP"}
+    bound = with_settings(over, max_autotune=True, **strict)
+    assert measured(bound, lambda: decision_of("slower")).reason == "raced", "it has no default"
+
+
+def test_what_was_cut_short_is_not_remembered(context: Context) -> None:
+    cut = decision_of(f"not run: {OUT_OF_TIME}")
+    assert not cut.is_final and measured(context, lambda: cut).rivals == cut.rivals
+    whole = decision_of("its result differs")
+    assert measured(context, lambda: whole).rivals == whole.rivals
+    assert measured(context, lambda: cut).rivals == whole.rivals, "the whole one is remembered"
+
+
+def test_a_race_ends_with_the_best_so_far() -> None:
+    now = [0.0]
+    seconds = {FIRST: 2.0, SECOND: 1.0, THIRD: 0.5}
+
+    def enter(choice: Choice) -> Callable[[], None]:
+        def run() -> None:
+            now[0] += seconds[choice]
+
+        return run
+
+    choices = [FIRST, SECOND, THIRD]
+    decision = race("a test", choices, enter, RULES, clock=lambda: now[0], deadline=2.5)
+    assert decision.chosen == SECOND and not decision.is_final
+    assert [rival.refusal for rival in decision.rivals] == ["", "", OUT_OF_TIME]
+    assert now[0] == 3.0 + 3.0, "each ran once, and then one round"
+
+
+def test_candidates_that_come_too_late_are_not_compiled(context: Context) -> None:
+    built: list[int] = []
+    builds = [(number, lambda number=number: built.append(number)) for number in range(4)]
+    counters = Counters()
+    errors = compile_together(builds, 2, counters, deadline=1.0, clock=lambda: 2.0)
+    assert sorted(built) == [0, 1] and counters["autotune.candidates_compiled"] == 2
+    assert all(isinstance(error, OutOfTime) for error in errors.values()) and len(errors) == 2
+    assert compile_in_time(builds, replace(context, tune_until=0.0)) == [2, 3]
+
+
+def test_the_largest_matmuls_are_tuned_first(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def decide(problem: matmuls.Problem, context: Context, share_s: float) -> Decision:
+        asked.append(problem.work)
+        choices = matmuls.choices_of(problem)
+        return Decision(str(problem), choices[0], (), "a test")
+
+    monkeypatch.setattr(matmuls, "decide", decide)
+    plain = with_settings(context, max_autotune=False, **{"thresholds.tuned_matmul_work": 1})
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ x.t(), x @ y
+
+    tune_matmuls(plan_of(traced(fn, f32(8, 16), f32(16, 64))), plain)
+    assert asked == sorted(asked, reverse=True) and len(asked) == 2
