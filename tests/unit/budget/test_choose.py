@@ -62,7 +62,7 @@ def network() -> Joint:
             x = torch.tanh(x @ weight)
         return x.sum()
 
-    weights = [torch.randn(64, 64, requires_grad=True) for _ in range(8)]
+    weights = [torch.randn(64, 64, requires_grad=True) for _ in range(12)]
     return joint_of(stack, torch.randn(4096, 64, requires_grad=True), *weights)
 
 
@@ -79,7 +79,7 @@ def test_peaks_fall_with_the_budget(network: Joint) -> None:
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < 0.65 * peaks[0]
     assert all(c.timeline.peak <= c.limit for c in choices if c.fits and c.limit)
-    # Eight layers of one size: about as much as the second forward of all but one of them.
+    # Twelve layers of one size: about as much as the second forward of all but one of them.
     assert len(choices[-1].cut.recomputed) > len(choices[0].cut.recomputed)
 
 
