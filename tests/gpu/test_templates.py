@@ -22,7 +22,7 @@ from perfuse.codegen.triton.templates.template import (
     Template,
 )
 from perfuse.testing import fresh_cache
-from tests.harness.compare import assert_as_good_as_eager
+from tests.harness.compare import DIRECTIONS, assert_as_good_as_eager, moved
 from tests.triton.contractions import Problem, run
 
 
@@ -137,9 +137,14 @@ def test_each_template_matches_eager(name: str, template: Template, cuda: str) -
     given = tuple(x.to(cuda) for x in problem.inputs)
     here = replace(problem, inputs=given)
     eager, exact = problem.fn(*given), problem.fn(*(x.double() for x in given))
+    spreads = [_tupled(problem.fn(*(_moved(x, way) for x in given))) for way in DIRECTIONS]
     for _ in range(2):  # counters of shared tiles are left as they were found
         got = run(here, template, device=cuda)
-        assert_as_good_as_eager(_tupled(got), _tupled(eager), _tupled(exact))
+        assert_as_good_as_eager(_tupled(got), _tupled(eager), _tupled(exact), spreads)
+
+
+def _moved(x: Tensor, direction: str) -> Tensor:
+    return moved(x, torch.finfo(x.dtype).eps, direction)
 
 
 def _tupled(value: Any) -> tuple[Any, ...]:
