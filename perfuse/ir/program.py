@@ -309,13 +309,13 @@ class Program:
     """A whole graph as loops and calls over named buffers.
 
     `inputs` name one entry per graph argument (a buffer name, or a symbol name for an int);
-    `outputs` hold a View, a Dim, or None per graph result.
+    `outputs` hold a View, an Opaque value, a Dim, or None per graph result.
     """
 
     inputs: tuple[str, ...]
     buffers: Mapping[str, Buffer]
     nodes: tuple[Node, ...]
-    outputs: tuple[View | Dim | float | bool | None, ...]
+    outputs: tuple[View | Opaque | Dim | float | bool | None, ...]
     symbols: tuple[tuple[str, str], ...] = ()  # name, and how the host computes it
     constants: Mapping[str, Any] = field(default_factory=dict)  # tensors held by the graph module
     donated: tuple[str, ...] = ()  # donated inputs: saved for this program alone

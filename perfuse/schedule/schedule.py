@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from perfuse.context import Context
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
-from perfuse.ir.program import BufferKind, LibraryCall, Loop, Program
+from perfuse.ir.program import BufferKind, LibraryCall, Loop, Opaque, Program
 from perfuse.schedule import arena, shape
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.batch import batched
@@ -132,6 +132,7 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
 def _without_dead_loops(program: Program) -> Program:
     """Drop loops whose results nobody reads."""
     needed = arena.output_buffers(program)
+    needed |= {o.name for o in program.outputs if isinstance(o, Opaque)}
     needed |= {n for n, b in program.buffers.items() if b.kind == BufferKind.INPUT}
     kept = []
     for node in reversed(program.nodes):

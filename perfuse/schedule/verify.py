@@ -7,7 +7,7 @@ from itertools import pairwise
 from perfuse.errors import SpecError
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
-from perfuse.ir.program import LibraryCall
+from perfuse.ir.program import LibraryCall, Opaque
 from perfuse.ir.verify import given_names, is_empty
 from perfuse.schedule.arena import arena_buffers, first_and_last, output_buffers, touched
 from perfuse.schedule.contract import result_load, sizes_of
@@ -39,6 +39,9 @@ def verify_plan(plan: Plan) -> None:
     for name in output_buffers(plan.program) - made:
         if not is_empty(plan.program.buffers[name]):
             raise SpecError(f"{_STAGE}: the result {name} never reaches memory")
+    for output in plan.program.outputs:
+        if isinstance(output, Opaque) and output.name not in made:
+            raise SpecError(f"{_STAGE}: no step makes the result {output.name}")
     _check_places(plan)
     _check_over(plan)
     verify_memory(plan)

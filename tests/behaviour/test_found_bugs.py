@@ -37,6 +37,10 @@ def scatter_with_sizes_as_values(x: Tensor) -> Tensor:
     return torch.index_put(mask, (places,), mask.new_full((), 1))
 
 
+def constants_that_no_loop_makes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x + 1, torch.full((3,), 1j), torch.scalar_tensor(2, dtype=torch.complex64)
+
+
 def vertical_reduction_of_a_masked_write(x: Tensor) -> Tensor:
     x[..., :1].mul_(2)
     return x.var(dim=-2, correction=0, keepdim=True)
@@ -170,6 +174,7 @@ ROWS = (
     Behaviour("overwritten_between", overwritten_between_two_reads, lambda: [randn(8, 33)]),
     Behaviour("regrouped", norm_of_regrouped_columns, lambda: [randn(16, 16, 2)], dynamic=True),
     Behaviour("sizes_as_values", scatter_with_sizes_as_values, lambda: [randn(33)], dynamic=True),
+    Behaviour("constants", constants_that_no_loop_makes, lambda: [randn(5)]),
     Behaviour(
         "vertical_masked",
         vertical_reduction_of_a_masked_write,
