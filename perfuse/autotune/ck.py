@@ -14,10 +14,22 @@ from dataclasses import dataclass, field
 from perfuse.autotune.progress import TuningProgress
 from perfuse.autotune.sources import CK, selected_sources
 from perfuse.build.ck import is_interpreted, why_no_ck
-from perfuse.build.ck_installation import CkInstallation, inspect_ck, installed_instances
+from perfuse.build.ck_installation import (
+    CkInstallation,
+    CkState,
+    inspect_ck,
+    installed_instances,
+)
 from perfuse.codegen.ck.instance import Instance, preselected_instances
 from perfuse.codegen.ck.launch import SOURCE, ck_choice, source_of
-from perfuse.codegen.ck.legality import Judged, judged
+from perfuse.codegen.ck.legality import (
+    KIND_RULES,
+    Case,
+    Judged,
+    judged,
+    refusal,
+    why_no_device,
+)
 from perfuse.codegen.ck.problem import CkProblem, ck_problem
 from perfuse.codegen.ck.rank import ranked, sampled
 from perfuse.codegen.triton.unit import ck_arch
@@ -90,10 +102,22 @@ def considered(problem: CkProblem, context: Context) -> tuple[Instance, ...]:
 def judge(matmul: Matmul, program: Program, context: Context) -> tuple[CkProblem, Judged] | str:
     """A matmul as CK's problem with a verdict on every instance, or why it is not one."""
     arch = ck_arch(context)
-    problem = ck_problem(matmul, program.buffers, arch)
+    why = why_no_device(arch)
+    problem = why or ck_problem(matmul, program.buffers, arch)
     if isinstance(problem, str):
         return problem
+    if context.settings.rocm.use_preselected_instances and not _has_preselected(problem, arch):
+        return f"rocm.use_preselected_instances leaves no instance for {problem}"
     return problem, judged(considered(problem, context), problem, arch)
+
+
+def _has_preselected(problem: CkProblem, arch: str) -> bool:
+    """Whether a preselected instance has a problem's types and layouts; none is for batches."""
+    if problem.batch is not None:
+        return False
+    return any(
+        not refusal(Case(each, problem, arch), KIND_RULES) for each in preselected_instances()
+    )
 
 
 def raced(problem: CkProblem, verdict: Judged, context: Context) -> tuple[Instance, ...]:
@@ -171,6 +195,9 @@ def ck_reports(program: Program, context: Context) -> tuple[CkReport, ...]:
     """The candidates of CK for each matmul of a program, where settings select CK."""
     if not is_ck_selected(context):
         return ()
+    found = inspect_ck(context.settings)
+    if context.settings.rocm.ck_dir and found.state is not CkState.COMPLETE:
+        report_once(f"{found}, so that the instances are those of Perfuse's table", found.advice)
     matmuls = [node for node in program.nodes if isinstance(node, Matmul)]
     return tuple(_report(matmul, program, context) for matmul in matmuls)
 

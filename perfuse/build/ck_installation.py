@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -90,20 +91,24 @@ def find_ck_compiler(settings: Settings) -> str:
 def inspect_ck(settings: Settings) -> CkInstallation:
     """The state of the CK that the settings name, or of the one that comes with ROCm."""
     named = settings.rocm.ck_dir
-    folder = Path(named).absolute() if named else rocm_home(settings)
-    return _inspected(str(folder), str(rocm_home(settings)))
+    named = os.path.abspath(os.path.expanduser(named)) if named else ""
+    folder = Path(named) if named else rocm_home(settings)
+    include = folder / "include"
+    looked_in = (str(include / "ck"),)
+    # `os.path`, since a folder that may not be read is one without headers.
+    if not os.path.isdir(include / "ck"):
+        return CkInstallation(CkState.MISSING, looked_in=looked_in)
+    missing = tuple(name for name in HEADERS if not os.path.isfile(include / name))
+    if missing:
+        return CkInstallation(CkState.INCOMPLETE, str(folder), looked_in, missing)
+    return _complete(str(folder), str(rocm_home(settings)))
 
 
 @functools.cache
-def _inspected(folder_name: str, home: str) -> CkInstallation:
+def _complete(folder_name: str, home: str) -> CkInstallation:
+    """A complete installation, whose headers take long to read; others may be mended meanwhile."""
     folder = Path(folder_name)
     include = folder / "include"
-    looked_in = (str(include / "ck"),)
-    if not (include / "ck").is_dir():
-        return CkInstallation(CkState.MISSING, looked_in=looked_in)
-    missing = tuple(name for name in HEADERS if not (include / name).is_file())
-    if missing:
-        return CkInstallation(CkState.INCOMPLETE, folder_name, looked_in, missing)
     includes = [include, folder / "library" / "include", Path(home) / "include"]
     present = tuple(dict.fromkeys(str(path) for path in includes if path.is_dir()))
     lists = [_listed(folder_name, marker) for marker in (PLAIN, BATCHED)]
@@ -112,7 +117,7 @@ def _inspected(folder_name: str, home: str) -> CkInstallation:
     return CkInstallation(
         CkState.COMPLETE,
         folder_name,
-        looked_in,
+        (str(include / "ck"),),
         include_folders=present,
         has_config=any((Path(path) / CONFIG).is_file() for path in present),
         version=_version(folder),
@@ -143,11 +148,13 @@ def _version(folder: Path) -> str:
     """The version that CK's own build, or its sources, state; else that of the shipped table."""
     stated = folder / "include" / "ck" / "version.h"
     if stated.is_file():
-        parts = re.findall(r"CK_VERSION_(?:MAJOR|MINOR|PATCH)\s+(\d+)", stated.read_text())
+        text = stated.read_text(errors="replace")
+        parts = re.findall(r"CK_VERSION_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text)
         if parts:
             return ".".join(parts)
     build = folder / "CMakeLists.txt"
-    found = re.search(r"set\(version ([\d.]+)\)", build.read_text()) if build.is_file() else None
+    text = build.read_text(errors="replace") if build.is_file() else ""
+    found = re.search(r"set\(version ([\d.]+)\)", text)
     return found[1] if found else f"of unknown version (table of {shipped_version()})"
 
 

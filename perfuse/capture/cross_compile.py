@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +197,9 @@ class CrossCompile:
     `take` gets every graph with its kind and context, as the target of that context would have it.
     """
 
-    contexts: Sequence[Context]  # which differ in targets, not in settings
-    take: Take
+    # Dynamo puts the representation of a backend before the message of each of its errors.
+    contexts: Sequence[Context] = field(repr=False)  # which differ in targets, not in settings
+    take: Take = field(repr=False)
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return Capture(self.contexts[0], self._cut, self._run).trace(module, inputs)

@@ -47,7 +47,7 @@ PROBES = (
     Probe(ROCM, "devices", gpu.devices("hip"), 2 * DEVICES_S, needs="PyTorch"),
     Probe(ROCM, "ROCm", rocm.rocm),
     Probe(ROCM, "hipcc", rocm.hipcc),
-    Probe(ROCM, "CK", rocm.ck),
+    Probe(ROCM, "CK", rocm.ck, 2 * DEVICES_S),
     Probe(ROCM, "a small kernel", gpu.kernel("hip"), 2 * KERNEL_S, needs="devices"),
     Probe(SURROUNDINGS, "settings", surroundings.settings, is_essential=True),
     Probe(SURROUNDINGS, "variables", surroundings.variables),

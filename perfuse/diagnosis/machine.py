@@ -77,6 +77,8 @@ class Device:
 class Machine:
     """This machine. Methods may raise, and may hang: probes are bounded."""
 
+    _devices: tuple[Device, ...] | None = None  # listing them takes seconds
+
     @property
     def environment(self) -> Mapping[str, str]:
         """The environment variables of this process."""
@@ -152,13 +154,13 @@ class Machine:
 
     def devices(self) -> tuple[Device, ...]:
         """The GPUs that PyTorch can use; PerfuseError with PyTorch's message if there are none."""
-        if not any(map(self.exists, DEVICE_FILES)):
-            return ()
-        done = self.run(python_command(LIST_DEVICES), DEVICES_S)
-        found = re.search(r"^DEVICES(.*)$", done.output, re.MULTILINE)
-        if found is None:
-            raise PerfuseError(_last_line(done.output) or f"PyTorch ended with {done.code}")
-        return tuple(Device(*row) for row in json.loads(found[1]))
+        if self._devices is None and any(map(self.exists, DEVICE_FILES)):
+            done = self.run(python_command(LIST_DEVICES), DEVICES_S)
+            found = re.search(r"^DEVICES(.*)$", done.output, re.MULTILINE)
+            if found is None:
+                raise PerfuseError(_last_line(done.output) or f"PyTorch ended with {done.code}")
+            self._devices = tuple(Device(*row) for row in json.loads(found[1]))
+        return self._devices or ()
 
     def run_kernel(self, device: str) -> None:
         """Compile and run a small kernel in a new process; PerfuseError if that fails."""

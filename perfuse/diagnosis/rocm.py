@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from perfuse.build.ck_installation import DEFAULT_HOME, CkState
+from perfuse.codegen.ck.legality import why_no_device
+from perfuse.codegen.ck.problem import arch_of_name
 from perfuse.diagnosis.gpu import tool
 from perfuse.diagnosis.machine import Machine
 from perfuse.diagnosis.report import Finding
+from perfuse.errors import PerfuseError
 
 
 def rocm(machine: Machine) -> Finding:
@@ -37,12 +40,31 @@ def hipcc(machine: Machine) -> Finding:
     return tool(machine, path, r"(?:HIP|clang) version:?\s*([\w.-]+)", "reinstall ROCm's compiler.")
 
 
+def _refused_devices(machine: Machine) -> list[str]:
+    """Why CK supports none of the GPUs that are here; nothing where it does, or there are none."""
+    if not machine.gpu_build("hip"):
+        return []
+    try:
+        refusals = [why_no_device(device.arch) for device in machine.devices()]
+    except PerfuseError:  # the row of the devices reports it
+        return []
+    return refusals if all(refusals) else []
+
+
 def ck(machine: Machine) -> Finding:
     """The headers of Composable Kernel, which may be missing or incomplete."""
     settings = machine.settings_or_defaults()
+    why = why_no_device(arch_of_name(settings.rocm.arch)) if settings.rocm.arch else ""
+    if why:
+        return Finding(
+            "problem", f"rocm.arch: {why}", "correct the setting rocm.arch, or unset it."
+        )
     found = machine.ck(settings)
     told = str(found).removeprefix("Composable Kernel ").removeprefix("is ")
     if found.state is CkState.COMPLETE:
+        refused = [] if settings.rocm.arch else _refused_devices(machine)
+        if refused:
+            return Finding("absent", f"{told}; {refused[0]}", "matmuls are ATen's and Triton's.")
         unread = f"; {found.num_unread} lines were not understood" if found.num_unread else ""
         return Finding("ok", told + unread)
     # A folder that somebody named, or that is damaged, is a mistake; that there is none is not.

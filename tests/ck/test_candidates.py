@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 import perfuse
 from perfuse import config
+from perfuse.autotune.ck import report_once
 from perfuse.cli import app
 from perfuse.errors import NoValidChoicesError
 
@@ -87,7 +89,51 @@ def test_an_architecture_given_by_hand() -> None:
     args = (halves(256, 256), halves(256, 256).t())
     with config.patch({**CK, "rocm.arch": "gfx1100"}):
         (report,) = perfuse.codegen_for(mm, args, target="hip:gfx942").graphs[0].candidates
-    assert {each.refusal for each in report.candidates} == {"CK does not support gfx1100"}
+    (only,) = report.candidates
+    assert only.refusal == "CK does not support gfx1100, only gfx908, gfx90a, gfx942, gfx950"
+    with config.patch({**CK, "rocm.arch": "gfx942:sramecc+:xnack-"}):  # as rocminfo names it
+        (report,) = perfuse.codegen_for(mm, args, target="hip:gfx942").graphs[0].candidates
+    assert report.legal
+
+
+def test_a_folder_that_is_not_there_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    report_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "perfuse.tuning"), config.patch(CK):
+        perfuse.codegen_for(mm, (halves(64, 64),) * 2, target="hip:gfx942")
+    (record,) = caplog.records
+    assert "/nowhere/include/ck" in record.message and "Perfuse's table" in record.message
+
+
+BATCH = (halves(2, 64, 256), halves(2, 96, 256).mT)
+BF16 = (halves(64, 256).bfloat16(), halves(96, 256).bfloat16().t())
+
+
+@pytest.mark.parametrize("args", [BATCH, BF16], ids=["batch", "bfloat16"])
+def test_preselected_instances_are_float16s(args: tuple[torch.Tensor, ...]) -> None:
+    """The setting is named as the reason: without it CK may have instances."""
+    with config.patch({**CK, "rocm.use_preselected_instances": True}):
+        (report,) = perfuse.codegen_for(mm, args, target="hip:gfx942").graphs[0].candidates
+    (only,) = report.candidates
+    assert "rocm.use_preselected_instances leaves no instance" in only.refusal
+
+
+def test_sizes_have_to_be_static() -> None:
+    args = (halves(64, 256), halves(96, 256).t())
+    with config.patch(CK):
+        made = perfuse.codegen_for(mm, args, target="hip:gfx942", dynamic=True)
+    ((only,),) = (report.candidates for report in made.graphs[0].candidates)
+    assert only.refusal == "its sizes are not static"
+
+
+def test_an_unknown_backend_is_a_short_error() -> None:
+    with pytest.raises(Exception, match=r"unknown backend .* 'CKTILE'") as raised:
+        perfuse.codegen_for(
+            mm,
+            (halves(64, 64),) * 2,
+            target="hip:gfx942",
+            options={"max_autotune_gemm_backends": "CKTILE"},
+        )
+    assert "did you mean 'CK'?" in str(raised.value) and len(str(raised.value)) < 600
 
 
 def test_without_a_fallback_it_is_an_error() -> None:

@@ -90,6 +90,8 @@ def test_missing_incomplete_and_complete(tmp_path: Path) -> None:
     missing = inspect_ck(settings(tmp_path / "nowhere"))
     assert missing.state is CkState.MISSING and "nowhere/include/ck" in str(missing)
     assert "rocm.ck_dir" in missing.advice
+    (tmp_path / "file").touch()
+    assert "file/include/ck" in str(inspect_ck(settings(tmp_path / "file")))
     (tmp_path / "include/ck").mkdir(parents=True)
     (tmp_path / "include/ck/ck.hpp").touch()
     incomplete = inspect_ck(settings(tmp_path))
@@ -99,6 +101,16 @@ def test_missing_incomplete_and_complete(tmp_path: Path) -> None:
     assert complete.state is CkState.COMPLETE and not complete.advice
     assert not complete.has_config and not complete.has_own_instances
     assert complete.num_instances == 4568 + 904
+
+
+def test_a_folder_is_mended_while_the_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    chosen = Settings().with_overrides({"rocm.ck_dir": "~/ck"})
+    assert str(tmp_path / "ck/include/ck") in str(inspect_ck(chosen))
+    (tmp_path / "ck").symlink_to(FOLDER)
+    assert inspect_ck(chosen).state is CkState.COMPLETE
 
 
 def test_samples_are_the_same_everywhere() -> None:

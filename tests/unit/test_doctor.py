@@ -225,6 +225,19 @@ def test_a_ck_folder_that_is_not_there(tmp_path: Path) -> None:
     assert doctor(Simulated(changes={"rocm.home": str(tmp_path)})).check("CK").state == "absent"
 
 
+def test_a_gpu_that_ck_is_not_for(tmp_path: Path) -> None:
+    radeon = Device("AMD Radeon RX 7900", "gfx1100", 24 << 30)
+    machine = rocm_machine(complete_ck(tmp_path))
+    report = doctor(replace(machine, gpus=[radeon]))
+    assert not report.problems and "CK does not support gfx1100" in report.check("CK").found
+    assert report.backend("CK", "ROCm").ability == "no"
+    assert report.backend("Triton", "ROCm").ability == "runs"
+    assert doctor(replace(machine, gpus=[radeon, MI300])).check("CK").state == "ok"
+    named = doctor(replace(machine, changes={**machine.changes, "rocm.arch": "gfx94"})).check("CK")
+    assert named.state == "problem" and "gfx94, only gfx908" in named.found
+    assert "rocm.arch" in named.advice
+
+
 def test_everything_on_cuda() -> None:
     report = doctor(CUDA_MACHINE)
     assert report.is_usable and not report.problems

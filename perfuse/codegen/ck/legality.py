@@ -38,8 +38,13 @@ class Rule:
     refusal: Callable[[Case], str]
 
 
+def why_no_device(arch: str) -> str:
+    """Why CK has no instances for a GPU; "" where it has."""
+    return "" if arch in ARCHS else f"CK does not support {arch}, only {', '.join(ARCHS)}"
+
+
 def _device(case: Case) -> str:
-    return "" if case.arch in ARCHS else f"CK does not support {case.arch}"
+    return why_no_device(case.arch)
 
 
 def _types(case: Case) -> str:
@@ -117,6 +122,14 @@ def _prefetch(case: Case) -> str:
     return f"{loops} steps of depth do not fill the {stages} stages of pipeline {i.pipeline}"
 
 
+def _names(case: Case) -> str:
+    """A newer CK may list types of which neither size nor exactness is known here."""
+    i = case.instance
+    named = (i.accumulator_dtype, i.shuffle_dtype, i.a_compute_dtype, i.b_compute_dtype)
+    unknown = [name for name in named if name and name not in ELEMENT_BYTES]
+    return f"it computes in {unknown[0]}, which is not known here" if unknown else ""
+
+
 def _slices(case: Case) -> str:
     """A static assertion of CK, which else fails after a minute of compiling."""
     i = case.instance
@@ -146,13 +159,20 @@ def _alignment(case: Case) -> str:
     for name, operand in (("A", p.a), ("B", p.b), ("C", p.c), ("D", p.d)):
         if operand is None:
             continue
-        for steps in (operand.stride, operand.batch_stride, operand.offset):
-            if steps * ELEMENT_BYTES[operand.dtype] % 4:
-                return f"rows of {name} are not aligned: a step of {steps} elements"
+        steps = (
+            ("rows are {} elements apart", operand.stride),
+            ("matrices are {} elements apart", operand.batch_stride),
+            ("first element is number {}", operand.offset),
+        )
+        for told, count in steps:
+            if count * ELEMENT_BYTES[operand.dtype] % 4:
+                return f"{name} is misaligned: its {told.format(count)}"
     return ""
 
 
-def _span(operand: CkOperand, rows: int, columns: int, batch: int) -> float:
+def _span(operand: CkOperand | None, rows: int, columns: int, batch: int) -> float:
+    if operand is None:
+        return 0
     first = rows if operand.layout == ROW else columns
     steps = first * operand.stride + (batch - 1) * operand.batch_stride
     return steps * ELEMENT_BYTES[operand.dtype]
@@ -161,7 +181,7 @@ def _span(operand: CkOperand, rows: int, columns: int, batch: int) -> float:
 def _extents(case: Case) -> str:
     p, batch = case.problem, case.problem.batch or 1
     spans = {"A": _span(p.a, p.m, p.k, batch), "B": _span(p.b, p.k, p.n, batch)}
-    spans["C"] = _span(p.c, p.m, p.n, batch)
+    spans |= {"C": _span(p.c, p.m, p.n, batch), "D": _span(p.d, p.m, p.n, batch)}
     large = next((name for name, span in spans.items() if span >= MOST_BYTES), None)
     return "" if large is None else f"{large} has 2 GiB or more"
 
@@ -178,10 +198,10 @@ def _split(case: Case) -> str:
     return "" if p.c.stride == p.n else "a split depth needs a contiguous result"
 
 
+KIND_RULES = (Rule("types", _types), Rule("layouts", _layouts))
 CK_RULES = (
     Rule("device", _device),
-    Rule("types", _types),
-    Rule("layouts", _layouts),
+    *KIND_RULES,
     Rule("atomics", _atomics),
     Rule("depth", _depth),
     Rule("strided tiles", _strided_tiles),
@@ -189,6 +209,7 @@ CK_RULES = (
     Rule("prefetch", _prefetch),
 )
 OWN_RULES = (
+    Rule("names", _names),
     Rule("slices", _slices),
     Rule("whole tiles", _whole_tiles),
     Rule("alignment", _alignment),

@@ -49,6 +49,11 @@ class CkProblem:
         return f"matmul {batch}{self.m}x{self.n}x{self.k} {layouts} {types}"
 
 
+def arch_of_name(name: str) -> str:
+    """The architecture alone: ROCm's tools report names such as gfx942:sramecc+:xnack-."""
+    return name.partition(":")[0]
+
+
 def f8_of(arch: str) -> DType:
     """The type that CK's F8 is on a GPU: the matrix units of gfx942 have another E4M3."""
     return DType.F8E4M3FN if arch.startswith("gfx95") else DType.F8E4M3FNUZ

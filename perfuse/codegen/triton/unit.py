@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perfuse.codegen.ck.launch import SOURCE as CK
 from perfuse.codegen.ck.launch import CkUnits
+from perfuse.codegen.ck.problem import arch_of_name
 from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.carry import join_columns, joins_itself
@@ -83,7 +84,7 @@ def generate_triton(plan: Plan, context: Context) -> TritonSources:
 def ck_arch(context: Context) -> str:
     """The GPU that Composable Kernel is compiled for: the setting's, else the target's."""
     gpu = context.target.gpu
-    return context.settings.rocm.arch or ("" if gpu is None else gpu.arch)
+    return arch_of_name(context.settings.rocm.arch) or ("" if gpu is None else gpu.arch)
 
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
