@@ -147,6 +147,7 @@ REFUSED = [
         Case(PADDED, replace(WHOLE, d=replace(BIAS, stride=1 << 22)), ARCH),
         "D has 2 GiB",
     ),
+    ("overflow", Case(PADDED, replace(WHOLE, alpha=0.5), ARCH), "may overflow in float16"),
     (
         "names",  # as a newer CK may list
         Case(replace(PADDED, a_compute_dtype="TF32"), WHOLE, ARCH),

@@ -46,6 +46,11 @@ def compiled(fn: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Any, 
     return result, [decision for graph in graphs for decision in graph.decisions]
 
 
+def assert_right(fn: Callable[..., Any], args: tuple[torch.Tensor, ...], got: Any) -> None:
+    """As exact as eager: of millions of sums some are near 0, so no fixed limit would do."""
+    assert_as_good_as_eager(got, fn(*args), fn(*(arg.double() for arg in args)))
+
+
 def rivals(decision: Decision) -> list[str]:
     return [rival.choice.source for rival in decision.rivals]
 
@@ -71,7 +76,7 @@ def test_precompile(backends: str, rows: int) -> None:
     a, b = torch.randn(rows, 256).bfloat16(), torch.randn(256, 2048).bfloat16()
     chosen = {**TWO, "max_autotune_gemm_backends": backends, "autotune_in_subproc": rows < 100}
     got, (decision,) = compiled(mm, a, b, **chosen)
-    torch.testing.assert_close(got, a @ b)
+    assert_right(mm, (a, b), got)
     assert rivals(decision) == ["library", "ck", "ck"]
     assert all(r.median_us is not None for r in decision.rivals[1:])
     if backends == "CK":
@@ -82,7 +87,7 @@ def test_precompile_preselected() -> None:
     a, b = torch.randn(2240, 256).half(), torch.randn(2048, 256).half().t()
     chosen = {**TUNED, "max_autotune_gemm_backends": "CK", "rocm.use_preselected_instances": True}
     got, (decision,) = compiled(mm, a, b, **chosen)
-    torch.testing.assert_close(got, a @ b)
+    assert_right(mm, (a, b), got)
     assert rivals(decision) == ["library", *["ck"] * 15]
     assert not any(rival.refusal for rival in decision.rivals[1:])
     assert decision.chosen.source == "ck"
@@ -94,7 +99,7 @@ def test_precompile_non_contiguous(backends: str) -> None:
     a = torch.randn(257 * 304).half().as_strided((257, 128), (1, 304))
     b = torch.randn(128, 96).half()
     got, (decision,) = compiled(mm, a, b, **TWO, max_autotune_gemm_backends=backends)
-    torch.testing.assert_close(got, a @ b)
+    assert_right(mm, (a, b), got)
     assert decision.chosen.source == "library"
     assert "no instance has its types and layouts" in decision.reason
     assert "CRR f16xf16->f16" in decision.reason
@@ -121,18 +126,20 @@ def test_values(name: str) -> None:
     one = {**TUNED, "rocm.n_max_profiling_configs": 1, "max_autotune_gemm_backends": "CK"}
     got, (decision,) = compiled(fn, *args, **one)
     assert decision.chosen.source == "ck", decision.reason
-    exact = fn(*(arg.double() for arg in args))
-    assert_as_good_as_eager(got, fn(*args), exact)
+    assert_right(fn, args, got)
 
 
 def test_two_products_that_meet() -> None:
     """Templates would compute both in one kernel; CK computes each."""
+
+    def two(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return a @ b + c @ d
+
     one = {**TUNED, "rocm.n_max_profiling_configs": 1, "max_autotune_gemm_backends": "CK"}
     args = (X, W.t(), X.flip(0), W.flip(0).t())
-    got, decisions = compiled(lambda a, b, c, d: a @ b + c @ d, *args, **one)
+    got, decisions = compiled(two, *args, **one)
     assert [decision.chosen.source for decision in decisions] == ["ck"]  # the same question
-    a, b, c, d = args
-    torch.testing.assert_close(got, a @ b + c @ d, rtol=2e-3, atol=5e-2)
+    assert_right(two, args, got)
 
 
 # -- remembering, and falling back ---------------------------------------------------------
@@ -158,7 +165,7 @@ def test_a_missing_ck_is_reported_once(tmp_path: Path, caplog: pytest.LogCapture
         for function in (mm, lambda a, b: (a @ b) * 2):
             torch._dynamo.reset()
             got, (decision,) = compiled(function, *SMALL, **nowhere)
-            torch.testing.assert_close(got, function(*SMALL))
+            assert_right(function, SMALL, got)
             assert decision.chosen.source == "library"
             assert "is not installed" in decision.reason and not decision.is_final
     assert [str(tmp_path) in record.message for record in caplog.records] == [True]
@@ -185,7 +192,7 @@ def test_a_ck_that_does_not_compile(tmp_path: Path, caplog: pytest.LogCaptureFix
     layout.write_text("#pragma once\n#error this header is broken\n")
     with caplog.at_level(logging.WARNING, "perfuse.tuning"):
         got, (decision,) = compiled(mm, *SMALL, **{**ON_SMALL, "rocm.ck_dir": str(tmp_path)})
-    torch.testing.assert_close(got, mm(*SMALL))
+    assert_right(mm, SMALL, got)
     assert decision.chosen.source == "library"
     assert all("this header is broken" in rival.refusal for rival in decision.rivals[1:])
     warned = [r.message for r in caplog.records if "does not compile" in r.message]

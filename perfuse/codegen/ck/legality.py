@@ -170,6 +170,14 @@ def _alignment(case: Case) -> str:
     return ""
 
 
+def _overflow(case: Case) -> str:
+    """CK rounds sums to the type of the tile in shared memory before it multiplies them."""
+    p, is_scaled = case.problem, case.problem.is_scaled
+    if case.instance.shuffle_dtype == "F16" and (is_scaled or abs(p.alpha) < 1):
+        return "sums that a factor would make smaller may overflow in float16"
+    return ""
+
+
 def _span(operand: CkOperand | None, rows: int, columns: int, batch: int) -> float:
     if operand is None:
         return 0
@@ -213,6 +221,7 @@ OWN_RULES = (
     Rule("slices", _slices),
     Rule("whole tiles", _whole_tiles),
     Rule("alignment", _alignment),
+    Rule("overflow", _overflow),
     Rule("extents", _extents),
     Rule("split", _split),
 )

@@ -129,7 +129,7 @@ def _write_epilogue(w: Writer, epilogue: CkEpilogue) -> None:
     value = f"alpha * {value}" if epilogue.has_alpha else value
     value = f"{value} * *scale_a * *scale_b" if epilogue.is_scaled else value
     value = f"{value} + beta * ck::type_convert<float>(d)" if has_bias else value
-    w.line("// Computed in float for each element, and rounded once.")
+    w.line("// Computed in float of each element of the tile in shared memory.")
     with w.block("struct Epilogue {", "};"):
         w.line("float alpha, beta;")
         if epilogue.is_scaled:

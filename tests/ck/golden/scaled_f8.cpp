@@ -23,7 +23,7 @@ using ck::BlockGemmPipelineVersion;
 using ck::tensor_operation::device::GemmSpecialization;
 template <ck::index_t... Is> using S = ck::Sequence<Is...>;
 
-// Computed in float for each element, and rounded once.
+// Computed in float of each element of the tile in shared memory.
 struct Epilogue {
   float alpha, beta;
   const float *scale_a, *scale_b;  // one element each, in the GPU's memory

@@ -1,7 +1,8 @@
 // A stand-in: loops on a CPU for the universal GEMM, with CK's limits and CK's traps.
 //
 // A split of the depth clears C as if it were contiguous, and each part applies the epilogue and
-// adds its result in C's type, as CK does. Included once for each name, CK_STAND_IN.
+// adds its result in C's type, as CK does. Sums are rounded to the type of the tile in shared
+// memory before an epilogue reads them. Included once for each name, CK_STAND_IN.
 
 #include "ck/tensor_operation/gpu/device/impl/cpu_gemm_common.hpp"
 
@@ -81,11 +82,12 @@ struct CK_STAND_IN {
     int64_t place = int64_t(batch) * x.BatchStrideC +
                     (CLayout::is_row ? int64_t(m) * x.StrideC + n : int64_t(n) * x.StrideC + m);
     C *to = static_cast<C *>(x.c) + place, made;
+    const CShuffle tile = type_convert<CShuffle>(sum);
     if constexpr (num_d == 0) {
-      x.c_op(made, sum);
+      x.c_op(made, tile);
     } else {
       const D *d = static_cast<const D *>(x.ds[0]) + int64_t(batch) * x.BatchStrideDs[0];
-      x.c_op(made, sum, d[int64_t(m) * x.StrideDs[0] + n]);
+      x.c_op(made, tile, d[int64_t(m) * x.StrideDs[0] + n]);
     }
     *to = is_added ? type_convert<C>(to_float(*to) + to_float(made)) : made;
   }
