@@ -134,11 +134,12 @@ def buffer_places(i: Instruction, size: int) -> Callable[[Waves], tuple[Array, A
     _, by, resource, extra = i.operands
     base = raw_reader(Operand("s", resource.first, 2), 64)
     length = raw_reader(Operand("s", resource.first + 2), 32)
-    offset, scalar = raw_reader(by, 32), raw_reader(extra, 32)
-    has_offset, constant = i.flag("offen"), np.uint64(i.number("offset"))
+    scalar, constant = raw_reader(extra, 32), np.uint64(i.number("offset"))
+    # Without an offset of its own for each lane, the operand is `off`.
+    offset = raw_reader(by, 32) if i.flag("offen") else None
 
     def places(w: Waves) -> tuple[Array, Array]:
-        inside = constant + (offset(w).astype(np.uint64) if has_offset else np.uint64(0))
+        inside = constant + (np.uint64(0) if offset is None else offset(w).astype(np.uint64))
         is_inside = inside + scalar(w).astype(np.uint64) + np.uint64(size) <= length(w)
         at = (base(w) & np.uint64((1 << 48) - 1)) + inside + scalar(w).astype(np.uint64)
         return np.broadcast_to(at, w.exec.shape), w.exec & is_inside

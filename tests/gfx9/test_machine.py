@@ -194,6 +194,20 @@ def test_buffers_have_a_range() -> None:
     assert got.tolist() == [*range(102, 111), 1, *range(110, 100 + LANES)]
 
 
+SHARED = """
+s_mov_b32 s6, 12
+s_mov_b32 s7, 0x27000
+buffer_load_dwordx3 v[3:5], off, s[4:7], 0
+v_lshlrev_b32_e32 v2, 2, v0
+global_store_dword v2, v5, s[4:5]
+"""
+
+
+def test_a_buffer_is_read_without_an_offset_of_lanes() -> None:
+    got = launched(SHARED, np.arange(100, 100 + LANES, dtype=np.int32))
+    assert got.tolist() == [102] * LANES
+
+
 ATOMICS = """
 v_mov_b32_e32 v2, 1.0
 v_mov_b32_e32 v3, 3
