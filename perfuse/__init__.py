@@ -17,6 +17,7 @@ from perfuse.environment import log_request
 from perfuse.errors import ArtefactError as ArtefactError
 from perfuse.errors import BudgetWarning as BudgetWarning
 from perfuse.errors import CacheDamaged as CacheDamaged
+from perfuse.errors import CkWarning as CkWarning
 from perfuse.errors import CompileFailed as CompileFailed
 from perfuse.errors import CompilerFailed as CompilerFailed
 from perfuse.errors import CompilerMissing as CompilerMissing

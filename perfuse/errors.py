@@ -134,6 +134,10 @@ class CkUnavailable(PerfuseError):
     default_hint = "`rocm.ck_dir` names the folder of Composable Kernel, `rocm.compiler` hipcc."
 
 
+class CkWarning(UserWarning):
+    """Composable Kernel was selected and cannot be used, or some instance does not compile."""
+
+
 class CannotBuild(PerfuseError):
     """No folder on this machine can hold the files of a compile."""
 

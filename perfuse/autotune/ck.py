@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfuse.autotune.progress import TuningProgress
 from perfuse.autotune.sources import CK, selected_sources
-from perfuse.build.ck import is_interpreted, why_no_ck
+from perfuse.build.ck import advice_for_ck, is_interpreted, why_no_ck
 from perfuse.build.ck_installation import (
     CkInstallation,
     CkState,
@@ -35,7 +36,7 @@ from perfuse.codegen.ck.rank import ranked, sampled
 from perfuse.codegen.triton.unit import ck_arch
 from perfuse.context import Context
 from perfuse.decision import Choice
-from perfuse.errors import CompilerFailed
+from perfuse.errors import CkWarning, CompilerFailed
 from perfuse.ir.program import Matmul, Program
 from perfuse.logs import channel
 
@@ -140,7 +141,7 @@ def ck_offer(matmul: Matmul, program: Program, context: Context) -> CkOffer:
         return CkOffer(silent=f"{verdict} for {problem}")
     reason = why_no_ck(context)
     if reason:
-        report_once(reason, inspect_ck(context.settings).advice)
+        report_once(reason, advice_for_ck(context))
         return CkOffer(silent=reason, is_usable=False)
     return CkOffer(tuple(ck_choice(each) for each in raced(problem, verdict, context)))
 
@@ -148,7 +149,9 @@ def ck_offer(matmul: Matmul, program: Program, context: Context) -> CkOffer:
 @functools.cache
 def report_once(reason: str, advice: str = "") -> None:
     """Warn about a CK that cannot be used, once for each reason."""
-    LOG.warning("CK: %s%s", reason, f"; {advice}" if advice else "")
+    message = f"CK: {reason}{f'; {advice}' if advice else ''}"
+    LOG.warning("%s", message)
+    warnings.warn(message, CkWarning, stacklevel=2)
 
 
 def report_failures(errors: Mapping[Hashable, Exception]) -> bool:

@@ -52,6 +52,7 @@ CONFIG_TEXT = """// Written by Perfuse, since this copy of Composable Kernel has
 _LIMITS = '[ "$0" = 0 ] || ulimit -t "$0"; [ "$1" = 0 ] || ulimit -v "$1"; shift; exec "$@"'
 # Failures that another run may not have, or another installation of ROCm.
 _PASSING = ("internal compiler error", "out of memory", "annot allocate", "No such", "not found")
+COMPILER_ADVICE = "install hipcc (apt-get install hipcc), or set rocm.compiler."
 _DIAGNOSIS = re.compile(r":\d+: (fatal )?error: ")
 
 
@@ -80,13 +81,18 @@ def why_no_ck(context: Context) -> str:
     return f"no compiler for Composable Kernel (looked for {wanted})"
 
 
+def advice_for_ck(context: Context) -> str:
+    """How to have a CK that can be compiled, where there is none."""
+    return inspect_ck(context.settings).advice or COMPILER_ADVICE
+
+
 def build_ck(units: Sequence[HostUnit], context: Context) -> tuple[Entry, ...]:
     """The entries of the units' libraries, in their order: from the store, or else compiled."""
     if not units:
         return ()
     reason = why_no_ck(context)
     if reason:
-        raise CkUnavailable(reason, hint=inspect_ck(context.settings).advice or None)
+        raise CkUnavailable(reason, hint=advice_for_ck(context))
     return tuple(_built(unit, context) for unit in units)
 
 
@@ -137,9 +143,11 @@ def _flags(installation: CkInstallation, context: Context) -> tuple[str, ...]:
         own = ("-fexceptions", "-frtti", "-ftree-vectorize")
         return (*context.target.cxx_flags(level), *own, *includes)
     kind = () if Path(ck_compiler(context)).name == "hipcc" else ("-x", "hip")
-    home = f"--rocm-path={rocm_home(context.settings)}"
+    # Without a folder of ROCm, as in distributions that have it in /usr, the compiler looks for it.
+    home = rocm_home(context.settings)
+    where = (f"--rocm-path={home}",) if home.is_dir() else ()
     arch = f"--offload-arch={ck_arch(context)}"
-    return (*kind, "-std=c++20", "-O3", "-fPIC", "-w", arch, home, *includes)
+    return (*kind, "-std=c++20", "-O3", "-fPIC", "-w", arch, *where, *includes)
 
 
 def _run(folder: Path, context: Context) -> CompilerRun:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
+from perfuse.build.ck import COMPILER_ADVICE
 from perfuse.build.ck_installation import DEFAULT_HOME, CkState
 from perfuse.codegen.ck.legality import why_no_device
 from perfuse.codegen.ck.problem import arch_of_name
@@ -33,10 +36,12 @@ def hipcc(machine: Machine) -> Finding:
     settings = machine.settings_or_defaults()
     path = machine.ck_compiler(settings)
     if not path:
-        advice = "install hipcc (apt-get install hipcc), or set rocm.compiler."
         named = settings.rocm.compiler
         told = f"{named} was not found" if named else "not found"
-        return Finding("problem" if named else "absent", told, advice)
+        return Finding("problem" if named else "absent", told, COMPILER_ADVICE)
+    is_plain = PurePath(path).name == "clang++" and not settings.rocm.compiler
+    if is_plain and not machine.exists(machine.rocm_folder(settings)):
+        return Finding("absent", f"only {path}, without ROCm's headers", COMPILER_ADVICE)
     return tool(machine, path, r"(?:HIP|clang) version:?\s*([\w.-]+)", "reinstall ROCm's compiler.")
 
 

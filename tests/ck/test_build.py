@@ -55,7 +55,7 @@ UNIT = HostUnit("ck0", '#include "ck/config.h"\nextern "C" int answer() {\n  ret
 
 @pytest.mark.parametrize(("name", "flag"), [("hipcc", ""), ("clang++", "-x hip")])
 def test_the_command(tmp_path: Path, name: str, flag: str) -> None:
-    context = on_gpu(tmp_path, name, **{"rocm.arch": "gfx90a"})
+    context = on_gpu(tmp_path, name, **{"rocm.arch": "gfx90a", "rocm.home": "/nowhere"})
     assert why_no_ck(context) == ""
     (entry,) = build_ck([UNIT], context)
     assert CK_LIBRARY in entry.contents and "ck.cpp" in entry.contents
@@ -63,6 +63,12 @@ def test_the_command(tmp_path: Path, name: str, flag: str) -> None:
     (command,) = (tmp_path / "commands").read_text().splitlines()
     assert "-shared" in command and "--offload-arch=gfx90a" in command and flag in command
     assert ("-x hip" in command) == bool(flag)
+    assert "--rocm-path" not in command  # there is no such folder
+
+
+def test_the_folder_of_rocm_is_passed(tmp_path: Path) -> None:
+    build_ck([UNIT], on_gpu(tmp_path, **{"rocm.home": str(tmp_path)}))
+    assert f"--rocm-path={tmp_path}" in (tmp_path / "commands").read_text()
 
 
 def test_another_gpu_is_another_library(tmp_path: Path) -> None:
@@ -106,8 +112,9 @@ def test_nothing_is_built_without_ck(tmp_path: Path) -> None:
 def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
     context = on_gpu(tmp_path, **{"rocm.compiler": "/nowhere/hipcc"})
     assert why_no_ck(context) == ("no compiler for Composable Kernel (looked for /nowhere/hipcc)")
-    with pytest.raises(CkUnavailable, match="no compiler"):
+    with pytest.raises(CkUnavailable, match="no compiler") as raised:
         build_ck([UNIT], context)
+    assert "rocm.compiler" in (raised.value.hint or "")
 
 
 def test_progress_counts_those_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from perfuse.autotune import ck, templates
 from perfuse.autotune.search import Rules
 from perfuse.counters import counters
 from perfuse.decision import Decision
+from perfuse.errors import CkWarning
 from tests.ck.stand_in import FOLDER, TUNED
 from tests.harness.compare import assert_as_good_as_eager
 
@@ -161,7 +162,8 @@ def test_a_decision_and_its_library_are_kept() -> None:
 
 def test_a_missing_ck_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nowhere = {**ON_SMALL, "rocm.ck_dir": str(tmp_path)}
-    with caplog.at_level(logging.WARNING, "perfuse.tuning"):
+    warned = pytest.warns(CkWarning, match=r"looked in .*rocm\.ck_dir")  # where, and what to do
+    with caplog.at_level(logging.WARNING, "perfuse.tuning"), warned as told:
         for function in (mm, lambda a, b: (a @ b) * 2):
             torch._dynamo.reset()
             got, (decision,) = compiled(function, *SMALL, **nowhere)
@@ -169,6 +171,7 @@ def test_a_missing_ck_is_reported_once(tmp_path: Path, caplog: pytest.LogCapture
             assert decision.chosen.source == "library"
             assert "is not installed" in decision.reason and not decision.is_final
     assert [str(tmp_path) in record.message for record in caplog.records] == [True]
+    assert len([warning for warning in told if warning.category is CkWarning]) == 1
 
 
 def test_an_incomplete_ck_is_mended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +179,8 @@ def test_an_incomplete_ck_is_mended(tmp_path: Path, caplog: pytest.LogCaptureFix
     shutil.copytree(FOLDER / "include", tmp_path / "include")
     (tmp_path / "include/ck/stream_config.hpp").unlink()
     broken = {**ON_SMALL, "rocm.ck_dir": str(tmp_path), "rocm.n_max_profiling_configs": 1}
-    with caplog.at_level(logging.WARNING, "perfuse.tuning"):
+    warned = pytest.warns(CkWarning, match="lacks ck/stream_config.hpp")
+    with caplog.at_level(logging.WARNING, "perfuse.tuning"), warned:
         _, (decision,) = compiled(mm, *SMALL, **broken)
     assert "lacks ck/stream_config.hpp" in decision.reason
     assert len(caplog.records) == 1
@@ -190,8 +194,10 @@ def test_a_ck_that_does_not_compile(tmp_path: Path, caplog: pytest.LogCaptureFix
     shutil.copytree(FOLDER / "include", tmp_path / "include")
     layout = tmp_path / "include/ck/tensor_operation/gpu/device/tensor_layout.hpp"
     layout.write_text("#pragma once\n#error this header is broken\n")
-    with caplog.at_level(logging.WARNING, "perfuse.tuning"):
-        got, (decision,) = compiled(mm, *SMALL, **{**ON_SMALL, "rocm.ck_dir": str(tmp_path)})
+    broken = {**ON_SMALL, "rocm.ck_dir": str(tmp_path)}
+    warning = pytest.warns(CkWarning, match="this header is broken")
+    with caplog.at_level(logging.WARNING, "perfuse.tuning"), warning:
+        got, (decision,) = compiled(mm, *SMALL, **broken)
     assert_right(mm, SMALL, got)
     assert decision.chosen.source == "library"
     assert all("this header is broken" in rival.refusal for rival in decision.rivals[1:])

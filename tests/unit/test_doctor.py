@@ -238,6 +238,13 @@ def test_a_gpu_that_ck_is_not_for(tmp_path: Path) -> None:
     assert "rocm.arch" in named.advice
 
 
+def test_a_clang_without_rocm_is_not_enough() -> None:
+    report = doctor(Simulated(hip_compiler="/usr/bin/clang++", changes={"rocm.ck_dir": "/ck"}))
+    found = report.check("hipcc")
+    assert found.state == "absent" and "without ROCm" in found.found and "hipcc" in found.advice
+    assert report.backend("CK", "ROCm").ability == "no"
+
+
 def test_everything_on_cuda() -> None:
     report = doctor(CUDA_MACHINE)
     assert report.is_usable and not report.problems
