@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -121,7 +122,7 @@ class CompilerFailed(PerfuseError):
     )
 
     def __init__(self, command: Sequence[str], output: str, source: Path | None = None) -> None:
-        text = f"the C++ compiler failed\n  command: {' '.join(command)}\n{output.rstrip()}"
+        text = f"the C++ compiler failed\n  command: {shlex.join(command)}\n{output.rstrip()}"
         super().__init__(text, at=None if source is None else str(source))
         self.command = tuple(command)
         self.output = output

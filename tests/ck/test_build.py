@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -83,8 +84,10 @@ def test_a_failure_is_kept() -> None:
     unit = HostUnit("ck0", '#include "ck/ck.hpp"\nint x = nothing;\n')
     context = context_with()
     for _ in range(2):
-        with pytest.raises(CompilerFailed, match="nothing"):
+        with pytest.raises(CompilerFailed, match="nothing") as raised:
             build_ck([unit], context)
+        (shown,) = [line for line in str(raised.value).splitlines() if "command: " in line]
+        assert tuple(shlex.split(shown)[1:]) == raised.value.command  # a shell takes it as it is
     assert context.counters.snapshot()["build.compiler_runs"] == 1
 
 
