@@ -101,7 +101,11 @@ def inspect_ck(settings: Settings) -> CkInstallation:
     missing = tuple(name for name in HEADERS if not os.path.isfile(include / name))
     if missing:
         return CkInstallation(CkState.INCOMPLETE, str(folder), looked_in, missing)
-    return _complete(str(folder), str(rocm_home(settings)))
+    try:
+        return _complete(str(folder), str(rocm_home(settings)))
+    except OSError as error:  # a header that may not be read, or that vanished meanwhile
+        unread = f"{error.filename or include / 'ck'} (cannot be read: {error.strerror})"
+        return CkInstallation(CkState.INCOMPLETE, str(folder), looked_in, (unread,))
 
 
 @functools.cache

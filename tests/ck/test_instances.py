@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,19 @@ def test_a_newer_ck_brings_its_instances(tmp_path: Path) -> None:
     (instance,) = installed_instances(found, is_batched=False).instances
     assert instance.m_per_block == 240
     assert len(installed_instances(found, is_batched=True).instances) == 904  # none of its own
+
+
+def test_headers_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(FOLDER, tmp_path / "ck")  # not seen before, so that its headers are read
+    header = str(tmp_path / "ck/include/ck/ck.hpp")
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", header)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    found = inspect_ck(settings(tmp_path / "ck"))
+    assert found.state is CkState.INCOMPLETE
+    assert header in str(found) and "Permission denied" in str(found)
 
 
 def test_missing_incomplete_and_complete(tmp_path: Path) -> None:
