@@ -75,12 +75,19 @@ def all_delayed(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> l
 @pytest.mark.parametrize("shape", [(1, 1, 15), (1, 10, 15), (1, 10, 512), (1, 3, 4096)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_delayed_scaling(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    x, scale = torch.rand(shape).half(), torch.tensor(0.2)
+    """Bit for bit; a layer norm, whose sums have another order, may give the next code."""
+    generator = torch.Generator().manual_seed(0)
+    x, scale = torch.rand(shape, generator=generator).half(), torch.tensor(0.2)
     mine, theirs = (torch.zeros(len(DELAYED), dtype=torch.half) for _ in range(2))
     got = compiled(all_delayed)(x, scale, mine, dtype)
     eager = all_delayed(x, scale, theirs, dtype)
-    for a, b in zip(got, eager, strict=True):
-        torch.testing.assert_close(a.half(), b.half(), rtol=1e-2, atol=1e-2)
+    for name, a, b in zip(DELAYED, got, eager, strict=True):
+        assert a.dtype == b.dtype
+        if not name.startswith("layer norm"):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+            continue
+        steps = (a.view(torch.uint8).int() - b.view(torch.uint8).int()).abs()
+        assert int(steps.max()) <= 1 and int(steps.sum()) <= max(1, a.numel() // 1000), name
     torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
