@@ -40,7 +40,8 @@ def vector_norm(
     # would save a reduction, rounded, and recompute x.
     if ord != 0 and all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in axes):
         size = torch.abs(x.to(kept))
-        return size if keepdim else torch.squeeze(size, axes)
+        # A reduction's result is contiguous, whatever it reads.
+        return (size if keepdim else torch.squeeze(size, axes)).contiguous()
     return _norm(opmath(x.to(kept)), ord, axes, keepdim).to(kept)
 
 

@@ -127,6 +127,16 @@ def test_vector_norm(order: float, dim: Any, keepdim: bool) -> None:
         assert_near(decomposed(norm, x)(x), norm(x), norm(x.double()))
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_vector_norm_of_one_element_is_contiguous(keepdim: bool) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, 2, -2, keepdim)
+
+    x = torch.randn(2, 1, 7).transpose(0, -1)
+    got, eager = decomposed(norm, x)(x), norm(x)
+    assert torch.equal(got, eager) and got.stride() == eager.stride()
+
+
 @pytest.mark.parametrize("dim", [None, 0, -1])
 def test_vector_norm_of_a_scalar(dim: int | None) -> None:
     def norm(x: Tensor) -> Tensor:
