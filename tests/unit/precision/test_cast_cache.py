@@ -13,43 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import perfuse
 from perfuse.precision.cast_cache import CASTS
+from tests.harness.autocast import CastCounter, OwnLinear
 
 BF16 = torch.bfloat16
-
-
-class CastCounter(TorchDispatchMode):
-    """Counts the casts of one weight."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight, self.count = weight, 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.ops.aten._to_copy.default and args[0] is self.weight:
-            self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-class OwnLinear(torch.autograd.Function):
-    """A linear layer whose backward has a region of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return F.linear(x, w)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = ctx.saved_tensors
-        with perfuse.autocast("cpu"):
-            return torch.matmul(gradient, w), torch.matmul(x.t(), gradient).t()
 
 
 @pytest.fixture
