@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 FORMAT = 1  # of the JSON; a decision of another one is measured again
@@ -152,6 +152,11 @@ def ranked(subject: str, question: Question, order: Sequence[Choice]) -> Decisio
     """A decision by a model alone, for a device that is not there; the best choice first."""
     reason = "ranked by a model, not measured"
     return Decision(subject, order[0], unmeasured(order), reason, question)
+
+
+def unremembered(decision: Decision) -> Decision:
+    """The decision, for this program alone: candidates could not be built here."""
+    return replace(decision, reason=f"{decision.reason}; {NOT_REMEMBERED}")
 
 
 def unmeasured(choices: Sequence[Choice]) -> tuple[Rival, ...]:

@@ -121,12 +121,16 @@ def _has_preselected(problem: CkProblem, arch: str) -> bool:
     )
 
 
-def raced(problem: CkProblem, verdict: Judged, context: Context) -> tuple[Instance, ...]:
-    """The legal instances that are compiled and measured, the best-ranked first."""
+def in_order(problem: CkProblem, verdict: Judged, context: Context) -> tuple[Instance, ...]:
+    """The legal instances, the best-ranked first."""
     gpu = context.target.gpu
     assert gpu is not None
-    in_order = ranked(verdict.legal, problem, gpu)
-    return sampled(in_order, context.settings.rocm.n_max_profiling_configs)
+    return ranked(verdict.legal, problem, gpu)
+
+
+def raced(legal: tuple[Instance, ...], context: Context) -> tuple[Instance, ...]:
+    """Those of the ranked instances that are compiled and measured."""
+    return sampled(legal, context.settings.rocm.n_max_profiling_configs)
 
 
 def ck_offer(matmul: Matmul, program: Program, context: Context) -> CkOffer:
@@ -143,7 +147,8 @@ def ck_offer(matmul: Matmul, program: Program, context: Context) -> CkOffer:
     if reason:
         report_once(reason, advice_for_ck(context))
         return CkOffer(silent=reason, is_usable=False)
-    return CkOffer(tuple(ck_choice(each) for each in raced(problem, verdict, context)))
+    chosen = raced(in_order(problem, verdict, context), context)
+    return CkOffer(tuple(ck_choice(each) for each in chosen))
 
 
 @functools.cache
@@ -215,12 +220,11 @@ def _report(matmul: Matmul, program: Program, context: Context) -> CkReport:
     if isinstance(found, str):
         return CkReport(subject, (CkCandidate("CK", found),))
     problem, verdict = found
-    gpu = context.target.gpu
-    assert gpu is not None
-    chosen = set(raced(problem, verdict, context))
+    best_first = in_order(problem, verdict, context)
+    chosen = set(raced(best_first, context))
     legal = [
         CkCandidate(each.name, source=source_of(each, problem), is_raced=each in chosen)
-        for each in ranked(verdict.legal, problem, gpu)
+        for each in best_first
     ]
     refused = [
         CkCandidate(each.name, why)

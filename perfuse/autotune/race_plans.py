@@ -20,7 +20,7 @@ from perfuse.autotune.run_alone import built, loaded
 from perfuse.autotune.screen import screened
 from perfuse.autotune.time_limit import OutOfTime
 from perfuse.context import Context
-from perfuse.decision import NOT_REMEMBERED, OUT_OF_TIME, Choice, Decision
+from perfuse.decision import OUT_OF_TIME, Choice, Decision, unremembered
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import place
 
@@ -71,7 +71,7 @@ def race_plans(
         problem=rivals.problem,
     )
     has_failed = report_failures({c: e for c, e in errors.items() if c not in late})
-    return replace(made, reason=f"{made.reason}; {NOT_REMEMBERED}") if has_failed else made
+    return unremembered(made) if has_failed else made
 
 
 def _compiled(rivals: PlanRace, context: Context) -> Mapping[Hashable, Exception]:

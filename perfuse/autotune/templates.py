@@ -34,7 +34,7 @@ from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.cache import keys
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.decision import NOT_REMEMBERED, Decision, Question, identified
+from perfuse.decision import Decision, Question, identified, unremembered
 from perfuse.runtime.measure import event_timer
 from perfuse.schedule.plan import Plan
 from perfuse.selection import is_selecting
@@ -138,8 +138,7 @@ def decide(
         rivals = rivals_of(question, site, alone, inputs)
         gate, silent = gate_of(site, alone, inputs, context), _silent(offer, context)
         made = race_plans(rivals, gate, RULES, context, timer, silent)
-        told = f"{made.reason}; {NOT_REMEMBERED}"
-        return made if offer.is_usable else replace(made, reason=told)
+        return made if offer.is_usable else unremembered(made)
 
     measured = None if timer is None else measure
     return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
