@@ -34,10 +34,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.matmul_cases import CASES, Case
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race_plans import PlanRace
-from perfuse.autotune.sites import Site, choices_of, plan_of_site, sites_of, with_choice
+from perfuse.autotune.sites import plan_of_site, sites_of, with_choice
 from perfuse.autotune.templates import gate_of
 from perfuse.backends import backend_of
 from perfuse.build.bundle import CodeObject, read_bundle
+from perfuse.candidates.site import Site
+from perfuse.candidates.triton import template_choices
 from perfuse.codegen.triton.templates.propose import MOST
 from perfuse.context import Context
 from perfuse.decision import Choice
@@ -96,8 +98,8 @@ def job_of(case: Case, context: Context, most: int = MOST, templates: str = "") 
     gpu = context.target.gpu
     assert gpu is not None
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    first, *others = choices_of(site, plan.program, gpu, tf32, most)
-    choices = [first, *(choice for choice in others if re.search(templates, choice.name))]
+    others = template_choices(site, plan.program, gpu, tf32, most)
+    choices = [site.default, *(c for c in others if re.search(templates, c.name))]
     rows = {c.name: Row(case.name, c.name) for c in choices}
     return Job(case, site, plan_of_site(site, plan), choices, rows)
 

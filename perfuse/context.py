@@ -32,6 +32,11 @@ class Context:
         chosen = config.snapshot() if settings is None else settings
         return Context(host_target(chosen), chosen, counters)
 
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether the programs of a GPU run on CPU tensors, by an interpreter."""
+        return self.settings.gpu.interpret and self.device.type == "cpu"
+
     def num_jobs(self, num_tasks: int) -> int:
         """The number of builds to run in parallel, given the number of things to build."""
         jobs = self.settings.build.jobs or len(os.sched_getaffinity(0))

@@ -15,11 +15,14 @@ FORMAT = 1  # of the JSON; a decision of another one is measured again
 Plain = str | int | float | bool | None
 
 
+FUSED = "is_fused"  # the option of a choice that says whether an epilogue belongs to it
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One implementation of an operation: a library call, a template or a tile, with parameters."""
 
-    source: str  # who implements it: "library", "triton", "cpp", "tile"
+    source: str  # who implements it: "library", "triton", "cpp", "ck", "tile"
     name: str
     options: tuple[tuple[str, Plain], ...] = ()
 
@@ -60,6 +63,15 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a choice has no time."""
+
+    text: str
+    is_late: bool = False  # there was no time to measure it
+    is_wrong: bool = False  # its result was
+
+
+@dataclass(frozen=True, slots=True)
 class Rival:
     """A choice that was considered: measured, or refused for a reason."""
 
@@ -68,6 +80,13 @@ class Rival:
     median_us: float | None = None
     spread_us: float | None = None  # the median distance from the median
     refusal: str = ""
+    is_late: bool = False
+    is_wrong: bool = False
+
+    @staticmethod
+    def refused(choice: Choice, refusal: Refusal) -> Rival:
+        flags = {"is_late": refusal.is_late, "is_wrong": refusal.is_wrong}
+        return Rival(choice, refusal=refusal.text, **flags)
 
     def measured(self) -> str:
         if self.median_us is None:
@@ -77,8 +96,7 @@ class Rival:
 
 NOTHING_REMEMBERED = "no choice is remembered, and nothing is measured in this mode"
 OUT_OF_TIME = "the time for tuning is over"
-# The end of a reason: what is wrong on this machine may be mended, and then be decided again.
-NOT_REMEMBERED = "not remembered, since candidates cannot be built here"
+LATE = Refusal(OUT_OF_TIME, is_late=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +108,8 @@ class Decision:
     rivals: tuple[Rival, ...]
     reason: str
     question: Question | None = None  # for what else it holds; None: for this program alone
+    # False: candidates cannot be built here, which may be mended, and then be decided again.
+    is_complete: bool = True
 
     @property
     def is_open(self) -> bool:
@@ -99,8 +119,7 @@ class Decision:
     @property
     def is_final(self) -> bool:
         """Whether it is remembered: all candidates could be built, and there was time for them."""
-        is_cut_short = any(rival.refusal.endswith(OUT_OF_TIME) for rival in self.rivals)
-        return not is_cut_short and not self.reason.endswith(NOT_REMEMBERED)
+        return self.is_complete and not any(rival.is_late for rival in self.rivals)
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -118,7 +137,8 @@ class Decision:
         asked = document.get("question")
         question = None if asked is None else Question.from_json(asked)
         texts = _text(document["subject"]), _text(document["reason"])
-        decision = Decision(texts[0], chosen, rivals, texts[1], question)
+        is_complete = bool(document.get("is_complete", True))
+        decision = Decision(texts[0], chosen, rivals, texts[1], question, is_complete)
         str(decision)  # which raises where times are not numbers
         return decision
 
@@ -156,7 +176,8 @@ def ranked(subject: str, question: Question, order: Sequence[Choice]) -> Decisio
 
 def unremembered(decision: Decision) -> Decision:
     """The decision, for this program alone: candidates could not be built here."""
-    return replace(decision, reason=f"{decision.reason}; {NOT_REMEMBERED}")
+    reason = f"{decision.reason}; not remembered, since candidates cannot be built here"
+    return replace(decision, reason=reason, is_complete=False)
 
 
 def unmeasured(choices: Sequence[Choice]) -> tuple[Rival, ...]:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from perfuse.autotune.faces import TritonTemplateCaller as TritonTemplateCaller
     from perfuse.autotune.pool import CUDA_VISIBLE_DEVICES as CUDA_VISIBLE_DEVICES
     from perfuse.autotune.pool import TuningProcessPool as TuningProcessPool
-    from perfuse.autotune.request import BenchmarkRequest as BenchmarkRequest
+    from perfuse.candidates.request import BenchmarkRequest as BenchmarkRequest
     from perfuse.errors import NoValidChoicesError as NoValidChoicesError
 
 # Loaded on first use: a worker imports this package, and starts without PyTorch.
 LAZY = {
     "AlgorithmSelector": "perfuse.autotune.faces",
-    "BenchmarkRequest": "perfuse.autotune.request",
+    "BenchmarkRequest": "perfuse.candidates.request",
     "CUDA_VISIBLE_DEVICES": "perfuse.autotune.pool",
     "ChoiceCaller": "perfuse.autotune.faces",
     "NoValidChoicesError": "perfuse.errors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -18,17 +18,17 @@ ALWAYS_BUILT = 2  # the default and its first challenger, however little time is
 
 
 def compile_together(
-    builds: Iterable[tuple[Hashable, Build]],
+    builds: Iterable[tuple[Choosable, Build]],
     num_threads: int,
     counters: Counters,
     deadline: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[Hashable, Exception]:
+) -> dict[Choosable, Exception]:
     """Compile what has a key of its own, in threads; the errors of those that fail.
 
     Those not begun by the deadline are not compiled, which is their error.
     """
-    distinct: Mapping[Hashable, Build] = dict(builds)
+    distinct = dict(builds)
     if not distinct:
         return {}
 

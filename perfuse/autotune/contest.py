@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from perfuse.autotune.outcome import DANGEROUS, Fate, Outcome, failed
+from perfuse.autotune.outcome import DANGEROUS, LATE, Fate, Outcome, failed
 from perfuse.autotune.pool import TuningProcessPool
 from perfuse.autotune.race import CANNOT_RUN
-from perfuse.autotune.request import BenchmarkRequest, Operand, Run
 from perfuse.autotune.search import Clock, Rules, Timer, estimates, turns, wall_timer
 from perfuse.autotune.verify_candidate import Judge, Reference, Trial, WrongResult
-from perfuse.decision import OUT_OF_TIME
+from perfuse.candidates.request import BenchmarkRequest, Operand, Run
 from perfuse.runtime.measure import event_timer
 
 # Two long rounds would decide less than five; more than these never did (tests/unit/autotune).
@@ -31,7 +30,7 @@ ALONE = replace(RULES, fewest_rounds=3, most_rounds=3)
 # runs differ by half on a busy machine.
 _NEAR = 2.0
 
-Advance = Callable[[], None]
+Advance = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def contest_here(
     judge = Judge.of(contest.operands, contest.reference)
     for number, request in enumerate(requests):
         if clock() >= deadline and trials:
-            measured.failures[number] = Outcome(Fate.NOT_RUN, detail=OUT_OF_TIME)
+            measured.failures[number] = LATE
             continue
         with _recorded(measured, number):
             trial = Trial(request, contest.result, judge)

@@ -17,15 +17,15 @@ import torch
 from perfuse.autotune.exactness import reference_gate, reference_of
 from perfuse.autotune.library_calls import problem_of, with_library_call
 from perfuse.autotune.machine import current_versions, device_kind
-from perfuse.autotune.problem import choices_of
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import MOST_ERROR, Rules
 from perfuse.autotune.race_plans import PlanRace, race_plans
 from perfuse.autotune.run_alone import identity_of, plan_of_steps
-from perfuse.autotune.sources import is_selected
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.backends import backend_of
 from perfuse.cache import keys
+from perfuse.candidates.library import choices_of
+from perfuse.candidates.sources import is_selected
 from perfuse.codegen.cpp.templates.choices import SOURCE, choice_of, propose
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question, identified, library

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from perfuse import config
 from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.pool import TuningProcessPool, shared_pool
-from perfuse.autotune.request import BenchmarkRequest, Operand, milliseconds
+from perfuse.candidates.request import BenchmarkRequest, Operand, milliseconds
 from perfuse.context import Context
 from perfuse.errors import NoValidChoicesError
 

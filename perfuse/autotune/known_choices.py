@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from perfuse.autotune.machine import device_kind
-from perfuse.autotune.sites import Site, choice_of_template, sites_of, with_choice
+from perfuse.autotune.sites import sites_of, with_choice
+from perfuse.candidates.site import Site
+from perfuse.candidates.triton import choice_of_template
 from perfuse.codegen.triton.templates.propose import (
     HALVES,
     Problem,
@@ -21,7 +23,7 @@ from perfuse.codegen.triton.templates.propose import (
 )
 from perfuse.codegen.triton.templates.template import POINTERS, VECTOR, Template
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, library, unmeasured
+from perfuse.decision import Choice, Decision, unmeasured
 from perfuse.gpu import Gpu
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import Plan
@@ -109,5 +111,5 @@ def _known(
 
 
 def _decision(site: Site, choice: Choice, row: KnownChoice) -> Decision:
-    rivals = unmeasured((library(site.matmuls[0].op), choice))
+    rivals = unmeasured((site.default, choice))
     return Decision(str(site), choice, rivals, f"{row.name}: {row.measured}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfuse.autotune.problem import Problem
+from perfuse.candidates.library import Problem
 from perfuse.decision import Choice
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import BufferKind, Matmul, Program

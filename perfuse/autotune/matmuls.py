@@ -19,15 +19,15 @@ from perfuse.autotune.contractions import tune_contractions
 from perfuse.autotune.library_calls import problem_of as problem_of
 from perfuse.autotune.library_calls import with_library_call
 from perfuse.autotune.machine import device_kind, library_versions
-from perfuse.autotune.problem import LibraryMatmul, MatmulReference
-from perfuse.autotune.problem import Problem as Problem
-from perfuse.autotune.problem import choices_of as choices_of
 from perfuse.autotune.race import MOST_ERROR, Enter, Rules, error_gate, race, within
 from perfuse.autotune.select import Selection, select
-from perfuse.autotune.sources import ATEN, apply_of, offers_for, selected_sources
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.time_limit import seconds_left
 from perfuse.cache import keys
+from perfuse.candidates.library import ATEN, LibraryMatmul, MatmulReference
+from perfuse.candidates.library import Problem as Problem
+from perfuse.candidates.library import choices_of as choices_of
+from perfuse.candidates.sources import apply_of, offers_for, selected_sources
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question
 from perfuse.ir.matmul import RIVALS

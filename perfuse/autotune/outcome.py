@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from perfuse.autotune.time_limit import OutOfTime
+from perfuse.decision import OUT_OF_TIME, Refusal
+
 
 class Fate(StrEnum):
     """The ways in which running a candidate can end."""
@@ -32,6 +35,7 @@ class Outcome:
     fate: Fate
     value: Any = None
     detail: str = ""
+    is_late: bool = False  # there was no time for it
 
     @property
     def milliseconds(self) -> float:
@@ -44,6 +48,14 @@ class Outcome:
         if self.fate is Fate.MEASURED:
             return ""
         return f"{self.fate}: {self.detail}" if self.detail else str(self.fate)
+
+    @property
+    def refusal(self) -> Refusal:
+        """The reason, as a decision keeps it."""
+        return Refusal(self.reason, self.is_late, self.fate is Fate.WRONG)
+
+
+LATE = Outcome(Fate.NOT_RUN, detail=OUT_OF_TIME, is_late=True)
 
 
 def timed(outcome: Outcome) -> Outcome:
@@ -67,5 +79,5 @@ def fate_of(error: BaseException) -> Fate:
 def failed(error: BaseException) -> Outcome:
     """The outcome of a candidate that raised this."""
     fate = fate_of(error)
-    told = str(error) if fate is Fate.WRONG else f"{type(error).__name__}: {error}"
-    return Outcome(fate, detail=told)
+    detail = str(error) if fate is Fate.WRONG else f"{type(error).__name__}: {error}"
+    return Outcome(fate, detail=detail, is_late=isinstance(error, OutOfTime))

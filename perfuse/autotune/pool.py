@@ -21,10 +21,9 @@ import torch
 
 from perfuse import config
 from perfuse.autotune import wire
-from perfuse.autotune.outcome import Fate, Outcome, timed
+from perfuse.autotune.outcome import LATE, Fate, Outcome, timed
 from perfuse.autotune.worker_process import WorkerProcess
 from perfuse.config import Settings
-from perfuse.decision import OUT_OF_TIME
 from perfuse.environment import child_environment
 from perfuse.forking import ForkLock
 from perfuse.logs import channel
@@ -151,11 +150,11 @@ class TuningProcessPool:
         requests: Sequence[Any],
         deadline: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
-        advance: Callable[[], None] = lambda: None,
+        advance: Callable[[], object] = lambda: None,
     ) -> list[Outcome]:
         """The outcome of each request; one that is not begun by the deadline is not run."""
         self.initialize()
-        outcomes = [Outcome(Fate.NOT_RUN, detail=OUT_OF_TIME)] * len(requests)
+        outcomes = [LATE] * len(requests)
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(len(requests)):
             waiting.put(number)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from perfuse.autotune.request import BenchmarkRequest, Operand, Run
 from perfuse.backends import backend_of
 from perfuse.cache.access import cache_folder, open_store
+from perfuse.candidates.request import BenchmarkRequest, Operand, Run
 from perfuse.config import Settings, describe
 from perfuse.context import Context
 from perfuse.counters import Counters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,17 +28,20 @@ class TuningProgress:
         self._clock, self._start = clock, clock()
         self._show: Callable[[int], object] | None = None
         self._stack = ExitStack()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> TuningProgress:
         return self
 
-    def advance(self) -> None:
-        """Count one more candidate as done."""
-        self._done += 1
-        if self._show is None and self._is_shown():
-            self._show = self._opened()
-        if self._show is not None:
-            self._show(self._done)
+    def advance(self) -> int:
+        """Count one more candidate as done, in any thread; the number of those left."""
+        with self._lock:
+            self._done += 1
+            if self._show is None and self._is_shown():
+                self._show = self._opened()
+            if self._show is not None:
+                self._show(self._done)
+            return self._total - self._done
 
     def _is_shown(self) -> bool:
         return self._file.isatty() and self._clock() - self._start > SHOWN_AFTER_S

@@ -22,7 +22,7 @@ from perfuse.autotune.search import Rules as Rules
 from perfuse.autotune.search import Run as Run
 from perfuse.autotune.search import Timer as Timer
 from perfuse.autotune.search import turns, wall_timer
-from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival
+from perfuse.decision import LATE, Choice, Decision, Refusal, Rival
 from perfuse.errors import KernelTooLarge, PerfuseError
 
 Enter = Callable[[Choice], Run]  # builds and loads a rival; what runs it once
@@ -52,7 +52,7 @@ def race(
     entered = _Entered(gate, guarded)
     for number, choice in enumerate(choices):
         if number > 1 and clock() >= deadline:
-            entered.refusals[choice] = OUT_OF_TIME
+            entered.refusals[choice] = LATE
         else:
             entered.add(choice, enter, is_last=len(entered.refusals) + 1 == len(choices))
     rules = within(rules, deadline - clock())
@@ -60,7 +60,7 @@ def race(
     default, rounds = next(iter(times)), len(times[next(iter(times))])
     refusals, best = entered.refusals, _winner(times, rules)
     while best != default and (why := entered.refusal_now(best)):
-        refusals[best] = f"{Fate.WRONG}: after it was timed: {why}"
+        refusals[best] = Refusal(f"{Fate.WRONG}: after it was timed: {why}", is_wrong=True)
         del times[best]
         best = _winner(times, rules)
     return Decision(
@@ -90,7 +90,7 @@ class _Entered:
         self._gate, self._guarded = gate, guarded
         self._expected: Any = None  # the result of the default
         self.runs: dict[Choice, Run] = {}
-        self.refusals: dict[Choice, str] = {}
+        self.refusals: dict[Choice, Refusal] = {}
 
     def add(self, choice: Choice, enter: Enter, *, is_last: bool) -> None:
         """Build, run and check a choice; an error, if the default cannot run or nothing can."""
@@ -104,12 +104,13 @@ class _Entered:
             if (is_default and not isinstance(error, KernelTooLarge)) or is_last:
                 raise  # the default has to run, if there is room for it
             outcome = failed(error)
-            self.refusals[choice] = outcome.reason if outcome.fate is Fate.WRONG else outcome.detail
+            is_wrong = outcome.refusal.is_wrong
+            self.refusals[choice] = outcome.refusal if is_wrong else Refusal(outcome.detail)
             return
         if not self.runs:
             self._expected = results[0] if self._gate is not None else None
         elif why := next(filter(None, map(self.refusal, results)), None):
-            self.refusals[choice] = why
+            self.refusals[choice] = Refusal(why)
             return
         self.runs[choice] = run
 
@@ -123,11 +124,11 @@ class _Entered:
 
 
 def rival_of(
-    choice: Choice, times: Mapping[Choice, Sequence[float]], refusals: Mapping[Choice, str]
+    choice: Choice, times: Mapping[Choice, Sequence[float]], refusals: Mapping[Choice, Refusal]
 ) -> Rival:
     """A choice with its times in microseconds, or the reason why it has none."""
     if choice in refusals:
-        return Rival(choice, refusal=refusals[choice])
+        return Rival.refused(choice, refusals[choice])
     found = [1e6 * seconds for seconds in times[choice]]
     median = statistics.median(found)
     spread = statistics.median(abs(t - median) for t in found)
@@ -138,7 +139,7 @@ def rival_of(
 def with_late(decision: Decision, candidates: Sequence[Choice]) -> Decision:
     """The decision with every candidate; those that did not take part had no time for it."""
     raced = {rival.choice: rival for rival in decision.rivals}
-    late = tuple(raced.get(c) or Rival(c, refusal=OUT_OF_TIME) for c in candidates)
+    late = tuple(raced.get(c) or Rival.refused(c, LATE) for c in candidates)
     return replace(decision, rivals=late)
 
 

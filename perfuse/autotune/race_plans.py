@@ -6,23 +6,27 @@ between guard bands, here and, where settings ask for workers, in one of those f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
-from perfuse.autotune.ck import report_failures, with_progress
 from perfuse.autotune.compile_together import compile_together, num_compile_threads
+from perfuse.autotune.progress import TuningProgress
 from perfuse.autotune.race import Gate, Rules, Run, Timer
 from perfuse.autotune.race_selected import NOTHING_SILENT, race_selected
 from perfuse.autotune.run_alone import built, loaded
 from perfuse.autotune.screen import screened
 from perfuse.autotune.time_limit import OutOfTime
+from perfuse.candidates.sources import report_failures
 from perfuse.context import Context
-from perfuse.decision import OUT_OF_TIME, Choice, Decision, unremembered
+from perfuse.decision import LATE, Choice, Decision, Refusal, unremembered
+from perfuse.logs import channel
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import place
+
+LOG = channel("tuning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +78,33 @@ def race_plans(
     return unremembered(made) if has_failed else made
 
 
-def _compiled(rivals: PlanRace, context: Context) -> Mapping[Hashable, Exception]:
-    """Compile candidates in parallel; the errors of those that fail.
+def _compiled(rivals: PlanRace, context: Context) -> dict[Choice, Exception]:
+    """Compile candidates in parallel, and show how many are left; the errors of those that fail.
 
-    Those of CK take minutes, and show how many are left. One that fails will fail again where it is
-    measured.
+    One that fails will fail again where it is measured.
     """
-    builds = [(choice, partial(_built, rivals, choice, context)) for choice in rivals.choices]
-    reporting, progress = with_progress(builds, rivals.subject)
-    num_threads = num_compile_threads(context, len(builds))
-    with progress:
-        return compile_together(reporting, num_threads, context.counters, context.tune_until)
+    with TuningProgress(rivals.subject, len(rivals.choices)) as progress:
 
+        def build(choice: Choice) -> None:
+            try:
+                built(rivals.placed(choice, context), context)
+            finally:
+                left = progress.advance()
+                LOG.info("%s: %s is compiled, %d left", rivals.subject, choice, left)
 
-def _built(rivals: PlanRace, choice: Choice, context: Context) -> object:
-    return built(rivals.placed(choice, context), context)
+        builds = [(choice, partial(build, choice)) for choice in rivals.choices]
+        num_threads = num_compile_threads(context, len(builds))
+        return compile_together(builds, num_threads, context.counters, context.tune_until)
 
 
 def _refused(
     rivals: PlanRace, late: Sequence[Choice], context: Context, choices: Sequence[Choice]
-) -> dict[Choice, str]:
+) -> dict[Choice, Refusal]:
     """Why choices must not run in this process."""
     asked = [choice for choice in choices if choice not in late]
     plans_of = partial(_plans, rivals, context)
     return {
-        **dict.fromkeys(late, OUT_OF_TIME),
+        **dict.fromkeys(late, LATE),
         **screened(rivals.problem, asked, plans_of, context),
     }
 

@@ -13,13 +13,12 @@ from functools import partial
 from types import MappingProxyType
 
 from perfuse.autotune.faces import AlgorithmSelector
-from perfuse.autotune.outcome import Fate
 from perfuse.autotune.quarantine import quarantine
 from perfuse.autotune.race import Enter, Gate, Rules, Timer, race
 from perfuse.autotune.select import fallen_back
-from perfuse.autotune.sources import is_selected, silent_sources
+from perfuse.candidates.sources import is_selected, silent_sources
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, Rival
+from perfuse.decision import Choice, Decision, Refusal, Rival
 from perfuse.errors import NoValidChoicesError
 from perfuse.ir.program import Matmul
 from perfuse.logs import channel
@@ -27,7 +26,7 @@ from perfuse.schedule.plan import Plan
 from perfuse.selection import is_selecting
 
 # Why choices must not run in this process, found out in workers (`screen.py`).
-Screen = Callable[[Sequence[Choice]], Mapping[Choice, str]]
+Screen = Callable[[Sequence[Choice]], Mapping[Choice, Refusal]]
 
 
 NOTHING_SILENT: Mapping[str, str] = MappingProxyType({})
@@ -70,7 +69,7 @@ def race_selected(
     if not finite:
         error = NoValidChoicesError(subject, _reasons(allowed, decisions, context) | dict(silent))
         return fallen_back(subject, choices, error, context)
-    decision = replace(decisions[0], reason="; ".join([decisions[0].reason, *_told(silent)]))
+    decision = replace(decisions[0], reason="; ".join([decisions[0].reason, *_reports(silent)]))
     if decision.chosen in finite:
         return decision
     best = min(finite, key=lambda choice: finite[choice])
@@ -79,21 +78,21 @@ def race_selected(
 
 def _quarantine_wrong(decision: Decision, problem: str, context: Context) -> None:
     for rival in decision.rivals:
-        if rival.refusal.startswith(Fate.WRONG):
+        if rival.is_wrong:
             quarantine(problem or decision.subject, rival.choice, rival.refusal, context)
 
 
-def _told(silent: Mapping[str, str]) -> list[str]:
+def _reports(silent: Mapping[str, str]) -> list[str]:
     return [f"{name} proposes nothing: {why}" for name, why in silent.items()]
 
 
 def _with_refusals(
-    decision: Decision, choices: Sequence[Choice], refusals: Mapping[Choice, str]
+    decision: Decision, choices: Sequence[Choice], refusals: Mapping[Choice, Refusal]
 ) -> Decision:
     """The decision with every choice: raced, refused, or of a source that is not selected."""
     raced = {rival.choice: rival for rival in decision.rivals}
-    told = dict.fromkeys(choices, "its source is not selected") | dict(refusals)
-    rivals = tuple(raced.get(c) or Rival(c, refusal=told[c]) for c in choices)
+    others = dict.fromkeys(choices, Refusal("its source is not selected")) | dict(refusals)
+    rivals = tuple(raced.get(c) or Rival.refused(c, others[c]) for c in choices)
     return replace(decision, rivals=rivals)
 
 

@@ -13,19 +13,22 @@ from functools import partial
 
 from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.run_alone import built
-from perfuse.autotune.sites import Site, chosen_kernels, plan_of_site, sites_of, with_choice
+from perfuse.autotune.sites import plan_of_site, sites_of, with_choice
 from perfuse.autotune.templates import question_of
 from perfuse.build.bundle import CodeObject, read_bundle
+from perfuse.candidates.site import Site
+from perfuse.candidates.sources import contraction_offers
+from perfuse.candidates.triton import TRITON
 from perfuse.codegen.triton.templates.propose import Model, moved_seconds, problem_of
-from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
+from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, Question, ranked
+from perfuse.decision import FUSED, Choice, Decision, Question, ranked
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import place
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RankedTemplate:
     """A template for a problem: its predicted time, and what a block of it needs."""
 
     choice: Choice
@@ -42,7 +45,7 @@ class Ranking:
 
     subject: str
     question: Question
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RankedTemplate, ...]
 
     def decision(self, most: int) -> Decision | None:
         """The decision for the first, among the first few; None where none can be taken unseen.
@@ -64,7 +67,8 @@ def rank_templates(plan: Plan, context: Context) -> list[Ranking]:
     found: dict[Question, Ranking] = {}
     for site in sites_of(plan):
         alone = plan_of_site(site, plan)
-        question = question_of(site, alone, context)
+        offers = contraction_offers(site, alone.program, context, among=[TRITON.name])
+        question = question_of(site, alone, context, offers)
         choices = [choice for choice in question.candidates if choice.source == SOURCE]
         if question not in found and choices:
             made = _candidates(site, alone, choices, context)
@@ -75,7 +79,7 @@ def rank_templates(plan: Plan, context: Context) -> list[Ranking]:
 
 def _candidates(
     site: Site, alone: Plan, choices: Sequence[Choice], context: Context
-) -> list[Candidate]:
+) -> list[RankedTemplate]:
     """Each choice with what the compiler makes of it, in the order of predicted times."""
     objects: dict[Choice, Sequence[CodeObject]] = {}
 
@@ -89,22 +93,22 @@ def _candidates(
         _candidate(choice, _seconds(site, alone, choice, context), objects.get(choice, ()))
         for choice in choices
     ]
-    told = {choice: f"{type(e).__name__}: {e}".splitlines()[0] for choice, e in errors.items()}
-    failed = [replace(c, failure=told.get(c.choice, "")) for c in found]
-    return sorted(failed, key=lambda candidate: candidate.predicted_us)
+    lines = {choice: f"{type(e).__name__}: {e}".splitlines()[0] for choice, e in errors.items()}
+    every = [replace(c, failure=lines.get(c.choice, "")) for c in found]
+    return sorted(every, key=lambda candidate: candidate.predicted_us)
 
 
-def _candidate(choice: Choice, seconds: float, objects: Sequence[CodeObject]) -> Candidate:
+def _candidate(choice: Choice, seconds: float, objects: Sequence[CodeObject]) -> RankedTemplate:
     needs = [(o.num_registers, o.stack_bytes, o.shared_bytes) for o in objects] or [(0, 0, 0)]
     registers, spilled, shared = (max(column) for column in zip(*needs, strict=True))
-    return Candidate(choice, round(1e6 * seconds, 1), registers, spilled, shared)
+    return RankedTemplate(choice, round(1e6 * seconds, 1), registers, spilled, shared)
 
 
 def _seconds(site: Site, alone: Plan, choice: Choice, context: Context) -> float:
     """The predicted time of a template, and of the kernel after it where that is not fused."""
     gpu, program = context.target.gpu, alone.program
     assert gpu is not None
-    (kernel,) = chosen_kernels(site, choice)
+    (kernel,) = site.kernels(choice)
     problem = problem_of(kernel, program.buffers, program.hints)
     assert problem is not None
     seconds = Model.of(gpu).seconds(Template.of(choice), problem)

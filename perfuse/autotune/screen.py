@@ -11,7 +11,7 @@ from perfuse.autotune.program_request import ProgramRequest
 from perfuse.autotune.quarantine import quarantine, quarantined
 from perfuse.autotune.race import CANNOT_RUN
 from perfuse.context import Context
-from perfuse.decision import Choice
+from perfuse.decision import Choice, Refusal
 from perfuse.schedule.plan import Plan
 
 
@@ -21,19 +21,20 @@ def screened(
     plans_of: Callable[[Choice], tuple[Plan, Plan]],
     context: Context,
     pool: TuningProcessPool | None = None,
-) -> dict[Choice, str]:
+) -> dict[Choice, Refusal]:
     """Why some choices must not run in this process: quarantined, or failed in a worker.
 
     `plans_of` gives the placed plan of a choice alone, and the same with its memory watched, which
     a worker runs first. `repr(problem)` identifies the problem.
     """
-    refusals = {c: why for c in choices if (why := quarantined(problem, c, context))}
+    known = {c: quarantined(problem, c, context) for c in choices}
+    refusals = {c: Refusal(why) for c, why in known.items() if why}
     if not context.settings.autotune_in_subproc:
         return refusals
     outcomes = _outcomes([c for c in choices if c not in refusals], plans_of, context, pool)
     for choice, outcome in outcomes.items():
         if outcome.reason:
-            refusals[choice] = outcome.reason
+            refusals[choice] = outcome.refusal
         if outcome.fate in DANGEROUS:
             quarantine(problem, choice, outcome.reason, context)
     return refusals

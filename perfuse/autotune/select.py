@@ -22,12 +22,13 @@ from perfuse.autotune.pool import shared_pool
 from perfuse.autotune.progress import TuningProgress
 from perfuse.autotune.quarantine import quarantine, quarantined
 from perfuse.autotune.race import CANNOT_RUN, rival_of
-from perfuse.autotune.request import BenchmarkRequest
 from perfuse.autotune.search import first_within
-from perfuse.autotune.sources import Offers, Source, offers_for
 from perfuse.autotune.stored import stored_or_measured
+from perfuse.candidates.request import BenchmarkRequest
+from perfuse.candidates.source import Source
+from perfuse.candidates.sources import Offers, offers_for
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, Question, Rival
+from perfuse.decision import Choice, Decision, Question, Refusal, Rival
 from perfuse.errors import NoValidChoicesError
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
@@ -71,9 +72,8 @@ def fallen_back(
     if not context.settings.autotune_fallback_to_aten:
         raise error
     context.counters.inc("autotune.fallback_to_aten")
-    told = error.reasons
     rivals = tuple(
-        Rival(choice, refusal=told.get(str(choice), "not measured"))
+        Rival(choice, refusal=error.reasons.get(str(choice), "not measured"))
         for choice in dict.fromkeys(choices)
     )
     return Decision(subject, choices[0], rivals, f"ATen, since {error.message}")
@@ -83,7 +83,7 @@ def _decided(selection: Selection, offers: Offers, context: Context) -> Decision
     """Measure what may be run, and choose; NoValidChoicesError if nothing can be."""
     subject = str(selection.problem)
     refusals = {
-        choice: why
+        choice: Refusal(why)
         for choice in offers.choices
         if (why := quarantined(selection.problem, choice, context))
     }
@@ -92,7 +92,7 @@ def _decided(selection: Selection, offers: Offers, context: Context) -> Decision
     def benchmark(choices: list[Choice]) -> dict[Choice, float]:
         measured = _measured(selection, {c: offers.choices[c] for c in choices}, context)
         for number, outcome in measured.failures.items():
-            refusals[choices[number]] = outcome.reason
+            refusals[choices[number]] = outcome.refusal
         for number, outcome in measured.dangerous.items():
             quarantine(selection.problem, choices[number], outcome.reason, context)
         times.update({choices[number]: found for number, found in measured.times.items()})
@@ -104,15 +104,16 @@ def _decided(selection: Selection, offers: Offers, context: Context) -> Decision
     finite = {choice: ms for choice, ms in found.items() if math.isfinite(ms)}
     if not finite:
         infinite = dict.fromkeys(map(str, allowed), "its time is infinite")
-        refused = {str(choice): reason for choice, reason in refusals.items()}
+        refused = {str(choice): refusal.text for choice, refusal in refusals.items()}
         raise NoValidChoicesError(subject, {**offers.silent, **infinite, **refused})
-    unmeasured = {c: "not measured" for c in offers.choices if c not in {**times, **refusals}}
-    told = f"ties within {BAND:.0%} go to the first proposed"
+    skipped = [c for c in offers.choices if c not in times and c not in refusals]
+    refusals |= dict.fromkeys(skipped, Refusal("not measured"))
+    reason = f"ties within {BAND:.0%} go to the first proposed"
     return Decision(
         subject,
         first_within(finite, BAND),
-        tuple(rival_of(choice, times, refusals | unmeasured) for choice in offers.choices),
-        f"{told}; {offers}" if offers.silent else told,
+        tuple(rival_of(choice, times, refusals) for choice in offers.choices),
+        f"{reason}; {offers}" if offers.silent else reason,
     )
 
 

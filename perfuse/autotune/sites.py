@@ -1,4 +1,4 @@
-"""Sites: matmuls of a plan with the kernel that reads them, and the ways to compute each."""
+"""The sites of a plan: where they are, each as a plan of its own, and the plan with a choice."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfuse.autotune.run_alone import are_sizes_shown, plan_of_steps
-from perfuse.codegen.ck.launch import SOURCE as CK
-from perfuse.codegen.triton.templates.propose import MOST, is_mixed, problem_of, proposed
-from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
-from perfuse.decision import Choice, library
-from perfuse.gpu import Gpu
+from perfuse.candidates.site import Site
+from perfuse.codegen.triton.templates.propose import is_mixed
+from perfuse.decision import Choice
 from perfuse.ir import index as ix
 from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.arena import output_buffers
@@ -21,40 +19,9 @@ from perfuse.schedule.contract import (
     sizes_of,
     with_contraction,
 )
-from perfuse.schedule.plan import Kernel, Plan, Step, with_template
+from perfuse.schedule.plan import Kernel, Plan, with_template
 from perfuse.schedule.read_stored import read_stored
 from perfuse.schedule.size_hints import value_of
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Matmuls, the kernel that reads their results if there is one, and both as one kernel.
-
-    Templates widen int8 operands while they read them; for the library, kernels do so before.
-    """
-
-    matmuls: tuple[Matmul, ...]
-    epilogue: Kernel | None
-    alone: tuple[Kernel, ...]  # a contraction for each matmul; empty where one has none
-    fused: Kernel | None
-    widening: tuple[Kernel, ...] = ()
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        last = () if self.epilogue is None else (self.epilogue,)
-        return (*self.widening, *self.matmuls, *last)
-
-    @property
-    def contracted(self) -> tuple[Matmul, ...]:
-        """The matmuls as templates compute them: of operands as they are stored."""
-        found = [self.fused] if self.fused is not None else self.alone
-        made = [k.contraction.matmuls for k in found if k is not None and k.contraction is not None]
-        return tuple(matmul for matmuls in made for matmul in matmuls)
-
-    def __str__(self) -> str:
-        sizes = ", ".join("x".join(map(repr, sizes_of(m))) for m in self.matmuls)
-        ops = " and ".join(dict.fromkeys(m.op.split(".")[1] for m in self.matmuls))
-        return f"{ops} {sizes}" + ("" if self.epilogue is None else f" with {self.epilogue.name}")
 
 
 def sites_of(plan: Plan, *, with_epilogues: bool = True) -> Iterator[Site]:
@@ -133,58 +100,12 @@ def _is_input(name: str, program: Program) -> bool:
     return program.buffers[name].kind is BufferKind.INPUT
 
 
-# -- choices -------------------------------------------------------------------------------
-
-
-def choices_of(
-    site: Site, program: Program, gpu: Gpu, tf32: bool, most: int = MOST
-) -> list[Choice]:
-    """Ways to compute a site: the library first, then templates by rank."""
-    precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind == "cuda" else ("ieee",)
-    if tf32 and gpu.kind == "cuda":
-        precisions = ("tf32", *precisions)
-    found = [library(site.matmuls[0].op)]
-    if site.fused is not None:
-        found += _templates(site.fused, program, gpu, precisions, most, is_fused=True)
-    if len(site.alone) == 1:
-        fewer = None if site.fused is None else most // 2  # the fused ones are more promising
-        found += _templates(site.alone[0], program, gpu, precisions, most, is_fused=False)[:fewer]
-    return found
-
-
-def _templates(
-    kernel: Kernel, program: Program, gpu: Gpu, precisions: tuple[str, ...], most: int,
-    *, is_fused: bool,
-) -> list[Choice]:  # fmt: skip
-    problem = problem_of(kernel, program.buffers, program.hints)
-    templates = [] if problem is None else proposed(problem, gpu, precisions, most)
-    return [choice_of_template(template, is_fused=is_fused) for template in templates]
-
-
-def choice_of_template(template: Template, *, is_fused: bool) -> Choice:
-    """The choice of a template, with or without the kernel after the matmul inside."""
-    made = template.choice
-    name = f"{made.name}, fused" if is_fused else made.name
-    return Choice(SOURCE, name, (*made.options, (FUSED, is_fused)))
-
-
-def chosen_kernels(site: Site, choice: Choice) -> tuple[Kernel, ...]:
-    """The contractions that a choice asks for; none for the library."""
-    if choice.source == CK:
-        return site.alone
-    if choice.source != SOURCE:
-        return ()
-    if dict(choice.options).get(FUSED):
-        assert site.fused is not None
-        return (site.fused,)
-    return site.alone
-
-
 def with_choice(plan: Plan, site: Site, choice: Choice) -> Plan:
     """The plan with a site computed as a choice says."""
-    if chosen_kernels(site, choice):
+    kernels = site.kernels(choice)
+    if kernels:
         plan = _as_stored(plan, site.matmuls).plan
-    for kernel in chosen_kernels(site, choice):
+    for kernel in kernels:
         plan = with_contraction(plan, kernel)
         plan = with_template(plan, kernel.name, choice)
     return plan

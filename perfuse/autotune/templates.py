@@ -1,7 +1,8 @@
-"""Templates by measurement: each distinct matmul, with what follows it, raced on the GPU.
+"""Contractions by measurement: each distinct matmul, with what follows it, raced on the GPU.
 
-The library's call, followed by the kernel that reads its result, is the default. A template takes
-its place where it is about as exact against a wider type, and faster by a margin.
+The library's call, followed by the kernel that reads its result, is the default. A template, or a
+candidate of another source, takes its place where it is about as exact against a wider type, and
+faster by a margin.
 """
 
 from __future__ import annotations
@@ -13,13 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfuse.autotune.ck import (
-    CkOffer,
-    ck_offer,
-    ck_versions,
-    is_ck_selected,
-    is_measured_on_cpu,
-)
 from perfuse.autotune.exactness import reference_gate, reference_of
 from perfuse.autotune.known_choices import with_known_choices
 from perfuse.autotune.machine import device_kind, generated_versions, library_versions
@@ -28,11 +22,19 @@ from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Timer
 from perfuse.autotune.race_plans import PlanRace, race_plans
 from perfuse.autotune.run_alone import identity_of
 from perfuse.autotune.search import wall_timer
-from perfuse.autotune.sites import Site, choices_of, plan_of_site, sites_of, with_choice
-from perfuse.autotune.sources import CK, TRITON, is_selected, selected_sources
+from perfuse.autotune.sites import plan_of_site, sites_of, with_choice
 from perfuse.autotune.stored import is_consulted, stored_or_measured
+from perfuse.backends import backend_of
 from perfuse.cache import keys
-from perfuse.codegen.triton.unit import generate_triton
+from perfuse.candidates.site import Site
+from perfuse.candidates.source import Offer
+from perfuse.candidates.sources import (
+    contraction_offers,
+    fuses_epilogues,
+    is_selected,
+    is_timed_on_cpu,
+    versions_of,
+)
 from perfuse.context import Context
 from perfuse.decision import Decision, Question, identified, unremembered
 from perfuse.runtime.measure import event_timer
@@ -42,7 +44,6 @@ from perfuse.torch_compat.state import allows_tf32, disable_dispatch_modes, disa
 
 # Readings are the GPU's own, with caches flushed before each turn.
 RULES = Rules(margin=0.98, budget_s=0.5, fewest_rounds=7, most_rounds=15)
-NO_OFFER = CkOffer()
 
 
 def tune_templates(plan: Plan, context: Context) -> Plan:
@@ -60,7 +61,7 @@ def tune_templates(plan: Plan, context: Context) -> Plan:
 
 def _timer(context: Context) -> Timer | None:
     """The clock of the device that candidates run on; None where they cannot be measured."""
-    if is_measured_on_cpu(context):
+    if is_timed_on_cpu(context):
         return wall_timer()
     is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
     return event_timer(context.device) if is_there else None
@@ -71,54 +72,38 @@ def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Pla
 
     Without a timer, the ways are those that are remembered.
     """
-    is_fused = context.settings.benchmark_epilogue_fusion and not _is_ck_alone(context)
+    is_fused = context.settings.benchmark_epilogue_fusion and fuses_epilogues(context)
     decisions: dict[Question, Decision] = {}
     for site in list(sites_of(plan, with_epilogues=is_fused)):
         alone = plan_of_site(site, plan)
-        offer = _offer(site, alone, context)
-        question = question_of(site, alone, context, offer)
+        offers = contraction_offers(site, alone.program, context)
+        question = question_of(site, alone, context, offers)
         if question not in decisions:
-            decisions[question] = decide(question, site, alone, context, timer, offer)
+            decisions[question] = decide(question, site, alone, context, timer, offers)
         plan = with_choice(plan, site, decisions[question].chosen)
     return replace(plan, decisions=(*plan.decisions, *decisions.values()))
 
 
-def _is_ck_alone(context: Context) -> bool:
-    """Whether no template that fuses an epilogue competes with CK, which has one matmul each."""
-    names = {s.name for s in selected_sources(context.settings.max_autotune_gemm_backends)}
-    has_templates = TRITON.name in names and not is_measured_on_cpu(context)
-    return is_ck_selected(context) and not has_templates
-
-
-def _offer(site: Site, alone: Plan, context: Context) -> CkOffer:
-    """The proposals of CK for the one matmul of a site."""
-    if len(site.alone) != 1:
-        return CkOffer(silent="several matmuls are computed at once")
-    return ck_offer(site.contracted[0], alone.program, context)
-
-
-def question_of(site: Site, alone: Plan, context: Context, offer: CkOffer = NO_OFFER) -> Question:
+def question_of(site: Site, alone: Plan, context: Context, offers: Mapping[str, Offer]) -> Question:
     """The question which way to compute a site is fastest on this kind of GPU.
 
-    The text of the first template stands for them all: an edit of Perfuse that leaves it as it is
+    The text of the first challenger stands for them all: an edit of Perfuse that leaves it as it is
     keeps the decision.
     """
     gpu = context.target.gpu
     assert gpu is not None
-    first, *others = choices_of(site, alone.program, gpu, allows_tf32())
-    others = [choice for choice in others if is_selected(choice, context)]
-    # An interpreter's time says nothing about a kernel.
-    choices = [first, *(() if is_measured_on_cpu(context) else others), *offer.choices]
+    choices = [choice for offer in offers.values() for choice in offer.choices]
     text = f"{identity_of(alone)} tf32 {allows_tf32()}"
     if len(choices) > 1:
-        text += "".join(generate_triton(with_choice(alone, site, choices[1]), context).texts)
-    versions = ck_versions(context) if offer.choices else ()
+        first = with_choice(alone, site, choices[1])
+        text += "".join(backend_of(context.target).generate(first, context).texts)
+    versions = (*library_versions(gpu.kind), *generated_versions())
     return Question(
         keys.TEMPLATE.name,
         identified(str(site).partition(" with ")[0], text),
         tuple(choices),
         device_kind(context.target),
-        (*library_versions(gpu.kind), *generated_versions(), *versions),
+        (*versions, *versions_of(offers, context)),
         f"{RULES} {MOST_ERROR}" + ("" if is_selected(choices[0], context) else ", without ATEN"),
     )
 
@@ -129,23 +114,21 @@ def decide(
     alone: Plan,
     context: Context,
     timer: Timer | None,
-    offer: CkOffer = NO_OFFER,
+    offers: Mapping[str, Offer],
 ) -> Decision:
     """The remembered decision for a site on this kind of GPU, or a new one."""
 
     def measure() -> Decision:
         inputs = random_inputs(alone.program, context.device)
         rivals = rivals_of(question, site, alone, inputs)
-        gate, silent = gate_of(site, alone, inputs, context), _silent(offer, context)
+        gate = gate_of(site, alone, inputs, context)
+        silent = {name: offer.reason for name, offer in offers.items() if offer.reason}
         made = race_plans(rivals, gate, RULES, context, timer, silent)
-        return made if offer.is_usable else unremembered(made)
+        is_usable = all(offer.is_usable for offer in offers.values())
+        return made if is_usable else unremembered(made)
 
     measured = None if timer is None else measure
     return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
-
-
-def _silent(offer: CkOffer, context: Context) -> dict[str, str]:
-    return {CK.name: offer.silent} if offer.silent and is_ck_selected(context) else {}
 
 
 def rivals_of(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from perfuse.autotune.request import BenchmarkRequest, Operand
+from perfuse.candidates.request import BenchmarkRequest, Operand
 
 GUARD_ELEMENTS = 1024
 MOST_ERROR = 2.0  # a candidate's error in units of the library's, root mean square

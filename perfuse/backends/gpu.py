@@ -8,15 +8,14 @@ from typing import Any
 import torch
 
 from perfuse.backends.backend import Backend
-from perfuse.build import LIBRARY
+from perfuse.build import LIBRARY, UNIT_LIBRARY
 from perfuse.build.bundle import read_bundle
-from perfuse.build.ck import CK_LIBRARY, build_ck
 from perfuse.build.triton import build_bundle, build_launcher
 from perfuse.cache.manifest import Entry
-from perfuse.codegen.ck.launch import ck_unit_name
+from perfuse.candidates.sources import build_unit, writers
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource
-from perfuse.codegen.triton.sources import TritonSources
+from perfuse.codegen.triton.sources import TritonSources, unit_name
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
@@ -26,7 +25,7 @@ from perfuse.schedule.plan import Plan
 
 
 def generate(plan: Plan, context: Context) -> TritonSources:
-    return generate_triton(plan, context)
+    return generate_triton(plan, context, writers())
 
 
 def build(sources: TritonSources, context: Context) -> tuple[Entry, ...]:
@@ -34,7 +33,7 @@ def build(sources: TritonSources, context: Context) -> tuple[Entry, ...]:
     bundle = build_bundle(sources, context)
     is_here = context.device.type != "cpu" and torch.cuda.is_available()
     launcher = build_launcher(context) if is_here else None
-    units = build_ck(sources.units, context)
+    units = [build_unit(unit, context) for unit in sources.units]
     return (bundle, *units) if launcher is None else (bundle, launcher, *units)
 
 
@@ -47,8 +46,8 @@ def load(
 ) -> Call:
     bundle, *others = built
     libraries = [entry.read_bytes(LIBRARY) for entry in others if LIBRARY in entry.contents]
-    found = [entry.read_bytes(CK_LIBRARY) for entry in others if CK_LIBRARY in entry.contents]
-    units = {ck_unit_name(n): HostLibrary(ck_unit_name(n), data) for n, data in enumerate(found)}
+    found = [entry.read_bytes(UNIT_LIBRARY) for entry in others if UNIT_LIBRARY in entry.contents]
+    units = {unit_name(n): HostLibrary(unit_name(n), data) for n, data in enumerate(found)}
     library = libraries[0] if libraries else None
     launcher = launcher_of(read_bundle(bundle.read_bytes), context, library, units)
     return bind_gpu(host, launcher, constants)

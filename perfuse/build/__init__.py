@@ -7,4 +7,6 @@ changed on the way.
 from perfuse.build.compiler import LIBRARY, build_shared_library
 from perfuse.build.loader import load_library
 
-__all__ = ["LIBRARY", "build_shared_library", "load_library"]
+UNIT_LIBRARY = "unit_library.so"  # the library of a host call, in its entry
+
+__all__ = ["LIBRARY", "UNIT_LIBRARY", "build_shared_library", "load_library"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
+from perfuse.build import UNIT_LIBRARY
 from perfuse.build.ck_installation import (
     CONFIG,
     CkInstallation,
@@ -25,14 +25,14 @@ from perfuse.cache import keys
 from perfuse.cache.access import open_store
 from perfuse.cache.keys import key_of
 from perfuse.cache.manifest import Entry
+from perfuse.codegen.ck.problem import ck_arch
 from perfuse.codegen.triton.sources import HostUnit
-from perfuse.codegen.triton.unit import ck_arch
 from perfuse.context import Context
 from perfuse.errors import CkUnavailable, CompilerFailed
 from perfuse.system import system, write_file
 from perfuse.target import compiler_version
 
-CK_LIBRARY, FAILURE, SOURCE = "ck_library.so", "failure.txt", "ck.cpp"
+FAILURE, SOURCE_FILE = "failure.txt", "ck.cpp"
 # What CK's own build would write for the types that its instances have.
 CONFIG_TEXT = """// Written by Perfuse, since this copy of Composable Kernel has no config.h.
 #pragma once
@@ -56,14 +56,9 @@ COMPILER_ADVICE = "install hipcc (apt-get install hipcc), or set rocm.compiler."
 _DIAGNOSIS = re.compile(r":\d+: (fatal )?error: ")
 
 
-def is_interpreted(context: Context) -> bool:
-    """Whether programs run on the CPU, in place of a GPU."""
-    return context.settings.gpu.interpret and context.device.type == "cpu"
-
-
 def ck_compiler(context: Context) -> str:
     """The command that compiles CK for a context; empty where there is none."""
-    if is_interpreted(context):
+    if context.is_interpreted:
         return context.target.compiler
     return find_ck_compiler(context.settings)
 
@@ -86,28 +81,22 @@ def advice_for_ck(context: Context) -> str:
     return inspect_ck(context.settings).advice or COMPILER_ADVICE
 
 
-def build_ck(units: Sequence[HostUnit], context: Context) -> tuple[Entry, ...]:
-    """The entries of the units' libraries, in their order: from the store, or else compiled."""
-    if not units:
-        return ()
+def build_ck(unit: HostUnit, context: Context) -> Entry:
+    """The entry of a unit's library: from the store, or else compiled."""
     reason = why_no_ck(context)
     if reason:
         raise CkUnavailable(reason, hint=advice_for_ck(context))
-    return tuple(_built(unit, context) for unit in units)
-
-
-def _built(unit: HostUnit, context: Context) -> Entry:
     installation, store = inspect_ck(context.settings), open_store(context)
     command, flags = _command(context), _flags(installation, context)
     key = key_of(keys.CK, _version(command[0]), flags, installation.digest, unit.text)
     entry = store.get(key) if context.settings.cache.enabled else None
     if entry is not None and FAILURE in entry.contents:
         raise CompilerFailed(command, entry.read_text(FAILURE))
-    if entry is not None and CK_LIBRARY in entry.contents:
+    if entry is not None and UNIT_LIBRARY in entry.contents:
         context.counters.inc("build.cache_hit")
         return entry
     context.counters.inc("build.cache_miss")
-    sources = {SOURCE: unit.text.encode()}
+    sources = {SOURCE_FILE: unit.text.encode()}
     about = {"compiler": _version(command[0]), "target": ck_arch(context)}
     try:
         library = built_library(sources, functools.partial(_run, context=context), context)
@@ -115,7 +104,7 @@ def _built(unit: HostUnit, context: Context) -> Entry:
         if _is_lasting(error.output):
             store.put(key, {**sources, FAILURE: error.output.encode()}, about)
         raise
-    return store.put(key, {**sources, CK_LIBRARY: library}, about)
+    return store.put(key, {**sources, UNIT_LIBRARY: library}, about)
 
 
 def _is_lasting(output: str) -> bool:
@@ -130,7 +119,7 @@ def _version(compiler: str) -> str:
 
 
 def _command(context: Context) -> tuple[str, ...]:
-    if is_interpreted(context):
+    if context.is_interpreted:
         return context.target.compiler_command()
     return (ck_compiler(context),)
 
@@ -138,7 +127,7 @@ def _command(context: Context) -> tuple[str, ...]:
 def _flags(installation: CkInstallation, context: Context) -> tuple[str, ...]:
     """The flags of a compile; paths are those of the installation, not of this run."""
     includes = tuple(f"-I{folder}" for folder in installation.include_folders)
-    if is_interpreted(context):
+    if context.is_interpreted:
         level = min(context.settings.cpu.opt_level, 2)
         own = ("-fexceptions", "-frtti", "-ftree-vectorize")
         return (*context.target.cxx_flags(level), *own, *includes)

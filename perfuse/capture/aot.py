@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfuse.build.ck import CK_LIBRARY
+from perfuse.build import UNIT_LIBRARY
 from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.triton import build_launcher
 from perfuse.cache.access import open_store
@@ -14,7 +14,7 @@ from perfuse.capture.aot_capture import CapturedCall, capture_call, own_tensors
 from perfuse.capture.aot_document import Held, document_of
 from perfuse.capture.native import NATIVE, native_table
 from perfuse.capture.request import Request
-from perfuse.codegen.ck.launch import ck_unit_name
+from perfuse.codegen.triton.sources import unit_name
 from perfuse.context import Context
 from perfuse.errors import ArtefactError
 from perfuse.graph.canonical import is_storable
@@ -151,9 +151,9 @@ def _add_program(files: dict[str, bytes], capture: CapturedCall, compiled: Compi
             raise ArtefactError("the code that was just built cannot be read back", hint=TRY_AGAIN)
         names = KERNELS if compiled.host.gpu is None else {name: name for name in entry.files}
         found |= {name: entry.read_bytes(kept) for kept, name in names.items()}
-        units = [entry for entry in compiled.built if CK_LIBRARY in entry.contents]
+        units = [entry for entry in compiled.built if UNIT_LIBRARY in entry.contents]
         for place, unit in enumerate(units):
-            found[f"{ck_unit_name(place)}.so"] = unit.read_bytes(CK_LIBRARY)
+            found[f"{unit_name(place)}.so"] = unit.read_bytes(UNIT_LIBRARY)
     number = sum(name.endswith("-program.json") for name in files)
     files |= {f"{number}-{name}": data for name, data in found.items()}
     return number

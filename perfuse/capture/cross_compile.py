@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.autotune.ck import CkReport, ck_reports
 from perfuse.build.bundle import Bundle, CodeObject, read_bundle
 from perfuse.build.triton import assembly_of
 from perfuse.cache.access import open_store
+from perfuse.candidates.source import CandidateReport
+from perfuse.candidates.sources import candidate_reports
 from perfuse.capture.failure import eager_call
 from perfuse.capture.request import Request
 from perfuse.capture.trace import Capture, cut_for
@@ -44,7 +45,7 @@ class GeneratedGraph:
     host: str
     objects: tuple[CodeObject, ...]
     assembly: tuple[str, ...]  # of each object
-    candidates: tuple[CkReport, ...] = ()  # of each matmul, where settings select CK
+    candidates: tuple[CandidateReport, ...] = ()  # of each matmul, by the sources that list them
 
     def __str__(self) -> str:
         rows = [
@@ -86,9 +87,10 @@ class Generated:
                 files[f"{name}_{made.name}.o"] = made.code
                 files[f"{name}_{made.name}.s"] = text.encode()
             for place, report in enumerate(graph.candidates):
-                files[f"{name}_ck{place}.txt"] = str(report).encode()
+                file = f"{name}_{report.backend.lower()}{place}"
+                files[f"{file}.txt"] = str(report).encode()
                 for rank, each in enumerate(report.legal):
-                    files[f"{name}_ck{place}_{rank}.cpp"] = each.source.encode()
+                    files[f"{file}_{rank}.cpp"] = each.source.encode()
         for file, data in files.items():
             (folder / file).write_bytes(data)
         return [folder / file for file in files]
@@ -232,7 +234,7 @@ def generated(kind: str, graph: GraphModule, context: Context) -> GeneratedGraph
         host,
         bundle.objects,
         assembly,
-        ck_reports(made.plan.program, context),
+        candidate_reports(made.plan.program, context),
     )
 
 

@@ -25,7 +25,7 @@ import torch
 
 from perfuse import config
 from perfuse.build.bundle import read_bundle
-from perfuse.codegen.ck.launch import ck_unit_name
+from perfuse.codegen.triton.sources import unit_name
 from perfuse.context import Context
 from perfuse.errors import ArtefactError, CacheDamaged, LibraryDamaged
 from perfuse.gpu import gpu_of_device
@@ -199,7 +199,7 @@ def _bound(number: int, files: Mapping[str, bytes]) -> Call:
         library = files.get(f"{number}-{LIBRARY}")
         return bind(saved.host, library, constants)
     context = Context.on(torch.device(saved.host.gpu.device), config.snapshot())
-    names = (ck_unit_name(place) for place in itertools.count())
+    names = (unit_name(place) for place in itertools.count())
     units = {}
     for name in itertools.takewhile(lambda name: f"{number}-{name}.so" in files, names):
         units[name] = HostLibrary(name, read(f"{name}.so"))

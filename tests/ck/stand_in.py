@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from perfuse import config
-from perfuse.build.ck import CK_LIBRARY, build_ck
+from perfuse.build import UNIT_LIBRARY
+from perfuse.build.ck import build_ck
 from perfuse.codegen.ck.instance import Instance, expanded, instance_of, shipped_instances
+from perfuse.codegen.ck.launch import SOURCE
 from perfuse.codegen.ck.problem import CkOperand, CkProblem
 from perfuse.codegen.ck.source import CkEpilogue, ck_source
 from perfuse.codegen.host.tables import CallRow
@@ -61,9 +63,9 @@ def library_of(
     instance: Instance, epilogue: CkEpilogue = PLAIN, *, is_batched: bool = False
 ) -> HostLibrary:
     """The instance compiled against the stand-in."""
-    unit = HostUnit("ck0", ck_source(instance, epilogue, is_batched=is_batched))
-    (entry,) = build_ck([unit], context_with())
-    return HostLibrary("ck0", entry.read_bytes(CK_LIBRARY))
+    unit = HostUnit("unit0", ck_source(instance, epilogue, is_batched=is_batched), SOURCE)
+    entry = build_ck(unit, context_with())
+    return HostLibrary("unit0", entry.read_bytes(UNIT_LIBRARY))
 
 
 class _Frame:
@@ -81,6 +83,6 @@ def run(
 ) -> None:
     """One host call on tensors: A, B, what the epilogue reads, and C."""
     places = tuple(range(len(tensors)))
-    row = CallRow("ck0", places, (0,) * len(places), sizes, factors)
+    row = CallRow("unit0", places, (0,) * len(places), sizes, factors)
     frame: Any = _Frame(tensors)
     library.run(frame, row)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import perfuse
 from perfuse import config
-from perfuse.autotune.ck import report_once
+from perfuse.candidates.ck import report_once
 from perfuse.cli import app
 from perfuse.errors import NoValidChoicesError
 

@@ -111,7 +111,7 @@ def test_the_prefetch_of_a_compiled_ck() -> None:
     """Seen with CK's own library: number 1 of the preselected refuses K=128, and takes K=192."""
     second = preselected_instances()[1]
     verdicts = [refusal(Case(second, problem(256, 256, k), ARCH)) for k in (128, 192)]
-    assert "2 steps of depth do not fill the 2 stages" in verdicts[0] and not verdicts[1]
+    assert "2 steps of depth do not fill the 2 stages" in str(verdicts[0]) and not verdicts[1]
 
 
 def test_a_commented_out_line_breaks_a_static_assertion() -> None:

@@ -40,7 +40,7 @@ def test_launchers_make_host_calls(launcher: Any) -> None:
     out = torch.empty(32, 64).half()
     pointers = array("q", [0, a.data_ptr(), b.data_ptr(), bias.data_ptr(), out.data_ptr()])
     row = CallRow(
-        "ck0", (1, 2, 3, 4), (32 * 64 * 2, 0, 0, 0), size_table(problem(32, 64, 64)), (2.0, 0.5)
+        "unit0", (1, 2, 3, 4), (32 * 64 * 2, 0, 0, 0), size_table(problem(32, 64, 64)), (2.0, 0.5)
     )
     library = library_of(F16, BIAS)
     made = CallArguments(pointers.buffer_info()[0], row, None)
@@ -54,7 +54,7 @@ def test_launchers_make_host_calls(launcher: Any) -> None:
 
 
 def test_rows_are_stored() -> None:
-    row = CallRow("ck0", (1, 2), (0, 8), (3, 4, 5), (1.0, 0.5))
+    row = CallRow("unit0", (1, 2), (0, 8), (3, 4, 5), (1.0, 0.5))
     tables = GpuTables("cuda:0", (row,), ((0, 1),), (), ())
     assert tables_of(document_of(tables)) == tables
 
@@ -65,5 +65,5 @@ def test_an_artefact_holds_its_libraries(tmp_path: Path) -> None:
     with config.patch(one):
         perfuse.aot_compile(lambda a, b: a @ b, args, path=tmp_path / "made")
         loaded = perfuse.load(tmp_path / "made")
-    assert list((tmp_path / "made").glob("*-ck0.so"))
+    assert list((tmp_path / "made").glob("*-unit0.so"))
     assert_close(loaded(*args), args[0].double() @ args[1].double())

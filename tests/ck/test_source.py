@@ -152,6 +152,6 @@ def test_the_stand_in_refuses_what_ck_refuses() -> None:
 
 def is_supported(library: HostLibrary, sizes: tuple[int, ...]) -> bool:
     try:
-        return library.workspace_bytes(CallRow("ck0", (), (), sizes, (1.0, 1.0))) >= 0
+        return library.workspace_bytes(CallRow("unit0", (), (), sizes, (1.0, 1.0))) >= 0
     except PerfuseError:
         return False

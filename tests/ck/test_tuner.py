@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 import perfuse
 from perfuse import config
-from perfuse.autotune import ck, templates
+from perfuse.autotune import templates
 from perfuse.autotune.search import Rules
+from perfuse.candidates import ck
 from perfuse.counters import counters
 from perfuse.decision import Decision
 from perfuse.errors import CkWarning

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from perfuse.autotune.problem import Problem
-from perfuse.autotune.request import BenchmarkRequest, Run
+from perfuse.candidates.library import Problem
+from perfuse.candidates.request import BenchmarkRequest, Run
 
 
 class FaultyMatmul(BenchmarkRequest):

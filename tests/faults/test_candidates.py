@@ -17,8 +17,9 @@ import torch
 import perfuse
 from perfuse import config
 from perfuse.autotune.pool import terminate_all
-from perfuse.autotune.problem import Problem
-from perfuse.autotune.sources import SOURCES, Source
+from perfuse.candidates.library import Problem
+from perfuse.candidates.source import Source
+from perfuse.candidates.sources import SOURCES
 from perfuse.decision import Choice
 from perfuse.testing import fresh_cache
 from tests.faults.faulty_matmuls import FaultyMatmul
@@ -85,7 +86,7 @@ def test_a_faulty_candidate_costs_time_and_nothing_else(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "child"
-    monkeypatch.setattr("perfuse.autotune.sources.SOURCES", [*SOURCES, source(fault, path)])
+    monkeypatch.setattr("perfuse.candidates.sources.SOURCES", [*SOURCES, source(fault, path)])
     a, b = torch.randn(48, 32), torch.randn(32, 40)
     settings = {**SETTINGS, "tune_timeout_s": 8} if fault in SLOW else SETTINGS
     start = time.monotonic()
@@ -113,7 +114,7 @@ IN_PROCESS = [fault for fault, told in ROWS.items() if told.startswith(("wrong",
 def test_faults_that_leave_the_process_alive_are_caught_in_it(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("perfuse.autotune.sources.SOURCES", [*SOURCES, source(fault, tmp_path)])
+    monkeypatch.setattr("perfuse.candidates.sources.SOURCES", [*SOURCES, source(fault, tmp_path)])
     a, b = torch.randn(48, 32), torch.randn(32, 40)
     with config.patch({**SETTINGS, "autotune_in_subproc": False}):
         explained = perfuse.explain(torch.mm, a, b)

@@ -32,7 +32,7 @@ START = {"sum": 0, "max": float("-inf"), "min": float("inf")}
 BLOCK = 16
 
 
-def generate_triton(plan: Plan, context: Any) -> TritonSources:
+def generate_triton(plan: Plan, context: Any, writers: Any = None) -> TritonSources:
     """One kernel function for each loop."""
     texts, kernels, launches = [HEADER], [], []
     for step in plan.kernels:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perfuse import config
-from perfuse.autotune.sites import choices_of, sites_of, with_choice
+from perfuse.autotune.sites import sites_of, with_choice
+from perfuse.candidates.triton import template_choices
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.gpu import gpu_of_name
 from perfuse.ir.program import Matmul
@@ -160,7 +161,7 @@ def test_linear_and_gelu_are_planned_as_the_walk_says() -> None:
     assert len(kernel.axes) == 1 and len(plan.memory.turns) == 2
     assert plan.memory.turns[1].freed == (matmul.out,)
     (site,) = sites_of(plan)
-    _, first, *_ = choices_of(site, plan.program, gpu_of_name("sm_90"), tf32=False)
+    first, *_ = template_choices(site, plan.program, gpu_of_name("sm_90"), tf32=False)
     fused = place(with_choice(plan, site, first), context)
     assert [step.name for step in fused.kernels] == ["k1"] and fused.templates == {"k1": first}
     assert [a.name for a in fused.memory.allocations()] == [kernel.members[-1].loop.out]

@@ -17,22 +17,26 @@ import torch
 
 import perfuse
 from perfuse.autotune import tune
-from perfuse.autotune.problem import LibraryMatmul, Problem
-from perfuse.autotune.sources import SOURCES, Source
 from perfuse.backends import BACKENDS, Backend
+from perfuse.candidates.library import LibraryMatmul, Problem
+from perfuse.candidates.site import Site
+from perfuse.candidates.source import Contractions, Offer, Source
+from perfuse.candidates.sources import SOURCES
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
+from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.templates.frame import ContractionFrame
 from perfuse.codegen.triton.templates.pointers import pointers_text
 from perfuse.codegen.triton.templates.template import Template
-from perfuse.codegen.triton.templates.texts import TEXTS, written_in
+from perfuse.codegen.triton.templates.texts import TEXTS, template_texts, written_in
+from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, Row
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
-from perfuse.ir.program import Matmul, View
+from perfuse.ir.program import Buffer, Matmul, Program, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.registry import LOWERINGS, lowers
 from perfuse.lower.tensor import Tensor
@@ -41,7 +45,7 @@ from perfuse.runtime.host_names import run_host
 from perfuse.runtime.interpreted import Interpreter
 from perfuse.runtime.records import KINDS, RecordKind
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
-from perfuse.schedule.plan import Plan
+from perfuse.schedule.plan import Kernel, Plan
 from tests.triton.contractions import Problem as Contracted
 from tests.triton.contractions import sources_of
 
@@ -190,7 +194,7 @@ def test_a_candidate_source(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(plan, steps=tuple(chosen if s is matmul else s for s in plan.steps))
 
     toy = Source("TOY", lambda target: True, lambda *_: [ours], request, apply=apply)
-    monkeypatch.setattr("perfuse.autotune.sources.SOURCES", [*SOURCES, toy])
+    monkeypatch.setattr("perfuse.candidates.sources.SOURCES", [*SOURCES, toy])
     settings = {
         "max_autotune_gemm": True,
         "max_autotune_gemm_backends": "TOY",
@@ -200,6 +204,49 @@ def test_a_candidate_source(monkeypatch: pytest.MonkeyPatch) -> None:
     got = torch.compile(torch.mm, backend="perfuse", options=settings)(x, y)
     torch.testing.assert_close(got, x @ y)
     assert put == [ours]
+
+
+TOY = Choice("toy", "own kernel")
+
+
+def toy_offer(site: Site, program: Program, context: Context) -> Offer:
+    return Offer((TOY,) if len(site.alone) == 1 else (), "" if site.alone else "no matmul alone")
+
+
+def write_toy(
+    kernel: Kernel,
+    buffers: Mapping[str, Buffer],
+    choice: Choice,
+    dialect: Dialect,
+    context: Context,
+) -> list[KernelText]:
+    template = Template("pointers", 32, 32, 16, 4, 2, precision="ieee")
+    (text,) = template_texts(kernel, buffers, template, dialect)
+    return [replace(text, body="  # by a source of a test\n" + text.body)]
+
+
+def test_a_candidate_source_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It proposes, is written, raced and chosen on a GPU's plan, here by the interpreter."""
+    ours = Contractions(toy_offer, write_toy, is_timed_on_cpu=True)
+    toy = Source("TOY", lambda target: target.kind == "cuda", contractions=ours)
+    monkeypatch.setattr("perfuse.candidates.sources.SOURCES", [*SOURCES, toy])
+    settings = {
+        "gpu.interpret": True,
+        "triton.arch": "sm_90",
+        "max_autotune_gemm": True,
+        "max_autotune_gemm_backends": "TOY",
+        "autotune_fallback_to_aten": False,
+    }
+    x, y = torch.randn(48, 64), torch.randn(64, 40)
+    with perfuse.config.patch(settings):
+        got, (text, _) = perfuse.testing.run_and_get_code(
+            torch.compile(lambda x, y: (x @ y).relu(), backend="perfuse"), x, y
+        )
+        (graph,) = perfuse.explain(lambda x, y: (x @ y).relu(), x, y).graphs
+    torch.testing.assert_close(got, (x @ y).relu())
+    assert "# by a source of a test" in text and "tl.dot" in text
+    assert [decision.chosen for decision in graph.decisions] == [TOY]
+    assert [rival.choice.source for rival in graph.decisions[0].rivals] == ["library", "toy"]
 
 
 def test_a_template(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfuse.codegen.ck.instance import Instance, instance_of
-from perfuse.codegen.ck.problem import ELEMENT_BYTES, CkProblem, ck_problem
+from perfuse.codegen.ck.problem import ELEMENT_BYTES, CkProblem, ck_arch, ck_problem
 from perfuse.codegen.ck.source import ck_source, epilogue_of, size_table
-from perfuse.codegen.triton.sources import HostCall, HostUnit, Launch
+from perfuse.codegen.triton.emit import Dialect
+from perfuse.codegen.triton.sources import HostCall, HostLaunch
+from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.ir.program import Buffer, Matmul
 from perfuse.schedule.plan import Kernel
@@ -29,41 +31,28 @@ def instance_of_choice(choice: Choice) -> tuple[Instance, int]:
     return instance_of(str(options.get(_INSTANCE, ""))), int(options.get(_SPLIT) or 1)
 
 
-def ck_unit_name(number: int) -> str:
-    """The name of the library with this number among those of a program."""
-    return f"ck{number}"
-
-
 def source_of(instance: Instance, problem: CkProblem) -> str:
     """The C++ source of an instance for a problem."""
     is_batched = problem.batch is not None
     return ck_source(instance, epilogue_of(problem, instance), is_batched=is_batched)
 
 
-class CkUnits:
-    """The sources of a program's host calls: equal ones are one unit."""
-
-    def __init__(self, buffers: Mapping[str, Buffer], arch: str) -> None:
-        self._buffers, self._arch = buffers, arch
-        self._names: dict[str, str] = {}  # by text
-
-    @property
-    def units(self) -> tuple[HostUnit, ...]:
-        return tuple(HostUnit(name, text) for text, name in self._names.items())
-
-    def launch(self, kernel: Kernel, choice: Choice) -> Launch:
-        """The host call that computes a contraction."""
-        assert kernel.contraction is not None
-        (matmul,) = kernel.contraction.matmuls
-        problem = ck_problem(matmul, self._buffers, self._arch)
-        assert isinstance(problem, CkProblem), f"{kernel.name}: {problem}"
-        instance, k_batch = instance_of_choice(choice)
-        text = source_of(instance, problem)
-        name = self._names.setdefault(text, ck_unit_name(len(self._names)))
-        call = HostCall(
-            _offsets(problem), size_table(problem, k_batch), (problem.alpha, problem.beta)
-        )
-        return Launch(name, _passed(matmul, problem), (), (1, 1, 1), call=call)
+def write_ck(
+    kernel: Kernel,
+    buffers: Mapping[str, Buffer],
+    choice: Choice,
+    dialect: Dialect,
+    context: Context,
+) -> HostLaunch:
+    """The host call that computes a contraction."""
+    assert kernel.contraction is not None
+    (matmul,) = kernel.contraction.matmuls
+    problem = ck_problem(matmul, buffers, ck_arch(context))
+    assert isinstance(problem, CkProblem), f"{kernel.name}: {problem}"
+    instance, k_batch = instance_of_choice(choice)
+    sizes, factors = size_table(problem, k_batch), (problem.alpha, problem.beta)
+    call = HostCall(_offsets(problem), sizes, factors)
+    return HostLaunch(source_of(instance, problem), _passed(matmul, problem), call)
 
 
 def _passed(matmul: Matmul, problem: CkProblem) -> tuple[str, ...]:

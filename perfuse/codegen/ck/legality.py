@@ -7,6 +7,7 @@ the others exclude what CK compiles or runs without a check and what would be wr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,18 @@ class Rule:
 
     name: str
     refusal: Callable[[Case], str]
+    is_of_kind: bool = False  # it compares types and layouts: another instance may have them
+
+
+@dataclass(frozen=True, slots=True)
+class CkRefusal:
+    """Why an instance must not be compiled for a problem."""
+
+    text: str
+    is_other_kind: bool = False  # it is for matmuls of other types or layouts
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def why_no_device(arch: str) -> str:
@@ -206,7 +219,10 @@ def _split(case: Case) -> str:
     return "" if p.c.stride == p.n else "a split depth needs a contiguous result"
 
 
-KIND_RULES = (Rule("types", _types), Rule("layouts", _layouts))
+KIND_RULES = (
+    Rule("types", _types, is_of_kind=True),
+    Rule("layouts", _layouts, is_of_kind=True),
+)
 CK_RULES = (
     Rule("device", _device),
     *KIND_RULES,
@@ -228,9 +244,10 @@ OWN_RULES = (
 RULES = (*CK_RULES, *OWN_RULES)
 
 
-def refusal(case: Case, rules: Sequence[Rule] = RULES) -> str:
-    """Why an instance must not be compiled for a problem; "" where it may be."""
-    return next((why for rule in rules if (why := rule.refusal(case))), "")
+def refusal(case: Case, rules: Sequence[Rule] = RULES) -> CkRefusal | None:
+    """Why an instance must not be compiled for a problem; None where it may be."""
+    found = ((rule, why) for rule in rules if (why := rule.refusal(case)))
+    return next((CkRefusal(why, rule.is_of_kind) for rule, why in found), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +255,7 @@ class Judged:
     """Instances for a problem: those that are legal, and why the others are not."""
 
     legal: tuple[Instance, ...]
-    refused: tuple[tuple[Instance, str], ...]
+    refused: tuple[tuple[Instance, CkRefusal], ...]
 
     def __str__(self) -> str:
         """One line: the number of instances by reason, the most frequent first."""
@@ -246,28 +263,18 @@ class Judged:
             return f"{len(self.legal)} of {len(self.legal) + len(self.refused)} instances are legal"
         if not self.refused:
             return "there are no instances"
-        counts: dict[str, int] = {}
-        for _, reason in self.refused:
-            counts[reason] = counts.get(reason, 0) + 1
-        if set(counts) <= {"it has other types", "it has other layouts"}:
+        counts = Counter(why for _, why in self.refused)
+        if all(why.is_other_kind for why in counts):
             return "no instance has its types and layouts"
-        told = sorted(counts.items(), key=lambda row: (_is_mismatch(row[0]), -row[1]))[:3]
-        return "no legal instance: " + "; ".join(f"{why} ({count})" for why, count in told)
-
-
-def _is_mismatch(reason: str) -> bool:
-    return reason.startswith("it has other")
+        first = sorted(counts.items(), key=lambda row: (row[0].is_other_kind, -row[1]))[:3]
+        return "no legal instance: " + "; ".join(f"{why} ({count})" for why, count in first)
 
 
 def judged(
     instances: Iterable[Instance], problem: CkProblem, arch: str, k_batch: int = 1
 ) -> Judged:
     """Every instance with its verdict, in their order."""
-    legal, refused = [], []
-    for instance in instances:
-        why = refusal(Case(instance, problem, arch, k_batch))
-        if why:
-            refused.append((instance, why))
-        else:
-            legal.append(instance)
-    return Judged(tuple(legal), tuple(refused))
+    cases = [Case(instance, problem, arch, k_batch) for instance in instances]
+    verdicts = [(case.instance, refusal(case)) for case in cases]
+    legal = tuple(instance for instance, why in verdicts if why is None)
+    return Judged(legal, tuple((instance, why) for instance, why in verdicts if why is not None))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perfuse.context import Context
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer, Matmul, View
 
@@ -52,6 +53,12 @@ class CkProblem:
 def arch_of_name(name: str) -> str:
     """The architecture alone: ROCm's tools report names such as gfx942:sramecc+:xnack-."""
     return name.partition(":")[0]
+
+
+def ck_arch(context: Context) -> str:
+    """The GPU that CK is compiled for: the setting's, else the target's."""
+    gpu = context.target.gpu
+    return arch_of_name(context.settings.rocm.arch) or ("" if gpu is None else gpu.arch)
 
 
 def f8_of(arch: str) -> DType:

@@ -57,11 +57,26 @@ class HostCall:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLaunch:
+    """A kernel that is a host call: the C++ source of its library, and what is passed to it."""
+
+    text: str
+    buffers: tuple[str, ...]  # in the order of the pointers
+    call: HostCall
+
+
+@dataclass(frozen=True, slots=True)
 class HostUnit:
     """The C++ source of a library with one host call, named as launches name it."""
 
     name: str
     text: str
+    source: str  # that of the choice that asked for it, which knows how it is built
+
+
+def unit_name(number: int) -> str:
+    """The name of the library with this number among those of a program."""
+    return f"unit{number}"
 
 
 @dataclass(frozen=True, slots=True)

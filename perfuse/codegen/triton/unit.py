@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from perfuse.codegen.ck.launch import SOURCE as CK
-from perfuse.codegen.ck.launch import CkUnits
-from perfuse.codegen.ck.problem import arch_of_name
 from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.carry import join_columns, joins_itself
@@ -17,12 +15,20 @@ from perfuse.codegen.triton.helpers import helper_text
 from perfuse.codegen.triton.quantised import quantising_kernels
 from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
-from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
+from perfuse.codegen.triton.sources import (
+    HostLaunch,
+    HostUnit,
+    Launch,
+    TritonKernel,
+    TritonSources,
+    unit_name,
+)
 from perfuse.codegen.triton.split import split_texts
-from perfuse.codegen.triton.templates.template import Template
+from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.codegen.triton.templates.texts import template_texts
 from perfuse.codegen.triton.tiling import Machine, choose_tile, smaller, widest_of
 from perfuse.context import Context
+from perfuse.decision import Choice
 from perfuse.errors import KernelTooLarge
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
@@ -53,46 +59,85 @@ _ONE_LAUNCH = {
 }
 
 
-def generate_triton(plan: Plan, context: Context) -> TritonSources:
+# Writes a contraction as its choice says: functions of the module, or a host call.
+WriteContraction = Callable[
+    [Kernel, Mapping[str, Buffer], Choice, Dialect, Context], Sequence[KernelText] | HostLaunch
+]
+
+
+def write_template(
+    kernel: Kernel,
+    buffers: Mapping[str, Buffer],
+    choice: Choice,
+    dialect: Dialect,
+    context: Context,
+) -> Sequence[KernelText]:
+    """A contraction as a Triton template computes it."""
+    return template_texts(kernel, buffers, Template.of(choice), dialect)
+
+
+# By the source of a choice.
+WRITERS: Mapping[str, WriteContraction] = MappingProxyType({SOURCE: write_template})
+
+
+def generate_triton(
+    plan: Plan, context: Context, writers: Mapping[str, WriteContraction] = WRITERS
+) -> TritonSources:
     """Generate the kernels of a plan; equal ones share a function. Its tiles take precedence."""
     dialect = dialect_of(context)
     exact = replace(dialect, is_exact=not dialect.approximates)
-    quantising = quantising_kernels(plan)
-    known: dict[tuple[object, ...], TritonKernel] = {}
-    functions: list[str] = []
-    launches: list[tuple[Launch, ...]] = []
-    calls = CkUnits(plan.program.buffers, ck_arch(context))
+    quantising, buffers = quantising_kernels(plan), plan.program.buffers
+    module = _Module()
     for kernel in plan.kernels:
-        choice = plan.templates.get(kernel.name)
-        if choice is not None and choice.source == CK:
-            launches.append((calls.launch(kernel, choice),))
-            continue
-        steps = []
-        tile = tile_of(kernel, plan, context)
         own = exact if kernel.name in quantising else dialect
-        for text in _texts_of(kernel, plan, tile, own):
-            made = _function(text, known, functions)
+        if kernel.contraction is None:
+            module.add(_texts_of(kernel, plan, tile_of(kernel, plan, context), own))
+            continue
+        choice = plan.templates[kernel.name]
+        written = writers[choice.source](kernel, buffers, choice, own, context)
+        if isinstance(written, HostLaunch):
+            module.add_call(written, choice.source)
+        else:
+            module.add(written)
+    return module.sources()
+
+
+class _Module:
+    """Functions and libraries of host calls, each distinct one once, and the launches so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], TritonKernel] = {}
+        self._functions: list[str] = []
+        self._units: dict[tuple[str, str], HostUnit] = {}
+        self._launches: list[tuple[Launch, ...]] = []
+
+    def add(self, texts: Sequence[KernelText]) -> None:
+        """The launches of a kernel that is functions of the module."""
+        steps = []
+        for text in texts:
+            made = _function(text, self._known, self._functions)
             passed = (text.buffers, text.symbols, text.grid, text.scratch, text.maps)
             steps.append(Launch(made.name, *passed))
-        launches.append(tuple(steps))
-    code = "".join(functions)
-    header = HEADER + (GLUON_HEADER if "@gluon.jit" in code else "")
-    module = header + helper_text(code, saturate=fp8_cast_saturates()) + code
-    return TritonSources(module, tuple(known.values()), tuple(launches), calls.units)
+        self._launches.append(tuple(steps))
 
+    def add_call(self, made: HostLaunch, source: str) -> None:
+        """The launch of a kernel that is a host call."""
+        new = HostUnit(unit_name(len(self._units)), made.text, source)
+        unit = self._units.setdefault((source, made.text), new)
+        self._launches.append((Launch(unit.name, made.buffers, (), (1, 1, 1), call=made.call),))
 
-def ck_arch(context: Context) -> str:
-    """The GPU that Composable Kernel is compiled for: the setting's, else the target's."""
-    gpu = context.target.gpu
-    return arch_of_name(context.settings.rocm.arch) or ("" if gpu is None else gpu.arch)
+    def sources(self) -> TritonSources:
+        code = "".join(self._functions)
+        header = HEADER + (GLUON_HEADER if "@gluon.jit" in code else "")
+        text = header + helper_text(code, saturate=fp8_cast_saturates()) + code
+        kernels, launches = tuple(self._known.values()), tuple(self._launches)
+        return TritonSources(text, kernels, launches, tuple(self._units.values()))
 
 
 def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     """The tile in the plan, or else the model's choice."""
     if kernel.name in plan.tiles:
         return plan.tiles[kernel.name]
-    if kernel.contraction is not None:
-        return Template.of(plan.templates[kernel.name]).tile
     if kernel.batch is not None:
         return batch_tile(kernel.batch, machine_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
@@ -134,9 +179,6 @@ def _function(
 def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[KernelText]:
     if kernel.batch is not None:
         return batch_texts(kernel, tile, dialect, plan.places)
-    if kernel.contraction is not None:
-        template = Template.of(plan.templates[kernel.name])
-        return template_texts(kernel, plan.program.buffers, template, dialect)
     return kernel_texts(kernel, plan.program.buffers, tile, dialect)
 
 

@@ -53,8 +53,7 @@ class Screen(io.StringIO):
 def shown(is_terminal: bool, seconds: float) -> str:
     screen, times = Screen(is_terminal), iter([0.0, seconds, seconds, seconds])
     with TuningProgress("a matmul", 3, screen, lambda: next(times)) as progress:
-        progress.advance()
-        progress.advance()
+        assert [progress.advance(), progress.advance()] == [2, 1]
     return screen.getvalue()
 
 

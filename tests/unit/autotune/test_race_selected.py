@@ -17,7 +17,7 @@ from perfuse.autotune.race import Rules, error_gate
 from perfuse.autotune.race_selected import race_selected, require_selected
 from perfuse.autotune.screen import screened
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, library
+from perfuse.decision import Choice, Decision, Refusal, library
 from perfuse.errors import NoValidChoicesError
 from tests.unit.graph.tracing import traced
 from tests.unit.planning import plan_of
@@ -62,7 +62,7 @@ def raced(
         context,
         gate=error_gate(None),
         timer=timer,
-        screen=lambda choices: dict.fromkeys(refused, "crashed: SIGSEGV"),
+        screen=lambda choices: dict.fromkeys(refused, Refusal("crashed: SIGSEGV")),
     )
 
 
@@ -138,16 +138,16 @@ def test_programs_are_screened_in_workers_and_the_dangerous_quarantined(context:
     settings = with_settings(context, autotune_in_subproc=True)
     plan = plan_of(traced(lambda x: (x + 1,), torch.ones(8)), settings)
 
-    def screen(pool: Any) -> dict[Choice, str]:
+    def screen(pool: Any) -> dict[Choice, Refusal]:
         return screened("a problem", CHOICES, lambda _: (plan, plan), settings, pool)
 
     well, ill = Outcome(Fate.MEASURED, 1.0), Outcome(Fate.CRASHED, detail="SIGSEGV")
     raises = Outcome(Fate.RAISED, detail="RuntimeError: no")
     assert screen(FakePool(well, ill, raises)) == {
-        TRITON: "crashed: SIGSEGV",
-        OTHER: "raised: RuntimeError: no",
+        TRITON: Refusal("crashed: SIGSEGV"),
+        OTHER: Refusal("raised: RuntimeError: no"),
     }
     again = screen(FakePool(well, well))
-    assert again == {TRITON: "quarantined: crashed: SIGSEGV"}
+    assert again == {TRITON: Refusal("quarantined: crashed: SIGSEGV")}
     off = with_settings(context, autotune_in_subproc=False)
     assert screened("a problem", CHOICES, lambda _: (plan, plan), off) == again

@@ -9,14 +9,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from perfuse.autotune.rank import Candidate, Ranking, _candidates
+from perfuse.autotune.rank import RankedTemplate, Ranking, _candidates
 from perfuse.autotune.sites import plan_of_site, sites_of
-from perfuse.autotune.templates import question_of, tune_templates
+from perfuse.autotune.templates import tune_templates
 from perfuse.cache.lock_file import read_lock
+from perfuse.candidates.triton import template_choices
 from perfuse.capture.rank import matmul_inputs, rank_for
 from perfuse.cli import app
 from perfuse.codegen.triton.templates.template import SOURCE
 from perfuse.errors import ConfigError
+from perfuse.gpu import gpu_of_name
 from tests.triton.contractions import context_for
 from tests.unit.autotune.questions import question
 from tests.unit.lower.samples import bf16
@@ -49,7 +51,7 @@ def test_resources_are_those_of_the_machine_code() -> None:
     (plan,) = plans_of(torch.mm, *matmul_of(SIZES), context=context)
     (site,) = sites_of(plan)
     alone = plan_of_site(site, plan)
-    choices = question_of(site, alone, context).candidates[1:3]
+    choices = template_choices(site, alone.program, gpu_of_name("sm_90"), tf32=False)[:2]
     for row in _candidates(site, alone, choices, context):
         assert 16 < row.num_registers <= 255 and row.shared_bytes > 0 and not row.failure
         assert row.predicted_us > 2
@@ -62,7 +64,7 @@ def matmul_of(text: str) -> list[torch.Tensor]:
 
 def test_what_cannot_be_built_is_never_pinned() -> None:
     asked = question()
-    broken = Candidate(asked.candidates[0], 1.0, failure="KernelTooLarge")
+    broken = RankedTemplate(asked.candidates[0], 1.0, failure="KernelTooLarge")
     assert Ranking("a test", asked, (broken,)).decision(3) is None
 
 

@@ -15,7 +15,7 @@ from perfuse.autotune import wire
 from perfuse.autotune.outcome import Fate
 from perfuse.autotune.pool import TuningProcessPool
 from perfuse.autotune.program_request import ProgramRequest, changed_settings
-from perfuse.autotune.request import BenchmarkRequest, Operand
+from perfuse.candidates.request import BenchmarkRequest, Operand
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.testing import fresh_cache

@@ -14,9 +14,10 @@ from perfuse.autotune.contest import RULES, contest_here
 from perfuse.autotune.matmuls import Problem, decide, selection_of
 from perfuse.autotune.outcome import Fate
 from perfuse.autotune.pool import terminate_all
-from perfuse.autotune.problem import LibraryMatmul
-from perfuse.autotune.request import BenchmarkRequest, Run
-from perfuse.autotune.sources import SOURCES, Source, offers_for, selected_sources
+from perfuse.candidates.library import LibraryMatmul
+from perfuse.candidates.request import BenchmarkRequest, Run
+from perfuse.candidates.source import Source
+from perfuse.candidates.sources import SOURCES, offers_for, selected_sources
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.errors import ConfigError, NoValidChoicesError
@@ -181,7 +182,7 @@ class ToySource:
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr("perfuse.autotune.sources.SOURCES", [*SOURCES, request.param.row()])
+    monkeypatch.setattr("perfuse.candidates.sources.SOURCES", [*SOURCES, request.param.row()])
 
 
 @pytest.mark.parametrize("toys", [ToySource(("raises", "wrong"))], indirect=True)

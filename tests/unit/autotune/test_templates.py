@@ -14,8 +14,9 @@ from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import Run
 from perfuse.autotune.run_alone import identity_of, loaded
 from perfuse.autotune.search import Reading
-from perfuse.autotune.sites import choices_of, plan_of_site, sites_of, with_choice
+from perfuse.autotune.sites import plan_of_site, sites_of, with_choice
 from perfuse.autotune.templates import measured_templates
+from perfuse.candidates.triton import template_choices
 from perfuse.codegen.triton.templates.template import SOURCE
 from perfuse.gpu import gpu_of_name
 from perfuse.schedule.plan import Plan
@@ -102,8 +103,8 @@ def test_equal_problems_are_measured_once() -> None:
     assert len(sites) == 3
     assert len({identity_of(plan_of_site(site, plan)) for site in sites}) == 1
     for site in sites:
-        choices = choices_of(site, plan.program, GPU, tf32=False)
-        plan = with_choice(plan, site, choices[1])
+        choices = template_choices(site, plan.program, GPU, tf32=False)
+        plan = with_choice(plan, site, choices[0])
     placed = place(plan, context_for("sm_90"))
     verify_plan(placed)
     assert len(placed.steps) == 3
@@ -125,7 +126,7 @@ def test_a_kernel_is_the_epilogue_of_one_site() -> None:
     sites = list(sites_of(plan))
     assert [site.epilogue is None for site in sites] == [False, True]
     for site in sites:
-        plan = with_choice(plan, site, choices_of(site, plan.program, GPU, tf32=False)[1])
+        plan = with_choice(plan, site, template_choices(site, plan.program, GPU, tf32=False)[0])
     verify_plan(place(plan, context_for("sm_90")))
 
 

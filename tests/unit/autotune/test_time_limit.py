@@ -51,10 +51,10 @@ def test_the_limit_is_that_of_the_mode(
     assert left == limit_s or limit_s - 0.5 < left <= limit_s
 
 
-def decision_of(*refusals: str) -> Decision:
-    candidates = ASKED.candidates
-    rivals = (Rival(candidates[0], 1.0, 1.0, 0.0), *(Rival(candidates[1], refusal=refusals[0]),))
-    return Decision("a test", candidates[0], rivals, "raced")
+def decision_of(refusal: str, *, is_late: bool = False) -> Decision:
+    first, second = ASKED.candidates
+    rivals = (Rival(first, 1.0, 1.0, 0.0), Rival(second, refusal=refusal, is_late=is_late))
+    return Decision("a test", first, rivals, "raced")
 
 
 def measured(context: Context, measure: Callable[[], Decision]) -> Decision:
@@ -72,7 +72,7 @@ def test_the_default_stays_where_no_time_is_left(context: Context) -> None:
 
 
 def test_what_was_cut_short_is_not_remembered(context: Context) -> None:
-    cut = decision_of(f"not run: {OUT_OF_TIME}")
+    cut = decision_of(f"not run: {OUT_OF_TIME}", is_late=True)
     assert not cut.is_final and measured(context, lambda: cut).rivals == cut.rivals
     whole = decision_of("its result differs")
     assert measured(context, lambda: whole).rivals == whole.rivals

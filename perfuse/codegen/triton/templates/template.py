@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from perfuse.decision import Choice
+from perfuse.decision import FUSED, Choice
 from perfuse.schedule.tile import Tile
 
 SOURCE = "triton"
-FUSED = "is_fused"  # the option of a choice that says whether an epilogue belongs to it
 
 POINTERS = "pointers"  # blocks read by address: any strides
 PERSISTENT = "persistent"  # blocks read by tensor maps, a program loops over tiles

@@ -1,4 +1,4 @@
-"""`Problem`: a matmul on a CPU by sizes and strides, and the library calls that compute it."""
+"""The library as a source: its calls for a matmul on a CPU, and its call for a site on a GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
-from perfuse.autotune.request import BenchmarkRequest, Operand, Run
+from perfuse.candidates.request import BenchmarkRequest, Operand, Run
+from perfuse.candidates.site import Site
+from perfuse.candidates.source import Contractions, Offer, Source
+from perfuse.context import Context
 from perfuse.decision import Choice, library
 from perfuse.ir.matmul import RIVALS, Operands, call_arguments, rival_call
+from perfuse.ir.program import Program
 from perfuse.runtime.host_names import resolve_op
 
 
@@ -81,3 +85,25 @@ class LibraryMatmul(BenchmarkRequest):
 
     def _arguments(self, a: torch.Tensor, b: torch.Tensor, bias: list[torch.Tensor]) -> Any:
         return call_arguments(self.op, Operands(a, b, bias[0] if bias else None))
+
+
+def _choices(problem: Any, context: Context) -> Sequence[Choice]:
+    is_known = isinstance(problem, Problem) and context.target.gpu is None
+    return choices_of(problem) if is_known else ()
+
+
+def _request(problem: Any, choice: Choice, context: Context) -> BenchmarkRequest:
+    return LibraryMatmul(choice.name, problem)
+
+
+def _offer(site: Site, program: Program, context: Context) -> Offer:
+    return Offer((site.default,))
+
+
+ATEN = Source(
+    "ATEN",
+    lambda target: True,
+    _choices,
+    _request,
+    contractions=Contractions(_offer, write=None),
+)

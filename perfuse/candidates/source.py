@@ -1,0 +1,103 @@
+"""`Source`: who proposes choices for matmuls, and how one is written, built, measured, reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfuse.cache.manifest import Entry
+from perfuse.candidates.request import BenchmarkRequest
+from perfuse.candidates.site import Site
+from perfuse.codegen.triton.sources import HostUnit
+from perfuse.codegen.triton.unit import WriteContraction
+from perfuse.context import Context
+from perfuse.decision import Choice
+from perfuse.ir.program import Matmul, Program
+from perfuse.schedule.plan import Plan
+from perfuse.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The choices that a source proposes for a site, the best first; a reason where none."""
+
+    choices: tuple[Choice, ...] = ()
+    reason: str = ""
+    is_usable: bool = True  # False: what is wrong on this machine may be mended
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to compute a matmul: its source if it is legal, else the reason why it is not."""
+
+    name: str
+    refusal: str = ""
+    source: str = field(default="", repr=False)  # the C++ that computes it
+    is_raced: bool = False  # of the legal ones, those that are compiled and measured
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.refusal or ('legal, raced' if self.is_raced else 'legal')}"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateReport:
+    """The candidates of one source for one matmul of a program."""
+
+    subject: str
+    backend: str  # as settings name the row
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def legal(self) -> tuple[Candidate, ...]:
+        return tuple(each for each in self.candidates if not each.refusal)
+
+    def __str__(self) -> str:
+        count = f"{len(self.legal)} of {len(self.candidates)} candidates are legal"
+        return "\n".join([f"{self.subject}: {count}", *(f"  {each}" for each in self.candidates)])
+
+
+def no_versions(context: Context) -> tuple[tuple[str, str], ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contractions:
+    """How a source computes the sites of a GPU's plan, as kernels of the plan."""
+
+    propose: Callable[[Site, Program, Context], Offer]
+    write: WriteContraction | None  # None: the plan's own library call
+    build: Callable[[HostUnit, Context], Entry] | None = None  # the library of a host call
+    fuses_epilogues: bool = False
+    # Candidates run on CPU tensors where programs are interpreted, so that their times count there.
+    is_timed_on_cpu: bool = False
+    versions: Callable[[Context], tuple[tuple[str, str], ...]] = no_versions  # for questions
+    # Reports a candidate that does not compile; then the decision is not remembered.
+    report_failure: Callable[[Exception], None] | None = None
+    # The candidates for the matmuls of a program that is compiled for another machine.
+    report: Callable[[Program, Context], tuple[CandidateReport, ...]] | None = None
+
+
+def _proposes_nothing(problem: Any, context: Context) -> Sequence[Choice]:
+    return ()
+
+
+def _no_request(problem: Any, choice: Choice, context: Context) -> BenchmarkRequest:
+    raise NotImplementedError(f"{choice} cannot be measured")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A row: its choices for matmuls on a CPU, each measured by a request, and for those of a GPU.
+
+    A choice belongs to the row whose name in small letters is its source.
+    """
+
+    name: str  # in capitals, as settings name it
+    serves: Callable[[Target], bool]
+    propose: Callable[[Any, Context], Sequence[Choice]] = _proposes_nothing
+    request: Callable[[Any, Choice, Context], BenchmarkRequest] = _no_request
+    build: Callable[[Any, Choice, Context], object] | None = None  # compiles it ahead of `request`
+    # Puts a choice for a matmul into a plan; None: a library call of the table of rivals.
+    apply: Callable[[Plan, Matmul, Choice, Context], Plan] | None = None
+    contractions: Contractions | None = None

@@ -1,0 +1,191 @@
+"""Candidate sources: who proposes choices for a problem, an open list of rows.
+
+The setting `max_autotune_gemm_backends` selects rows by name. A source that proposes nothing is
+reported with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfuse.cache.manifest import Entry
+from perfuse.candidates.ck import CK
+from perfuse.candidates.library import ATEN
+from perfuse.candidates.site import Site
+from perfuse.candidates.source import CandidateReport, Contractions, Offer, Source
+from perfuse.candidates.triton import TRITON
+from perfuse.codegen.triton.sources import HostUnit
+from perfuse.codegen.triton.unit import WriteContraction
+from perfuse.context import Context
+from perfuse.decision import Choice
+from perfuse.errors import ConfigError, UnknownOption
+from perfuse.ir.program import Matmul, Program
+from perfuse.logs import channel
+from perfuse.schedule.plan import Plan
+from perfuse.selection import backend_names
+
+LOG = channel("tuning")
+SETTING = "max_autotune_gemm_backends"
+
+# The templates of `codegen/cpp`, which `autotune/contractions.py` races.
+CPP = Source("CPP", lambda target: target.gpu is None)
+
+# In the order of proposal, which decides between candidates that are equally fast.
+SOURCES: list[Source] = [ATEN, TRITON, CPP, CK]
+
+
+def selected_sources(text: str) -> tuple[Source, ...]:
+    """The sources that a setting names, in the order of the list; an unknown name is an error."""
+    named = backend_names(text)
+    known = {source.name: source for source in SOURCES}
+    for name in named:
+        if name not in known:
+            raise UnknownOption(name, known, what=f"backend in {SETTING}")
+    if not named:
+        raise ConfigError(f"{SETTING} names no backend", hint=f"choose among {', '.join(known)}.")
+    return tuple(source for name, source in known.items() if name in named)
+
+
+def source_of(choice: Choice) -> Source | None:
+    """The row that a choice belongs to; the library's calls are those of ATen."""
+    return _row(choice.source)
+
+
+def _row(name: str) -> Source | None:
+    """The row by the name that choices and units have."""
+    wanted = ATEN.name if name == "library" else name.upper()
+    return next((source for source in SOURCES if source.name == wanted), None)
+
+
+def is_selected(choice: Choice, context: Context) -> bool:
+    """Whether the settings select the source that proposes a choice."""
+    selected = selected_sources(context.settings.max_autotune_gemm_backends)
+    return source_of(choice) in selected
+
+
+def apply_of(choice: Choice) -> Callable[[Plan, Matmul, Choice, Context], Plan] | None:
+    """How a choice is put into a plan; None for a library call."""
+    source = source_of(choice)
+    return None if source is None else source.apply
+
+
+def silent_sources(context: Context) -> dict[str, str]:
+    """Selected sources that cannot serve the target, and those that proposed nothing."""
+    selected = selected_sources(context.settings.max_autotune_gemm_backends)
+    kind = context.target.kind
+    return {
+        s.name: "no candidate" if s.serves(context.target) else f"not on {kind}" for s in selected
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The proposals of the selected sources for a problem, and why some propose nothing."""
+
+    choices: Mapping[Choice, Source]
+    silent: Mapping[str, str] = field(default_factory=dict)  # name of a source -> reason
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name} proposes nothing: {why}" for name, why in self.silent.items())
+
+
+def offers_for(problem: Any, context: Context) -> Offers:
+    """Ask every selected source; those without candidates are logged and counted."""
+    choices: dict[Choice, Source] = {}
+    silent: dict[str, str] = {}
+    for source in selected_sources(context.settings.max_autotune_gemm_backends):
+        serves = source.serves(context.target)
+        proposed = source.propose(problem, context) if serves else ()
+        choices.update(dict.fromkeys(proposed, source))
+        if not proposed:
+            why = f"no candidate for {problem}" if serves else f"not on {context.target.kind}"
+            silent[source.name] = why
+            LOG.info("%s proposes nothing: %s", source.name, why)
+            context.counters.inc(f"autotune.no_candidate.{source.name}")
+    return Offers(choices, silent)
+
+
+# -- contractions on a GPU -----------------------------------------------------------------
+
+
+def writers() -> dict[str, WriteContraction]:
+    """How contractions are written, by the source of the choice."""
+    rows = {source.name.lower(): source.contractions for source in SOURCES}
+    return {name: row.write for name, row in rows.items() if row is not None and row.write}
+
+
+def build_unit(unit: HostUnit, context: Context) -> Entry:
+    """Build the library of a host call as its source does."""
+    source = _row(unit.source)
+    assert source is not None and source.contractions is not None, unit.source
+    assert source.contractions.build is not None, f"{source.name} builds no host calls"
+    return source.contractions.build(unit, context)
+
+
+def competing(context: Context) -> dict[str, Contractions]:
+    """The selected sources of a GPU's contractions, besides the library, by name.
+
+    An interpreter's time says nothing about a kernel: where candidates of a source can be timed on
+    CPU tensors, only such sources compete.
+    """
+    selected = selected_sources(context.settings.max_autotune_gemm_backends)
+    found = {
+        source.name: source.contractions
+        for source in selected
+        if source.serves(context.target) and source.contractions is not None
+        if source.contractions.write is not None
+    }
+    timed = {name: row for name, row in found.items() if row.is_timed_on_cpu}
+    return timed if context.is_interpreted and timed else found
+
+
+def is_timed_on_cpu(context: Context) -> bool:
+    """Whether candidates for a GPU are raced on CPU tensors, by the wall clock."""
+    rows = competing(context).values()
+    return context.is_interpreted and any(row.is_timed_on_cpu for row in rows)
+
+
+def fuses_epilogues(context: Context) -> bool:
+    """Whether a kernel after a matmul belongs to its site: where nobody fuses it, it does not."""
+    rows = competing(context).values()
+    return not rows or any(row.fuses_epilogues for row in rows)
+
+
+def contraction_offers(
+    site: Site, program: Program, context: Context, among: Collection[str] | None = None
+) -> dict[str, Offer]:
+    """The proposals of each source for a site; the library's, which is the default, is first.
+
+    `among`: the names of those that are asked besides the library; by default all that compete.
+    """
+    assert ATEN.contractions is not None
+    rows = {n: row for n, row in competing(context).items() if among is None or n in among}
+    rows = {ATEN.name: ATEN.contractions, **rows}
+    return {name: row.propose(site, program, context) for name, row in rows.items()}
+
+
+def versions_of(offers: Mapping[str, Offer], context: Context) -> tuple[tuple[str, str], ...]:
+    """The versions of what the proposed candidates are made of, besides libraries and Perfuse."""
+    rows = competing(context)
+    made = [rows[name] for name, offer in offers.items() if name in rows and offer.choices]
+    return tuple(version for row in made for version in row.versions(context))
+
+
+def report_failures(errors: Mapping[Choice, Exception]) -> bool:
+    """Have sources report candidates that do not compile; whether one of them did."""
+    has_reported = False
+    for choice, error in errors.items():
+        source = source_of(choice)
+        row = None if source is None else source.contractions
+        if row is not None and row.report_failure is not None:
+            row.report_failure(error)
+            has_reported = True
+    return has_reported
+
+
+def candidate_reports(program: Program, context: Context) -> tuple[CandidateReport, ...]:
+    """The candidates for the matmuls of a program, of the selected sources that list them."""
+    reports = [row.report for row in competing(context).values() if row.report is not None]
+    return tuple(made for report in reports for made in report(program, context))
