@@ -20,7 +20,7 @@ from perfuse.autotune.pool import TuningProcessPool
 from perfuse.autotune.race import CANNOT_RUN
 from perfuse.autotune.search import Clock, Rules, Timer, estimates, turns, wall_timer
 from perfuse.autotune.verify_candidate import Judge, Reference, Trial, WrongResult
-from perfuse.candidates.request import BenchmarkRequest, Operand, Run
+from perfuse.candidates.request import BenchmarkRequest, RandomTensor, Run
 from perfuse.runtime.measure import event_timer
 
 # Two long rounds would decide less than five; more than these never did (tests/unit/autotune).
@@ -37,14 +37,14 @@ Advance = Callable[[], object]
 class Contest:
     """The operands of a problem, its reference, and how its candidates are timed."""
 
-    operands: tuple[Operand, ...]
-    result: Operand
+    operands: tuple[RandomTensor, ...]
+    result: RandomTensor
     reference: Reference
     flush_bytes: int = 0  # the size of the last-level cache, which is emptied before each turn
 
 
 @dataclass(slots=True)
-class Measured:
+class ContestResult:
     """Times in seconds of those that ran, and what befell the others, by number."""
 
     times: dict[int, list[float]] = field(default_factory=dict)
@@ -68,9 +68,9 @@ def contest_here(
     deadline: float = math.inf,
     advance: Advance = lambda: None,
     clock: Clock = time.perf_counter,
-) -> Measured:
+) -> ContestResult:
     """Verify and time candidates in this process; those not begun by the deadline are not run."""
-    measured, trials = Measured(), dict[int, Trial]()
+    measured, trials = ContestResult(), dict[int, Trial]()
     judge = Judge.of(contest.operands, contest.reference)
     for number, request in enumerate(requests):
         if clock() >= deadline and trials:
@@ -96,7 +96,7 @@ def contest_here(
 
 
 @contextmanager
-def _recorded(measured: Measured, number: int) -> Iterator[None]:
+def _recorded(measured: ContestResult, number: int) -> Iterator[None]:
     """A block whose failure is that of one candidate, which then has no time."""
     try:
         yield
@@ -105,7 +105,7 @@ def _recorded(measured: Measured, number: int) -> Iterator[None]:
         measured.times.pop(number, None)
 
 
-def _recording(measured: Measured, number: int, run: Run) -> Run:
+def _recording(measured: ContestResult, number: int, run: Run) -> Run:
     """A run that fails at most once: what is timed further is nothing, and does not count."""
 
     def recorded() -> None:
@@ -157,10 +157,10 @@ def contest_in_workers(
     deadline: float = math.inf,
     advance: Advance = lambda: None,
     clock: Clock = time.perf_counter,
-) -> Measured:
+) -> ContestResult:
     """Verify and time candidates in workers: each alone, then the near ones together."""
     alone = [ContestRequest(contest, (request,), ALONE) for request in requests]
-    measured = Measured()
+    measured = ContestResult()
     for number, outcome in enumerate(pool.run(alone, deadline, clock, advance)):
         _add(measured, outcome, [number])
     fastest = {number: min(found) for number, found in measured.times.items()}
@@ -179,7 +179,7 @@ def contest_in_workers(
     return measured
 
 
-def _add(measured: Measured, outcome: Outcome, numbers: Sequence[int]) -> None:
+def _add(measured: ContestResult, outcome: Outcome, numbers: Sequence[int]) -> None:
     """Enter what a worker answered about the candidates of these numbers."""
     if outcome.fate is not Fate.MEASURED:
         measured.failures.update(dict.fromkeys(numbers, outcome))
@@ -188,8 +188,8 @@ def _add(measured: Measured, outcome: Outcome, numbers: Sequence[int]) -> None:
         times = {numbers[n]: list(map(float, found)) for n, found in outcome.value["times"]}
         failures = {numbers[n]: Outcome(Fate(f), detail=d) for n, f, d in outcome.value["failures"]}
     except (TypeError, ValueError, LookupError) as error:
-        told = Outcome(Fate.MALFORMED, detail=f"{type(error).__name__}: {error}")
-        measured.failures.update(dict.fromkeys(numbers, told))
+        malformed = Outcome(Fate.MALFORMED, detail=f"{type(error).__name__}: {error}")
+        measured.failures.update(dict.fromkeys(numbers, malformed))
         return
     measured.times.update(times)
     measured.failures.update(failures)

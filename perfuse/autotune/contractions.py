@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from perfuse.autotune.device_kind import current_versions, device_kind
 from perfuse.autotune.exactness import reference_gate, reference_of
-from perfuse.autotune.library_calls import problem_of, with_library_call
-from perfuse.autotune.machine import current_versions, device_kind
+from perfuse.autotune.library_calls import cpu_matmul_of, with_library_call
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import MOST_ERROR, Rules
 from perfuse.autotune.race_plans import PlanRace, race_plans
@@ -132,7 +132,7 @@ def contraction_of(matmul: Matmul, plan: Plan, context: Context) -> Contraction 
 
 def _library_calls(matmul: Matmul, program: Program, context: Context) -> list[Choice]:
     """The call of the plan, and the others that compute it where ATEN is selected."""
-    problem = problem_of(matmul, program, 1)
+    problem = cpu_matmul_of(matmul, program, 1)
     others = choices_of(problem) if problem is not None else ()
     return [matmul.choice, *(c for c in others if c != matmul.choice and is_selected(c, context))]
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from perfuse import config
 from perfuse.autotune.compile_together import compile_together, num_compile_threads
 from perfuse.autotune.pool import TuningProcessPool, shared_pool
-from perfuse.candidates.request import BenchmarkRequest, Operand, milliseconds
+from perfuse.candidates.request import BenchmarkRequest, RandomTensor, milliseconds
 from perfuse.context import Context
 from perfuse.errors import NoValidChoicesError
 
@@ -39,9 +39,9 @@ class FixedLayout:
         self.device, self.dtype, self.size = device, dtype, tuple(size)
         self.stride = tuple(stride) if stride is not None else _contiguous(self.size)
 
-    def operand(self, seed: int = 0) -> Operand:
+    def operand(self, seed: int = 0) -> RandomTensor:
         """Perfuse's own description of such a tensor."""
-        return Operand(self.size, self.stride, self.dtype, str(self.device), seed)
+        return RandomTensor(self.size, self.stride, self.dtype, str(self.device), seed)
 
 
 def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
@@ -168,8 +168,8 @@ class AlgorithmSelector:
         timings = self.lookup(list(choices), name, repr(input_nodes), benchmark)
         finite = {choice: ms for choice, ms in timings.items() if math.isfinite(ms)}
         if not finite:
-            told = "its time is infinite" if timings else "it was not measured"
-            raise NoValidChoicesError(name, {str(choice): told for choice in choices})
+            reason = "its time is infinite" if timings else "it was not measured"
+            raise NoValidChoicesError(name, {str(choice): reason for choice in choices})
         return min(finite, key=lambda choice: finite[choice]).output_node()
 
     def lookup(

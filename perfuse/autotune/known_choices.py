@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
-from perfuse.autotune.machine import device_kind
+from perfuse.autotune.device_kind import device_kind
 from perfuse.autotune.sites import sites_of, with_choice
 from perfuse.candidates.site import Site
 from perfuse.candidates.triton import choice_of_template
 from perfuse.codegen.triton.templates.propose import (
     HALVES,
-    Problem,
-    problem_of,
+    ContractionFacts,
+    facts_of,
     why_too_large,
 )
 from perfuse.codegen.triton.templates.template import POINTERS, VECTOR, Template
@@ -38,28 +38,28 @@ class KnownChoice:
 
     name: str
     device: str  # as `device_kind` names it
-    holds: Callable[[Problem, Gpu], bool]
+    holds: Callable[[ContractionFacts, Gpu], bool]
     template: Template
     measured: str  # how it compared with the library, and where that is recorded
 
 
-def _is_long_vector(problem: Problem, gpu: Gpu) -> bool:
+def _is_long_vector(facts: ContractionFacts, gpu: Gpu) -> bool:
     """One row of halves by a matrix in rows of the depth, which is read once and does not stay."""
-    is_vector = problem.rows == problem.batch == problem.num_accumulators == 1
-    (depth,) = problem.depths if len(problem.depths) == 1 else (0,)
-    is_large = depth >= 2048 and depth * problem.columns >= 1 << 24
-    return is_vector and problem.along_depth and problem.dtype in HALVES and is_large
+    is_vector = facts.rows == facts.batch == facts.num_accumulators == 1
+    (depth,) = facts.depths if len(facts.depths) == 1 else (0,)
+    is_large = depth >= 2048 and depth * facts.columns >= 1 << 24
+    return is_vector and facts.along_depth and facts.dtype in HALVES and is_large
 
 
-def _is_shallow_sum(problem: Problem, gpu: Gpu) -> bool:
+def _is_shallow_sum(facts: ContractionFacts, gpu: Gpu) -> bool:
     """a @ b + c @ d in float32, of a depth at which six products of halves are the more exact.
 
     An operand beyond the largest bfloat16, 3.39e38, counts as infinite.
     """
-    is_sum = len(problem.depths) == problem.num_accumulators == 2 and problem.batch == 1
-    tiles = ceil(problem.rows / 64) * ceil(problem.columns / 64)
-    is_wide = tiles >= gpu.multiprocessors and max(problem.depths) <= 128
-    return is_sum and is_wide and problem.dtype is DType.F32
+    is_sum = len(facts.depths) == facts.num_accumulators == 2 and facts.batch == 1
+    tiles = ceil(facts.rows / 64) * ceil(facts.columns / 64)
+    is_wide = tiles >= gpu.multiprocessors and max(facts.depths) <= 128
+    return is_sum and is_wide and facts.dtype is DType.F32
 
 
 KNOWN: list[KnownChoice] = [
@@ -101,11 +101,11 @@ def _known(
     gpu, kernel = context.target.gpu, site.fused or (site.alone[0] if site.alone else None)
     if gpu is None or kernel is None:
         return None
-    problem = problem_of(kernel, plan.program.buffers, plan.program.hints)
-    if problem is None or not problem.is_static:
+    facts = facts_of(kernel, plan.program.buffers, plan.program.hints)
+    if facts is None or not facts.is_static:
         return None
     for row in rows:
-        if row.holds(problem, gpu) and not why_too_large(row.template, problem, gpu):
+        if row.holds(facts, gpu) and not why_too_large(row.template, facts, gpu):
             return row, choice_of_template(row.template, is_fused=site.fused is not None)
     return None
 

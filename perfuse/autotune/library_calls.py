@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfuse.candidates.library import Problem
+from perfuse.candidates.library import CpuMatmul
 from perfuse.decision import Choice
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import BufferKind, Matmul, Program
@@ -15,7 +15,7 @@ from perfuse.schedule.plan import Plan
 _REASON = "measured fastest of the libraries here"
 
 
-def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | None:
+def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul | None:
     """The candidates to race; None for small matmuls and those that only one library computes."""
     a, b, bias = node.operands.a, node.operands.b, node.operands.bias
     if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:
@@ -30,7 +30,7 @@ def problem_of(node: Matmul, program: Program, least_work: int) -> Problem | Non
     rows, depth, columns, a_strides, b_strides = known
     if rows * depth * columns < least_work:
         return None
-    return Problem(rows, columns, depth, a_strides, b_strides, bias is not None)
+    return CpuMatmul(rows, columns, depth, a_strides, b_strides, bias is not None)
 
 
 def with_library_call(plan: Plan, choices: Mapping[str, Choice]) -> Plan:

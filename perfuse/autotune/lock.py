@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from perfuse.autotune.machine import current_versions, device_kind
+from perfuse.autotune.device_kind import current_versions, device_kind
 from perfuse.cache.access import open_store
 from perfuse.cache.decisions import stored_decisions
 from perfuse.cache.lock_file import LockFile, Pinned, lock_of, read_lock, write_lock_file

@@ -16,16 +16,16 @@ import torch
 
 from perfuse.autotune.contest import Contest
 from perfuse.autotune.contractions import tune_contractions
-from perfuse.autotune.library_calls import problem_of as problem_of
+from perfuse.autotune.device_kind import device_kind, library_versions
+from perfuse.autotune.library_calls import cpu_matmul_of as cpu_matmul_of
 from perfuse.autotune.library_calls import with_library_call
-from perfuse.autotune.machine import device_kind, library_versions
 from perfuse.autotune.race import MOST_ERROR, Enter, Rules, error_gate, race, within
 from perfuse.autotune.select import Selection, select
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.time_limit import seconds_left
 from perfuse.cache import keys
 from perfuse.candidates.library import ATEN, LibraryMatmul, MatmulReference
-from perfuse.candidates.library import Problem as Problem
+from perfuse.candidates.library import CpuMatmul as CpuMatmul
 from perfuse.candidates.library import choices_of as choices_of
 from perfuse.candidates.sources import apply_of, offers_for, selected_sources
 from perfuse.context import Context
@@ -60,25 +60,25 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     return tune_library_calls(plan, rest, context)[0]
 
 
-def problems_of(plan: Plan, context: Context) -> dict[str, Problem]:
+def problems_of(plan: Plan, context: Context) -> dict[str, CpuMatmul]:
     """The matmuls among which libraries compete, by the names of their results."""
     if not _is_tuned(context):
         return {}
     # Below this the call itself costs more than any choice saves.
     least = max(1, context.settings.thresholds.tuned_matmul_work)
     matmuls = [step for step in plan.steps if isinstance(step, Matmul)]
-    found = {step.out: problem_of(step, plan.program, least) for step in matmuls}
+    found = {step.out: cpu_matmul_of(step, plan.program, least) for step in matmuls}
     return {out: problem for out, problem in found.items() if problem is not None}
 
 
-def _is_offered_elsewhere(problem: Problem, context: Context) -> bool:
+def _is_offered_elsewhere(problem: CpuMatmul, context: Context) -> bool:
     """Whether a selected source of its own measurements has candidates, besides the libraries."""
     offers = offers_for(problem, context).choices if is_selecting(context.settings) else {}
     return any(source is not ATEN for source in offers.values())
 
 
 def tune_library_calls(
-    plan: Plan, problems: Mapping[str, Problem], context: Context
+    plan: Plan, problems: Mapping[str, CpuMatmul], context: Context
 ) -> tuple[Plan, Set[str]]:
     """The plan with matmuls by the fastest candidates, and the results that no library computes.
 
@@ -88,7 +88,7 @@ def tune_library_calls(
         return plan, frozenset()
     distinct = sorted(set(problems.values()), key=lambda p: (-p.work, repr(p)))
     asked = [problem for problem in distinct if _has_candidates(problem, context)]
-    decisions: dict[Problem, Decision] = {}
+    decisions: dict[CpuMatmul, Decision] = {}
     for number, problem in enumerate(asked):
         share_s = seconds_left(context) / (len(asked) - number)
         decisions[problem] = decide(problem, context, share_s)
@@ -102,7 +102,7 @@ def tune_library_calls(
     return plan, set(others)
 
 
-def _has_candidates(problem: Problem, context: Context) -> bool:
+def _has_candidates(problem: CpuMatmul, context: Context) -> bool:
     """Whether there is anything to choose from; without, the matmul stays as it is."""
     return not is_selecting(context.settings) or bool(offers_for(problem, context).choices)
 
@@ -119,7 +119,7 @@ def is_measured(context: Context) -> bool:
     return context.settings.cpu.tune_matmuls and not context.settings.search_autotune_cache
 
 
-def question_of(problem: Problem, choices: Sequence[Choice], context: Context) -> Question:
+def question_of(problem: CpuMatmul, choices: Sequence[Choice], context: Context) -> Question:
     """The question which of these computes a matmul fastest on this kind of machine."""
     return Question(
         keys.MATMUL.name,
@@ -132,7 +132,7 @@ def question_of(problem: Problem, choices: Sequence[Choice], context: Context) -
     )
 
 
-def decide(problem: Problem, context: Context, share_s: float = math.inf) -> Decision:
+def decide(problem: CpuMatmul, context: Context, share_s: float = math.inf) -> Decision:
     """The remembered decision for a matmul on this kind of machine, or a new one.
 
     `share_s`: the part of the time for tuning that this one may take in default mode.
@@ -157,7 +157,7 @@ def decide(problem: Problem, context: Context, share_s: float = math.inf) -> Dec
     )
 
 
-def selection_of(problem: Problem, context: Context) -> Selection:
+def selection_of(problem: CpuMatmul, context: Context) -> Selection:
     """A matmul as `select` takes it."""
     contest = Contest(
         problem.operands(), problem.result(), MatmulReference(), context.target.l3_bytes
@@ -170,14 +170,14 @@ def selection_of(problem: Problem, context: Context) -> Selection:
     )
 
 
-def entered(problem: Problem) -> Enter:
+def entered(problem: CpuMatmul) -> Enter:
     """A callable for each choice, on operands of these sizes and strides."""
     inputs = tuple(operand.tensor() for operand in problem.operands())
     out = torch.empty(problem.rows, problem.columns)
     return lambda choice: LibraryMatmul(choice.name, problem).loaded(inputs, out)
 
 
-def exact_rows(problem: Problem) -> torch.Tensor:
+def exact_rows(problem: CpuMatmul) -> torch.Tensor:
     """The first rows of the product of the same operands, in float64."""
     inputs = tuple(operand.tensor() for operand in problem.operands())
     return MatmulReference().exact(inputs, torch.arange(min(_EXACT_ROWS, problem.rows)))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from perfuse.autotune.time_limit import OutOfTime
 from perfuse.decision import OUT_OF_TIME, Refusal
 
 
@@ -80,4 +79,4 @@ def failed(error: BaseException) -> Outcome:
     """The outcome of a candidate that raised this."""
     fate = fate_of(error)
     detail = str(error) if fate is Fate.WRONG else f"{type(error).__name__}: {error}"
-    return Outcome(fate, detail=detail, is_late=isinstance(error, OutOfTime))
+    return Outcome(fate, detail=detail, is_late=getattr(error, "is_late", False))

@@ -72,9 +72,9 @@ class _Seat:
         self.num_started = 0
 
     def worker(self) -> WorkerProcess:
-        """A worker that takes requests; wire.NoFrame if none can be started."""
+        """A worker that takes requests; wire.NoMessage if none can be started."""
         if self._is_closed:
-            raise wire.NoFrame("the pool was terminated")
+            raise wire.NoMessage("the pool was terminated")
         if self._worker is None or not self._worker.is_usable:
             changes = {} if self._device is None else {CUDA_VISIBLE_DEVICES: self._device}
             environment = child_environment(changes)
@@ -87,7 +87,7 @@ class _Seat:
         try:
             worker = self.worker()
             worker.wait_until_ready()
-        except (wire.NoFrame, OSError) as error:
+        except (wire.NoMessage, OSError) as error:
             self._end()
             return Outcome(Fate.NOT_RUN, detail=f"no worker could be started: {error}")
         return worker.ask(request, self._rules.limit_s)

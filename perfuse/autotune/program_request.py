@@ -14,7 +14,7 @@ import torch
 
 from perfuse.backends import backend_of
 from perfuse.cache.access import cache_folder, open_store
-from perfuse.candidates.request import BenchmarkRequest, Operand, Run
+from perfuse.candidates.request import BenchmarkRequest, RandomTensor, Run
 from perfuse.config import Settings, describe
 from perfuse.context import Context
 from perfuse.counters import Counters
@@ -37,7 +37,7 @@ class ProgramRequest(BenchmarkRequest):
     def __init__(
         self,
         program: str,
-        operands: Sequence[Operand],
+        operands: Sequence[RandomTensor],
         device: str,
         settings: dict[str, Any],
         guarded: str = "",
@@ -93,13 +93,13 @@ def _document(plan: Plan, context: Context) -> str:
     return files_of(saved)[PROGRAM].decode()
 
 
-def operands_of(program: Program, device: torch.device) -> list[Operand]:
+def operands_of(program: Program, device: torch.device) -> list[RandomTensor]:
     """Random inputs of a program by description; dynamic sizes are likely ones."""
     made = []
     for number, name in enumerate(program.inputs):
         buffer = program.buffers[name]
         shape, strides = (known_sizes(dims, program) for dims in (buffer.shape, buffer.strides))
-        made.append(Operand(shape, strides, to_torch(buffer.dtype), str(device), seed=number))
+        made.append(RandomTensor(shape, strides, to_torch(buffer.dtype), str(device), seed=number))
     return made
 
 

@@ -19,7 +19,7 @@ from perfuse.build.bundle import CodeObject, read_bundle
 from perfuse.candidates.site import Site
 from perfuse.candidates.sources import contraction_offers
 from perfuse.candidates.triton import TRITON
-from perfuse.codegen.triton.templates.propose import Model, moved_seconds, problem_of
+from perfuse.codegen.triton.templates.propose import Model, facts_of, moved_seconds
 from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.context import Context
 from perfuse.decision import FUSED, Choice, Decision, Question, ranked
@@ -109,9 +109,9 @@ def _seconds(site: Site, alone: Plan, choice: Choice, context: Context) -> float
     gpu, program = context.target.gpu, alone.program
     assert gpu is not None
     (kernel,) = site.kernels(choice)
-    problem = problem_of(kernel, program.buffers, program.hints)
-    assert problem is not None
-    seconds = Model.of(gpu).seconds(Template.of(choice), problem)
+    facts = facts_of(kernel, program.buffers, program.hints)
+    assert facts is not None
+    seconds = Model.of(gpu).seconds(Template.of(choice), facts)
     if site.epilogue is None or dict(choice.options).get(FUSED):
         return seconds
     return seconds + moved_seconds(site.epilogue.num_bytes, gpu)

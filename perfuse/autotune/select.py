@@ -12,7 +12,7 @@ from perfuse.autotune.compile_together import compile_together, num_compile_thre
 from perfuse.autotune.contest import (
     RULES,
     Contest,
-    Measured,
+    ContestResult,
     contest_here,
     contest_in_workers,
 )
@@ -117,7 +117,9 @@ def _decided(selection: Selection, offers: Offers, context: Context) -> Decision
     )
 
 
-def _measured(selection: Selection, sources: Mapping[Choice, Source], context: Context) -> Measured:
+def _measured(
+    selection: Selection, sources: Mapping[Choice, Source], context: Context
+) -> ContestResult:
     """Build the candidates in parallel and hold their contest where the settings say."""
     requests, failures = _requests(selection.problem, sources, context)
     numbers, settings, deadline = list(requests), context.settings, context.tune_until
@@ -135,7 +137,7 @@ def _measured(selection: Selection, sources: Mapping[Choice, Source], context: C
             measured = contest_here(*asked, RULES, deadline, progress.advance)
     times = {numbers[n]: found for n, found in measured.times.items()}
     failures |= {numbers[n]: outcome for n, outcome in measured.failures.items()}
-    return Measured(times, failures)
+    return ContestResult(times, failures)
 
 
 def _requests(

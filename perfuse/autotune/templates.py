@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from perfuse.autotune.device_kind import device_kind, generated_versions, library_versions
 from perfuse.autotune.exactness import reference_gate, reference_of
 from perfuse.autotune.known_choices import with_known_choices
-from perfuse.autotune.machine import device_kind, generated_versions, library_versions
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Timer
 from perfuse.autotune.race_plans import PlanRace, race_plans

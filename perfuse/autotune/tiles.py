@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from perfuse.autotune.compile_together import compile_in_time
-from perfuse.autotune.machine import device_kind, generated_versions
+from perfuse.autotune.device_kind import device_kind, generated_versions
 from perfuse.autotune.program_request import known_sizes
 from perfuse.autotune.race import Rules, Run, Timer, race, with_late
 from perfuse.autotune.run_alone import are_sizes_shown, plan_of_one

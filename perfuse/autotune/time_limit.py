@@ -17,6 +17,8 @@ DEFAULT_MODE_S = 1.0
 class OutOfTime(PerfuseError):
     """A candidate that was not begun before the time for tuning was over."""
 
+    is_late = True
+
     def __init__(self) -> None:
         super().__init__(OUT_OF_TIME)
 

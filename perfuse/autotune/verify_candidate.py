@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from perfuse.candidates.request import BenchmarkRequest, Operand
+from perfuse.candidates.request import BenchmarkRequest, RandomTensor
 
 GUARD_ELEMENTS = 1024
 MOST_ERROR = 2.0  # a candidate's error in units of the library's, root mean square
@@ -40,7 +40,7 @@ class Reference(Protocol):
 class Guarded:
     """Memory for a result, with bands around it that nobody may write to."""
 
-    def __init__(self, operand: Operand) -> None:
+    def __init__(self, operand: RandomTensor) -> None:
         total = operand.span + 2 * GUARD_ELEMENTS
         self._bytes = torch.empty(
             total * operand.dtype.itemsize, dtype=torch.uint8, device=operand.device
@@ -78,7 +78,7 @@ class Judge:
     errors: tuple[float, float]  # of the library: root mean square, largest
 
     @staticmethod
-    def of(operands: Sequence[Operand], reference: Reference) -> Judge:
+    def of(operands: Sequence[RandomTensor], reference: Reference) -> Judge:
         inputs = tuple(operand.tensor() for operand in operands)
         library = reference.library(inputs)
         count = library.shape[0] if library.dim() else 1
@@ -130,7 +130,7 @@ def _errors(result: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
 class Trial:
     """A candidate loaded on the judge's inputs, with a guarded result."""
 
-    def __init__(self, request: BenchmarkRequest, result: Operand, judge: Judge) -> None:
+    def __init__(self, request: BenchmarkRequest, result: RandomTensor, judge: Judge) -> None:
         self._judge = judge
         self._out = Guarded(result)
         self.run: Callable[[], Any] = request.loaded(judge.inputs, self._out.tensor)

@@ -1,4 +1,4 @@
-"""Messages between a process and its tuning workers: frames of JSON over a pipe, objects by name.
+"""Messages between a process and its tuning workers: JSON over a pipe, objects by name.
 
 A request is an object of any importable class whose fields are plain values. It travels as the name
 of its class and its fields, so nothing is unpickled. This file imports no PyTorch: a worker starts
@@ -23,13 +23,13 @@ from types import ModuleType
 from typing import Any
 
 HEADER = struct.Struct(">Q")
-MOST_BYTES = 64 << 20  # of one frame: a longer one is not ours
+MOST_BYTES = 64 << 20  # of one message: a longer one is not ours
 CLASS, FIELDS, TUPLE, MAPPING, TORCH = "$class", "$fields", "$tuple", "$mapping", "$torch"
 MAIN_PATH = "$main"
 
 
-class NoFrame(Exception):
-    """The other end is gone, is silent, or sent something that is not a frame."""
+class NoMessage(Exception):
+    """The other end is gone, is silent, or sent something that is not a message."""
 
 
 def document_of(value: Any) -> Any:
@@ -124,8 +124,8 @@ def _main_names(path: str) -> dict[str, Any]:
     return _MAINS[path]
 
 
-def write_frame(fd: int, document: Any, deadline: float | None = None) -> None:
-    """Send one document; NoFrame if nobody takes it until the deadline."""
+def write_message(fd: int, document: Any, deadline: float | None = None) -> None:
+    """Send one document; NoMessage if nobody takes it until the deadline."""
     data = json.dumps(document).encode()
     rest = memoryview(HEADER.pack(len(data)) + data)
     while rest:
@@ -133,21 +133,21 @@ def write_frame(fd: int, document: Any, deadline: float | None = None) -> None:
         try:
             rest = rest[os.write(fd, rest[: select.PIPE_BUF]) :]
         except OSError as error:
-            raise NoFrame("the other process is gone") from error
+            raise NoMessage("the other process is gone") from error
 
 
-def read_frame(
+def read_message(
     fd: int, deadline: float | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Any:
-    """Receive one document; NoFrame if none comes until the deadline, or no document does."""
+    """Receive one document; NoMessage if none comes until the deadline, or no document does."""
     (length,) = HEADER.unpack(_read_exactly(fd, HEADER.size, deadline, clock))
     if length > MOST_BYTES:
-        raise NoFrame(f"a frame of {length} bytes")
+        raise NoMessage(f"a message of {length} bytes")
     data = _read_exactly(fd, length, deadline, clock)
     try:
         return json.loads(data)
     except ValueError as error:
-        raise NoFrame("a frame that is not JSON") from error
+        raise NoMessage("a message that is not JSON") from error
 
 
 def _read_exactly(fd: int, count: int, deadline: float | None, clock: Callable[[], float]) -> bytes:
@@ -157,14 +157,14 @@ def _read_exactly(fd: int, count: int, deadline: float | None, clock: Callable[[
         try:
             chunk = os.read(fd, min(count - len(data), 1 << 20))
         except OSError as error:
-            raise NoFrame("the other process is gone") from error
+            raise NoMessage("the other process is gone") from error
         if not chunk:
-            raise NoFrame("the other process is gone")
+            raise NoMessage("the other process is gone")
         data += chunk
     return bytes(data)
 
 
-class TimedOut(NoFrame):
+class TimedOut(NoMessage):
     """Nothing came until the deadline."""
 
 

@@ -29,7 +29,7 @@ RUN = "from perfuse.autotune.worker import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Everything that a worker is told on its command line."""
+    """Everything that a worker is given on its command line."""
 
     request_fd: int
     reply_fd: int
@@ -39,9 +39,9 @@ class Start:
 
     def arguments(self) -> list[str]:
         """The command that starts the worker."""
-        told = json.dumps([getattr(self, name) for name in self.__slots__])
+        given = json.dumps([getattr(self, name) for name in self.__slots__])
         first = "import sys, json; sys.path[:] = json.loads(sys.argv[1])[-1]; "
-        return [sys.executable, "-c", first + RUN, told]
+        return [sys.executable, "-c", first + RUN, given]
 
 
 def main() -> None:
@@ -49,18 +49,18 @@ def main() -> None:
     start = Start(*json.loads(sys.argv[1]))
     die_with_parent(start.lifeline_fd)
     limit_memory(start.most_bytes)
-    wire.write_frame(start.reply_fd, {"ready": os.getpid()})
+    wire.write_message(start.reply_fd, {"ready": os.getpid()})
     while True:
         try:
-            document = wire.read_frame(start.request_fd)
-        except wire.NoFrame:
+            document = wire.read_message(start.request_fd)
+        except wire.NoMessage:
             return
         reply = answered(partial(wire.value_of, document))
         request = reply.pop("value", None)
         # Its imports are done: the time limit of the candidate begins here.
-        wire.write_frame(start.reply_fd, reply or BEGUN)
+        wire.write_message(start.reply_fd, reply or BEGUN)
         if not reply:
-            wire.write_frame(start.reply_fd, answered(request.answer))
+            wire.write_message(start.reply_fd, answered(request.answer))
 
 
 def answered(function: Callable[[], Any]) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def answered(function: Callable[[], Any]) -> dict[str, Any]:
         return {"value": function()}
     except Exception as error:
         outcome = failed(error)
-        told = outcome.detail[:MOST_TEXT]
-        return {"error": told, "fate": str(outcome.fate), "is_sound": is_sound()}
+        detail = outcome.detail[:MOST_TEXT]
+        return {"error": detail, "fate": str(outcome.fate), "is_sound": is_sound()}
 
 
 def is_sound() -> bool:

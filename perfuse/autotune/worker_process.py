@@ -62,9 +62,9 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_until_ready(self) -> None:
-        """Return when the worker takes requests; wire.NoFrame if it does not start."""
+        """Return when the worker takes requests; wire.NoMessage if it does not start."""
         if not self._is_ready:
-            wire.read_frame(self._replies, self._clock() + START_SECONDS)
+            wire.read_message(self._replies, self._clock() + START_SECONDS)
             self._is_ready = True
 
     def ask(self, request: Any, timeout_s: float) -> Outcome:
@@ -76,14 +76,14 @@ class WorkerProcess:
         try:
             self.wait_until_ready()
             start = self._clock() + START_SECONDS
-            wire.write_frame(self._requests, document, start)
-            reply = wire.read_frame(self._replies, start)
+            wire.write_message(self._requests, document, start)
+            reply = wire.read_message(self._replies, start)
             if reply == BEGUN:
-                reply = wire.read_frame(self._replies, self._clock() + timeout_s)
+                reply = wire.read_message(self._replies, self._clock() + timeout_s)
         except wire.TimedOut:
             self.kill()
             return Outcome(Fate.HUNG, detail=f"no answer within {timeout_s:g} s")
-        except wire.NoFrame as error:
+        except wire.NoMessage as error:
             return self._ended(error)
         return self._outcome(reply)
 
@@ -103,7 +103,7 @@ class WorkerProcess:
             self.kill()  # its memory may be damaged, or its GPU's state: others get a new worker
         return Outcome(fate, detail=str(reply.get("error", "")))
 
-    def _ended(self, error: wire.NoFrame) -> Outcome:
+    def _ended(self, error: wire.NoMessage) -> Outcome:
         """The outcome of a request whose worker ended by itself, or stopped making sense."""
         has_exited, last = self._has_exited(_EXIT_SECONDS if "gone" in str(error) else 0.0), ""
         if has_exited:
@@ -112,8 +112,8 @@ class WorkerProcess:
         code = self._process.returncode
         if not has_exited:
             return Outcome(Fate.MALFORMED, detail=str(error))
-        told = _signal_name(-code) if code < 0 else f"exit status {code}"
-        return Outcome(Fate.CRASHED, detail=f"{told}: {last}" if last else told)
+        end = _signal_name(-code) if code < 0 else f"exit status {code}"
+        return Outcome(Fate.CRASHED, detail=f"{end}: {last}" if last else end)
 
     def _has_exited(self, wait_s: float) -> bool:
         """Whether the worker ends by itself. It is not reaped: see `kill`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from perfuse.candidates.request import BenchmarkRequest, Operand, Run
+from perfuse.candidates.request import BenchmarkRequest, RandomTensor, Run
 from perfuse.candidates.site import Site
 from perfuse.candidates.source import Contractions, Offer, Source
 from perfuse.context import Context
@@ -19,7 +19,7 @@ from perfuse.runtime.host_names import resolve_op
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CpuMatmul:
     """a @ b (+ bias) in float32, by sizes and strides."""
 
     rows: int
@@ -38,18 +38,18 @@ class Problem:
         """Its multiplications."""
         return self.rows * self.columns * self.depth
 
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[RandomTensor, ...]:
         """a, b and the bias, of different random numbers."""
-        a = Operand((self.rows, self.depth), self.a_strides, torch.float32, seed=0)
-        b = Operand((self.depth, self.columns), self.b_strides, torch.float32, seed=1)
-        bias = Operand((self.columns,), (1,), torch.float32, seed=2)
+        a = RandomTensor((self.rows, self.depth), self.a_strides, torch.float32, seed=0)
+        b = RandomTensor((self.depth, self.columns), self.b_strides, torch.float32, seed=1)
+        bias = RandomTensor((self.columns,), (1,), torch.float32, seed=2)
         return (a, b, bias) if self.has_bias else (a, b)
 
-    def result(self) -> Operand:
-        return Operand((self.rows, self.columns), (self.columns, 1), torch.float32)
+    def result(self) -> RandomTensor:
+        return RandomTensor((self.rows, self.columns), (self.columns, 1), torch.float32)
 
 
-def choices_of(problem: Problem) -> Sequence[Choice]:
+def choices_of(problem: CpuMatmul) -> Sequence[Choice]:
     """The library calls that compute it, the default first."""
     default = "aten.addmm.out" if problem.has_bias else "aten.mm.out"
     return tuple(map(library, (default, *(row.op for row in RIVALS if row.is_available()))))
@@ -72,7 +72,7 @@ class MatmulReference:
 class LibraryMatmul(BenchmarkRequest):
     """A library call that computes a matmul."""
 
-    def __init__(self, op: str, problem: Problem) -> None:
+    def __init__(self, op: str, problem: CpuMatmul) -> None:
         self.op = op
         self.operands = problem.operands()
 
@@ -88,7 +88,7 @@ class LibraryMatmul(BenchmarkRequest):
 
 
 def _choices(problem: Any, context: Context) -> Sequence[Choice]:
-    is_known = isinstance(problem, Problem) and context.target.gpu is None
+    is_known = isinstance(problem, CpuMatmul) and context.target.gpu is None
     return choices_of(problem) if is_known else ()
 
 

@@ -18,7 +18,7 @@ Run = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class RandomTensor:
     """A tensor by its description; the same seed gives the same numbers in every process."""
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Operand:
 class BenchmarkRequest:
     """A measurement of one candidate. Subclasses say how it is made: `benchmark`, or `loaded`."""
 
-    operands: tuple[Operand, ...] = ()
+    operands: tuple[RandomTensor, ...] = ()
     repetitions: int = 5
 
     def benchmark(

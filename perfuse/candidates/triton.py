@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfuse.candidates.site import Site
 from perfuse.candidates.source import Contractions, Offer, Source
-from perfuse.codegen.triton.templates.propose import MOST, problem_of, proposed
+from perfuse.codegen.triton.templates.propose import MOST, facts_of, proposed
 from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.codegen.triton.unit import write_template
 from perfuse.context import Context
@@ -35,8 +35,8 @@ def _templates(
     kernel: Kernel, program: Program, gpu: Gpu, precisions: tuple[str, ...], most: int,
     *, is_fused: bool,
 ) -> list[Choice]:  # fmt: skip
-    problem = problem_of(kernel, program.buffers, program.hints)
-    templates = [] if problem is None else proposed(problem, gpu, precisions, most)
+    facts = facts_of(kernel, program.buffers, program.hints)
+    templates = [] if facts is None else proposed(facts, gpu, precisions, most)
     return [choice_of_template(template, is_fused=is_fused) for template in templates]
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from perfuse.autotune.device_kind import library_versions
 from perfuse.autotune.lock import Verdict, check_lock
-from perfuse.autotune.machine import library_versions
 from perfuse.build.ck_installation import (
     CkInstallation,
     find_ck_compiler,

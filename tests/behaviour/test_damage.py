@@ -120,7 +120,7 @@ def test_a_decision_that_is_none_is_taken_again(
     tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = context(tmp_path)
-    problem = matmuls.Problem(512, 512, 512, (512, 1), (512, 1), False)
+    problem = matmuls.CpuMatmul(512, 512, 512, (512, 1), (512, 1), False)
     made = Decision("a test", library("aten.mm.out"), (), "no race in this test")
     monkeypatch.setattr(matmuls, "race", lambda *args, **kwargs: made)
     decision = matmuls.decide(problem, ctx)

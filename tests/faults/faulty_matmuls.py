@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from perfuse.candidates.library import Problem
+from perfuse.candidates.library import CpuMatmul
 from perfuse.candidates.request import BenchmarkRequest, Run
 
 
 class FaultyMatmul(BenchmarkRequest):
     """Computes a matmul, or does harm, as its fault says."""
 
-    def __init__(self, fault: str, problem: Problem, path: str) -> None:
+    def __init__(self, fault: str, problem: CpuMatmul, path: str) -> None:
         self.fault, self.path = fault, path
         self.operands = problem.operands()
 

@@ -17,7 +17,7 @@ import torch
 import perfuse
 from perfuse import config
 from perfuse.autotune.pool import terminate_all
-from perfuse.candidates.library import Problem
+from perfuse.candidates.library import CpuMatmul
 from perfuse.candidates.source import Source
 from perfuse.candidates.sources import SOURCES
 from perfuse.decision import Choice
@@ -68,7 +68,7 @@ def no_workers_left() -> Iterator[None]:
 def source(fault: str, path: Path) -> Source:
     choice = Choice("faulty", fault)
 
-    def request(problem: Problem, choice: Choice, context: Any) -> FaultyMatmul:
+    def request(problem: CpuMatmul, choice: Choice, context: Any) -> FaultyMatmul:
         return FaultyMatmul(fault, problem, str(path))
 
     return Source("FAULTY", lambda target: True, lambda *_: [choice], request)

@@ -16,8 +16,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from perfuse import config
 from perfuse.autotune import AlgorithmSelector
+from perfuse.autotune.device_kind import device_kind
 from perfuse.autotune.known_choices import H200
-from perfuse.autotune.machine import device_kind
 from perfuse.counters import counters
 from perfuse.target import device_target
 from perfuse.testing import fresh_cache, run_and_get_code

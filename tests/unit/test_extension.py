@@ -18,7 +18,7 @@ import torch
 import perfuse
 from perfuse.autotune import tune
 from perfuse.backends import BACKENDS, Backend
-from perfuse.candidates.library import LibraryMatmul, Problem
+from perfuse.candidates.library import CpuMatmul, LibraryMatmul
 from perfuse.candidates.site import Site
 from perfuse.candidates.source import Contractions, Offer, Source
 from perfuse.candidates.sources import SOURCES
@@ -185,7 +185,7 @@ def test_a_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_candidate_source(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, put = Choice("toy", "aten.mm.out"), []
 
-    def request(problem: Problem, choice: Choice, context: Any) -> LibraryMatmul:
+    def request(problem: CpuMatmul, choice: Choice, context: Any) -> LibraryMatmul:
         return LibraryMatmul(choice.name, problem)
 
     def apply(plan: Plan, matmul: Matmul, choice: Choice, context: Any) -> Plan:

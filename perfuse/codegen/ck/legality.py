@@ -177,9 +177,9 @@ def _alignment(case: Case) -> str:
             ("matrices are {} elements apart", operand.batch_stride),
             ("first element is number {}", operand.offset),
         )
-        for told, count in steps:
+        for form, count in steps:
             if count * ELEMENT_BYTES[operand.dtype] % 4:
-                return f"{name} is misaligned: its {told.format(count)}"
+                return f"{name} is misaligned: its {form.format(count)}"
     return ""
 
 

@@ -149,9 +149,9 @@ def _write_type(w: Writer, instance: Instance, epilogue: CkEpilogue, is_batched:
     name = name or "DeviceGemmMultiD_Xdl_CShuffle_V3"
     w.line(f"using Gemm = ck::tensor_operation::device::{name}<")
     rows = _arguments(instance, epilogue)
-    for number, (told, cells) in enumerate(rows):
+    for number, (comment, cells) in enumerate(rows):
         end = ">;" if number == len(rows) - 1 else ","
-        w.line(f"    {', '.join(cells)}{end}  // {told}")
+        w.line(f"    {', '.join(cells)}{end}  // {comment}")
     w.line("")
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from perfuse.autotune.device_kind import device_kind
 from perfuse.autotune.known_choices import KNOWN
-from perfuse.autotune.machine import device_kind
 from perfuse.autotune.templates import tune_templates
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.context import Context

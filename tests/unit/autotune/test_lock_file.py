@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfuse.autotune.lock import check_lock, write_lock
-from perfuse.autotune.matmuls import Problem, decide
+from perfuse.autotune.matmuls import CpuMatmul, decide
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache.lock_file import lock_digest, lock_of, read_lock, write_lock_file
 from perfuse.config import patch
@@ -242,7 +242,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, operation:
 
 def test_writing_keeps_the_entries_of_others(tmp_path: Path) -> None:
     path = written(tmp_path / "perfuse.lock", decision(OTHER_DEVICE))
-    problem = Problem(8, 8, 8, (8, 1), (8, 1), has_bias=False)
+    problem = CpuMatmul(8, 8, 8, (8, 1), (8, 1), has_bias=False)
     with patch({"cache.dir": str(tmp_path / "cache")}):
         made = decide(problem, Context.default())
         kept = write_lock(path)

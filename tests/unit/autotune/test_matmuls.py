@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import perfuse
 from perfuse.autotune import matmuls
 from perfuse.autotune.matmuls import (
-    Problem,
+    CpuMatmul,
     choices_of,
     decide,
     entered,
@@ -34,7 +34,7 @@ from tests.unit.graph.tracing import traced
 from tests.unit.lower.samples import f32
 from tests.unit.planning import plan_of
 
-PROBLEM = Problem(64, 256, 256, (256, 1), (256, 1), has_bias=False)
+PROBLEM = CpuMatmul(64, 256, 256, (256, 1), (256, 1), has_bias=False)
 LARGE = (f32(64, 256), f32(256, 256))
 
 

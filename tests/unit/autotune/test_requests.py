@@ -15,7 +15,7 @@ from perfuse.autotune import wire
 from perfuse.autotune.outcome import Fate
 from perfuse.autotune.pool import TuningProcessPool
 from perfuse.autotune.program_request import ProgramRequest, changed_settings
-from perfuse.candidates.request import BenchmarkRequest, Operand
+from perfuse.candidates.request import BenchmarkRequest, RandomTensor
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.testing import fresh_cache
@@ -31,17 +31,17 @@ def fresh() -> Iterator[None]:
 
 
 OPERANDS = [
-    Operand((3, 4), (4, 1), torch.float32),
-    Operand((3, 4), (1, 5), torch.bfloat16, seed=3),
-    Operand((2, 0, 3), (0, 3, 1), torch.float32),
-    Operand((), (), torch.float64),
-    Operand((5,), (2,), torch.int8),
-    Operand((5, 5), (0, 1), torch.bool),
+    RandomTensor((3, 4), (4, 1), torch.float32),
+    RandomTensor((3, 4), (1, 5), torch.bfloat16, seed=3),
+    RandomTensor((2, 0, 3), (0, 3, 1), torch.float32),
+    RandomTensor((), (), torch.float64),
+    RandomTensor((5,), (2,), torch.int8),
+    RandomTensor((5, 5), (0, 1), torch.bool),
 ]
 
 
 @pytest.mark.parametrize("operand", OPERANDS, ids=str)
-def test_an_operand_is_the_same_wherever_it_is_made(operand: Operand) -> None:
+def test_an_operand_is_the_same_wherever_it_is_made(operand: RandomTensor) -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()
     made = operand.tensor()

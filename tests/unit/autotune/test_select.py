@@ -11,7 +11,7 @@ import torch
 import perfuse
 from perfuse.autotune import select
 from perfuse.autotune.contest import RULES, contest_here
-from perfuse.autotune.matmuls import Problem, decide, selection_of
+from perfuse.autotune.matmuls import CpuMatmul, decide, selection_of
 from perfuse.autotune.outcome import Fate
 from perfuse.autotune.pool import terminate_all
 from perfuse.candidates.library import LibraryMatmul
@@ -23,7 +23,7 @@ from perfuse.decision import Choice
 from perfuse.errors import ConfigError, NoValidChoicesError
 from perfuse.testing import fresh_cache
 
-PROBLEM = Problem(48, 40, 32, (32, 1), (40, 1), has_bias=True)
+PROBLEM = CpuMatmul(48, 40, 32, (32, 1), (40, 1), has_bias=True)
 QUICK = replace(RULES, budget_s=0.05)
 LIBRARY = LibraryMatmul("aten.addmm.out", PROBLEM)
 

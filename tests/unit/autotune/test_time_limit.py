@@ -111,7 +111,7 @@ def test_the_largest_matmuls_are_tuned_first(
 ) -> None:
     asked: list[int] = []
 
-    def decide(problem: matmuls.Problem, context: Context, share_s: float) -> Decision:
+    def decide(problem: matmuls.CpuMatmul, context: Context, share_s: float) -> Decision:
         asked.append(problem.work)
         choices = matmuls.choices_of(problem)
         return Decision(str(problem), choices[0], (), "a test")

@@ -78,8 +78,8 @@ _SPLITS = (2, 4, 8, 16)
 _MOST_PROGRAMS = 65535  # along the second axis of a grid
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractionFacts:
     """A contraction in numbers; dynamic sizes are likely ones."""
 
     batch: int
@@ -105,7 +105,9 @@ def is_mixed(matmul: Matmul, buffers: Mapping[str, Buffer]) -> bool:
     return (a in HALVES and b in WIDENED) or (a in WIDENED and b in HALVES)
 
 
-def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> Problem | None:
+def facts_of(
+    kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints
+) -> ContractionFacts | None:
     """The numbers of a kernel's contraction; None where no template computes it."""
     assert kernel.contraction is not None
     matmuls = kernel.contraction.matmuls
@@ -118,32 +120,33 @@ def problem_of(kernel: Kernel, buffers: Mapping[str, Buffer], hints: Hints) -> P
     (dtype,) = multiplied
     *batch, rows, columns = (value_of(size, hints) for size in sizes_of(matmuls[0]))
     dims = [dim for view in views for dim in (*view.shape, *view.strides)]
-    return Problem(
-        prod(batch),
-        rows,
-        columns,
-        tuple(value_of(depth_of(matmuls[phase[0]]), hints) for phase in phases(matmuls)),
-        len(matmuls),
-        dtype,
-        all(isinstance(dim, int) for dim in dims),
-        not are_mixed and all(is_mappable(view, dtype) for view in views),
-        len(phases(matmuls)) == 1 and len({is_row_major(m.operands.b) for m in matmuls}) == 1,
-        matmuls[0].operands.b.strides[-2] == 1,
-        sum(buffers[name].dtype.num_bytes for name in kernel.stored),
+    loops, orders = phases(matmuls), {is_row_major(m.operands.b) for m in matmuls}
+    return ContractionFacts(
+        batch=prod(batch),
+        rows=rows,
+        columns=columns,
+        depths=tuple(value_of(depth_of(matmuls[loop[0]]), hints) for loop in loops),
+        num_accumulators=len(matmuls),
+        dtype=dtype,
+        is_static=all(isinstance(dim, int) for dim in dims),
+        is_mappable=not are_mixed and all(is_mappable(view, dtype) for view in views),
+        is_joined=len(loops) == 1 and len(orders) == 1,
+        along_depth=matmuls[0].operands.b.strides[-2] == 1,
+        stored_bytes=sum(buffers[name].dtype.num_bytes for name in kernel.stored),
     )
 
 
 def proposed(
-    problem: Problem, gpu: Gpu, precisions: tuple[str, ...], most: int = MOST
+    facts: ContractionFacts, gpu: Gpu, precisions: tuple[str, ...], most: int = MOST
 ) -> list[Template]:
     """The most promising templates; `precisions` are those that float32 may be multiplied in."""
-    if 0 in (problem.batch, problem.rows, problem.columns):
+    if 0 in (facts.batch, facts.rows, facts.columns):
         return []  # nothing to compute
     model = Model.of(gpu)
-    every = (_fitted(t, problem, gpu) for t in _all(problem, gpu, precisions))
-    legal = [t for t in every if not why_too_large(t, problem, gpu)]
-    ranked = list(dict.fromkeys(sorted(legal, key=lambda t: model.seconds(t, problem))))
-    return _of_each_precision(ranked) if problem.dtype is DType.F32 else ranked[:most]
+    every = (_fitted(t, facts, gpu) for t in _all(facts, gpu, precisions))
+    legal = [t for t in every if not why_too_large(t, facts, gpu)]
+    ranked = list(dict.fromkeys(sorted(legal, key=lambda t: model.seconds(t, facts))))
+    return _of_each_precision(ranked) if facts.dtype is DType.F32 else ranked[:most]
 
 
 def _of_each_precision(ranked: Sequence[Template]) -> list[Template]:
@@ -156,26 +159,26 @@ def _of_each_precision(ranked: Sequence[Template]) -> list[Template]:
 # -- what there is -------------------------------------------------------------------------
 
 
-def _all(problem: Problem, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Template]:
-    is_float = problem.dtype is DType.F32
-    if problem.rows == 1 and problem.batch == 1 and problem.dtype.is_float:
-        yield from _vectors(problem)
-    is_new = gpu.capability >= 90 and problem.dtype in HALVES  # tensor maps, in sizes known now
-    if is_new and problem.is_mappable and problem.is_static:
+def _all(facts: ContractionFacts, gpu: Gpu, precisions: tuple[str, ...]) -> Iterator[Template]:
+    is_float = facts.dtype is DType.F32
+    if facts.rows == 1 and facts.batch == 1 and facts.dtype.is_float:
+        yield from _vectors(facts)
+    is_new = gpu.capability >= 90 and facts.dtype in HALVES  # tensor maps, in sizes known now
+    if is_new and facts.is_mappable and facts.is_static:
         # The matrix instructions of groups of warps are those of one generation.
-        yield from _specialised(problem, gpu) if gpu.capability == 90 else ()
-        yield from _mapped(problem, gpu)
+        yield from _specialised(facts, gpu) if gpu.capability == 90 else ()
+        yield from _mapped(facts, gpu)
     for rows, columns, depth, warps, stages in _FLOAT_BLOCKS if is_float else _HALF_BLOCKS:
-        if rows > max(16, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+        if rows > max(16, _rounded(facts.rows)) or columns > max(64, _rounded(facts.columns)):
             continue
-        scaled = depth * 2 if problem.dtype is DType.I8 else depth
+        scaled = depth * 2 if facts.dtype is DType.I8 else depth
         plain = Template(POINTERS, rows, columns, scaled, warps, stages)
         for precision in precisions if is_float else ("",):
-            yield from _split(replace(plain, precision=precision), problem, gpu)
-    if problem.rows <= FEW_ROWS and problem.dtype in HALVES:
+            yield from _split(replace(plain, precision=precision), facts, gpu)
+    if facts.rows <= FEW_ROWS and facts.dtype in HALVES:
         for columns, stages in ((64, 4), (128, 4), (64, 5)):
             yield Template(POINTERS, 16, columns, 128, 4, stages, is_swapped=True)
-            if is_new and problem.is_mappable and problem.is_static:
+            if is_new and facts.is_mappable and facts.is_static:
                 yield Template(MAPPED, 16, columns, 128, 4, stages, is_swapped=True)
 
 
@@ -183,91 +186,91 @@ def _rounded(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _vectors(problem: Problem) -> Iterator[Template]:
+def _vectors(facts: ContractionFacts) -> Iterator[Template]:
     """Long runs along the depth where it is contiguous, else wide ones of shared depth."""
-    if problem.along_depth:
+    if facts.along_depth:
         for columns, depth in ((2, 2048), (1, 2048), (4, 1024), (8, 512)):
             yield Template(VECTOR, 1, columns, depth, 4, 1)
         return
     for columns, depth, splits in ((128, 64, 16), (128, 64, 8), (256, 32, 16), (128, 64, 4)):
-        is_shared = problem.is_static and problem.depths[0] >= 2 * depth * splits
+        is_shared = facts.is_static and facts.depths[0] >= 2 * depth * splits
         yield Template(VECTOR, 1, columns, depth, 4, 1, splits=splits if is_shared else 1)
 
 
-def _mapped(problem: Problem, gpu: Gpu) -> Iterator[Template]:
+def _mapped(facts: ContractionFacts, gpu: Gpu) -> Iterator[Template]:
     for rows, columns, depth, warps, stages in _TILE_BLOCKS:
-        if rows > max(64, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+        if rows > max(64, _rounded(facts.rows)) or columns > max(64, _rounded(facts.columns)):
             continue
         parts = 2 if columns > 128 else 1
-        for made in _split(Template(MAPPED, rows, columns, depth, warps, stages), problem, gpu):
+        for made in _split(Template(MAPPED, rows, columns, depth, warps, stages), facts, gpu):
             yield replace(made, parts=parts if made.splits == 1 else 1)
-    for rows, columns, depth, warps, stages in _PERSISTENT_BLOCKS if problem.batch == 1 else ():
-        tiles = ceil(problem.rows / rows) * ceil(problem.columns / columns)
-        programs = min(gpu.multiprocessors, tiles) if problem.is_static else gpu.multiprocessors
-        if problem.is_static and tiles <= gpu.multiprocessors:
+    for rows, columns, depth, warps, stages in _PERSISTENT_BLOCKS if facts.batch == 1 else ():
+        tiles = ceil(facts.rows / rows) * ceil(facts.columns / columns)
+        programs = min(gpu.multiprocessors, tiles) if facts.is_static else gpu.multiprocessors
+        if facts.is_static and tiles <= gpu.multiprocessors:
             continue  # one tile a program
         yield Template(PERSISTENT, rows, columns, depth, warps, stages, programs=programs, parts=2)
 
 
-def _specialised(problem: Problem, gpu: Gpu) -> Iterator[Template]:
+def _specialised(facts: ContractionFacts, gpu: Gpu) -> Iterator[Template]:
     """Kernels whose warps have roles: right operands share the columns of a block."""
-    beside, found = problem.num_accumulators, Counter[tuple[str, int, int]]()
-    if problem.batch != 1 or not problem.is_joined or beside not in (1, 2, 4):
+    beside, found = facts.num_accumulators, Counter[tuple[str, int, int]]()
+    if facts.batch != 1 or not facts.is_joined or beside not in (1, 2, 4):
         return
     tables = {PING_PONG: _PING_PONG_BLOCKS, COOPERATIVE: _COOPERATIVE_BLOCKS}
     for kind, block in ((kind, block) for kind, table in tables.items() for block in table):
         rows, wide, depth, stages, parts = block
         columns, warps = wide // beside, 4 if kind == PING_PONG else 8
-        if rows > max(64, _rounded(problem.rows)) or columns > max(64, _rounded(problem.columns)):
+        if rows > max(64, _rounded(facts.rows)) or columns > max(64, _rounded(facts.columns)):
             continue
         made = Template(kind, rows, columns, depth, warps, stages, parts=1 if beside > 1 else parts)
-        tiles = num_tiles(made, problem)
+        tiles = num_tiles(made, facts)
         takes_turns = kind == COOPERATIVE or tiles > gpu.multiprocessors
-        is_wide = made.tile.columns * problem.item_bytes >= SWIZZLED_BYTES
+        is_wide = made.tile.columns * facts.item_bytes >= SWIZZLED_BYTES
         is_wanted = found[kind, rows, wide] < _OF_EACH_SIZE[kind]
-        if takes_turns and is_wide and is_wanted and not why_too_large(made, problem, gpu):
+        if takes_turns and is_wide and is_wanted and not why_too_large(made, facts, gpu):
             found[kind, rows, wide] += 1
             yield replace(made, programs=min(gpu.multiprocessors, tiles))
 
 
-def _split(plain: Template, problem: Problem, gpu: Gpu) -> Iterator[Template]:
+def _split(plain: Template, facts: ContractionFacts, gpu: Gpu) -> Iterator[Template]:
     """The template, and with its depth shared by several programs where tiles are few."""
     yield plain
-    tiles = num_tiles(plain, problem)
-    for splits in _SPLITS if problem.is_static else ():
+    tiles = num_tiles(plain, facts)
+    for splits in _SPLITS if facts.is_static else ():
         fills = tiles * splits <= 2 * gpu.multiprocessors and tiles <= _MOST_PROGRAMS
-        if fills and min(problem.depths) >= 4 * splits * plain.depth:
+        if fills and min(facts.depths) >= 4 * splits * plain.depth:
             yield replace(plain, splits=splits)
 
 
-def num_tiles(template: Template, problem: Problem) -> int:
-    down, across = problem.rows / template.rows, problem.columns / template.columns
-    return problem.batch * ceil(down) * ceil(across)
+def num_tiles(template: Template, facts: ContractionFacts) -> int:
+    down, across = facts.rows / template.rows, facts.columns / template.columns
+    return facts.batch * ceil(down) * ceil(across)
 
 
 # -- what fits -----------------------------------------------------------------------------
 
 
-def shared_bytes(template: Template, problem: Problem) -> int:
+def shared_bytes(template: Template, facts: ContractionFacts) -> int:
     """Shared memory of a block: operands on their way, and a part of the result to be stored."""
     if template.kind == VECTOR:
         return 0
-    columns = template.columns * _loads_at_once(problem)
-    step = (template.rows + columns) * template.depth * problem.item_bytes
+    columns = template.columns * _loads_at_once(facts)
+    step = (template.rows + columns) * template.depth * facts.item_bytes
     if template.kind in SPECIALISED:
-        stored = GROUPS * template.tile.rows * template.tile.columns * problem.stored_bytes
+        stored = GROUPS * template.tile.rows * template.tile.columns * facts.stored_bytes
         return step * template.num_stages + stored + _LARGEST_BARRIERS
     if template.kind in (PERSISTENT, MAPPED):
-        stored = template.rows * template.columns // template.parts * problem.stored_bytes
+        stored = template.rows * template.columns // template.parts * facts.stored_bytes
         return step * template.num_stages + stored
     return step * max(
-        1, template.num_stages - 1 if problem.dtype is DType.F32 else template.num_stages
+        1, template.num_stages - 1 if facts.dtype is DType.F32 else template.num_stages
     )
 
 
-def _fitted(template: Template, problem: Problem, gpu: Gpu) -> Template:
+def _fitted(template: Template, facts: ContractionFacts, gpu: Gpu) -> Template:
     """Less on its way at once, where a block has less memory than an H200's."""
-    while shared_bytes(template, problem) > gpu.shared_bytes and template.kind == POINTERS:
+    while shared_bytes(template, facts) > gpu.shared_bytes and template.kind == POINTERS:
         if template.num_stages > 2:
             template = replace(template, num_stages=template.num_stages - 1)
         elif template.depth > 32:
@@ -277,26 +280,26 @@ def _fitted(template: Template, problem: Problem, gpu: Gpu) -> Template:
     return template
 
 
-def _loads_at_once(problem: Problem) -> int:
-    return ceil(problem.num_accumulators / len(problem.depths))
+def _loads_at_once(facts: ContractionFacts) -> int:
+    return ceil(facts.num_accumulators / len(facts.depths))
 
 
-def registers(template: Template, problem: Problem, gpu: Gpu) -> int:
+def registers(template: Template, facts: ContractionFacts, gpu: Gpu) -> int:
     """Registers of a thread: its share of the accumulators, and some of its own."""
     threads = template.num_warps * gpu.warp
     if template.kind == VECTOR:
         return (
-            template.depth * template.columns * problem.num_accumulators // threads + _OWN_REGISTERS
+            template.depth * template.columns * facts.num_accumulators // threads + _OWN_REGISTERS
         )
-    held = template.rows * template.columns * problem.num_accumulators
+    held = template.rows * template.columns * facts.num_accumulators
     return held // threads + _OWN_REGISTERS
 
 
-def why_too_large(template: Template, problem: Problem, gpu: Gpu) -> str:
+def why_too_large(template: Template, facts: ContractionFacts, gpu: Gpu) -> str:
     """Why a template cannot be built for a GPU; empty if it can."""
-    if shared_bytes(template, problem) > gpu.shared_bytes:
+    if shared_bytes(template, facts) > gpu.shared_bytes:
         return "more shared memory than a block has"
-    if registers(template, problem, gpu) > WARP_REGISTERS:
+    if registers(template, facts, gpu) > WARP_REGISTERS:
         return "more accumulators than a thread has registers"
     return ""
 
@@ -333,53 +336,53 @@ class Model:
         share = _SHARE * gpu.flops_f16 / count
         return Model(gpu, share, _SHARE * gpu.flops_f32 / count, _SHARE * gpu.bandwidth)
 
-    def seconds(self, template: Template, problem: Problem) -> float:
+    def seconds(self, template: Template, facts: ContractionFacts) -> float:
         """The predicted time of a launch."""
-        moved = self._moved(problem) / self.bytes_per_s
+        moved = self._moved(facts) / self.bytes_per_s
         if template.kind == VECTOR:
             # Wide loads are what counts; few programs leave memory idle.
-            programs = num_tiles(template, problem) * template.splits
+            programs = num_tiles(template, facts) * template.splits
             idle = max(1.0, 2 * self.gpu.multiprocessors / programs)
             return _VECTOR_SHARE * (_LAUNCH_S + moved * idle)
-        computed = self._tiles(template, problem)
+        computed = self._tiles(template, facts)
         # Where one of the two decides, the other still tells candidates apart.
         return _LAUNCH_S + max(computed, moved) + _HIDDEN * min(computed, moved)
 
-    def _moved(self, problem: Problem) -> int:
-        operands = sum(problem.depths) * (problem.rows + problem.columns) * problem.item_bytes
-        results = problem.rows * problem.columns * problem.stored_bytes
-        return problem.batch * (operands + results)
+    def _moved(self, facts: ContractionFacts) -> int:
+        operands = sum(facts.depths) * (facts.rows + facts.columns) * facts.item_bytes
+        results = facts.rows * facts.columns * facts.stored_bytes
+        return facts.batch * (operands + results)
 
-    def _tiles(self, template: Template, problem: Problem) -> float:
-        count, tiles = self.gpu.multiprocessors, num_tiles(template, problem)
+    def _tiles(self, template: Template, facts: ContractionFacts) -> float:
+        count, tiles = self.gpu.multiprocessors, num_tiles(template, facts)
         is_persistent = template.kind in (PERSISTENT, *SPECIALISED)
         units = tiles * template.splits
-        occupancy = 1 if is_persistent else self._occupancy(template, problem)
+        occupancy = 1 if is_persistent else self._occupancy(template, facts)
         sharing = 1 if is_persistent else min(occupancy, ceil(units / count))
-        steps = sum(ceil(ceil(d / template.depth) / template.splits) for d in problem.depths)
-        step = self._step(template, problem, sharing)
-        stored = max(2, problem.stored_bytes) * template.rows * template.columns / _STORE_BYTES_S
+        steps = sum(ceil(ceil(d / template.depth) / template.splits) for d in facts.depths)
+        step = self._step(template, facts, sharing)
+        stored = max(2, facts.stored_bytes) * template.rows * template.columns / _STORE_BYTES_S
         if is_persistent:
             hidden = 4 if template.kind == PING_PONG else 2
             return ceil(tiles / count) * (steps * step + stored / hidden) + _LATENCY_S
         total = ceil(units / (count * occupancy)) * (steps * step + _LATENCY_S + stored)
         return total if template.splits == 1 else total + _JOIN_S + template.splits * stored
 
-    def _step(self, template: Template, problem: Problem, sharing: int) -> float:
-        accumulators = _loads_at_once(problem)
+    def _step(self, template: Template, facts: ContractionFacts, sharing: int) -> float:
+        accumulators = _loads_at_once(facts)
         flops = 2 * template.rows * template.columns * template.depth * accumulators
         block = (template.rows + template.columns * accumulators) * template.depth
         slow = _POINTERS_SLOWDOWN if template.kind == POINTERS else 1.0
         return max(
-            slow * sharing * flops / self._rate(template, problem),
-            slow * sharing * block * problem.item_bytes / _LOAD_BYTES_S,
+            slow * sharing * flops / self._rate(template, facts),
+            slow * sharing * block * facts.item_bytes / _LOAD_BYTES_S,
             _LATENCY_S / max(1, template.num_stages - 1) + _STEP_S,
         )
 
-    def _rate(self, template: Template, problem: Problem) -> float:
-        if problem.dtype is DType.I8:
+    def _rate(self, template: Template, facts: ContractionFacts) -> float:
+        if facts.dtype is DType.I8:
             return 2 * self.flops
-        if problem.dtype is not DType.F32:
+        if facts.dtype is not DType.F32:
             is_low = template.rows < 64 and not template.is_swapped  # the older instructions
             return self.flops / 2 if is_low else self.flops
         # Small blocks read their operands from shared memory, and convert them, more often.
@@ -387,10 +390,10 @@ class Model:
         share = _RATES.get(template.precision)
         return reuse * (self.scalar_flops if share is None else self.flops * share)
 
-    def _occupancy(self, template: Template, problem: Problem) -> int:
+    def _occupancy(self, template: Template, facts: ContractionFacts) -> int:
         gpu, threads = self.gpu, template.num_warps * self.gpu.warp
-        by_memory = gpu.shared_bytes // max(1, shared_bytes(template, problem))
-        by_registers = gpu.registers // (threads * registers(template, problem, gpu))
+        by_memory = gpu.shared_bytes // max(1, shared_bytes(template, facts))
+        by_registers = gpu.registers // (threads * registers(template, facts, gpu))
         return max(1, min(by_memory, by_registers, gpu.max_threads // threads))
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perfuse.autotune.machine import device_kind
+from perfuse.autotune.device_kind import device_kind
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.run_alone import plan_of_one
 from perfuse.autotune.tiles import (
