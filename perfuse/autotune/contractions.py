@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from perfuse.autotune.device_kind import current_versions, device_kind
-from perfuse.autotune.exactness import reference_gate, reference_of
+from perfuse.autotune.exactness import MOST_ERROR, reference_gate, reference_of
 from perfuse.autotune.library_calls import cpu_matmul_of, with_library_call
 from perfuse.autotune.program_request import random_inputs
-from perfuse.autotune.race import MOST_ERROR, Rules
+from perfuse.autotune.race import Rules
 from perfuse.autotune.race_plans import PlanRace, race_plans
 from perfuse.autotune.run_alone import identity_of, plan_of_steps
 from perfuse.autotune.stored import is_consulted, stored_or_measured

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perfuse.autotune.program_request import known_sizes
-from perfuse.autotune.race import MOST_ERROR, Gate
+from perfuse.autotune.race import Gate
 from perfuse.autotune.run_alone import loaded, plan_of_one
 from perfuse.context import Context
 from perfuse.ir.dtype import to_torch
@@ -18,6 +18,8 @@ from perfuse.schedule.plan import Kernel, Plan
 from perfuse.schedule.schedule import place
 from perfuse.schedule.size_hints import value_of
 
+# A challenger's error may be this many times the default's: one library sums long rows in a chain.
+MOST_ERROR = 2.0
 # A challenger's largest error in units of the default's: single elements scatter more than means.
 MOST_LARGEST_ERROR = 4.0
 _ROWS_AT_ONCE = 2048  # of a reference, which is computed in a wider type
@@ -108,6 +110,28 @@ def reference_gate(reference: Results | None) -> Gate:
             )
             if not all(f <= limit for f, limit in zip(found, limits, strict=True)):
                 return f"result {number}: error {found[0]:.2e}, the default's {allowed[0]:.2e}"
+        return None
+
+    return refusal
+
+
+def error_gate(exact: Tensor | None) -> Gate:
+    """Challengers have to agree with the default, and to be about as exact. NaN never passes.
+
+    `exact`: the first rows of the result in a wider type, if they are known.
+    """
+
+    def refusal(default: Tensor, challenger: Tensor) -> str | None:
+        scale = float(default.abs().max()) or 1.0
+        if not float((challenger - default).abs().max()) <= 1e-4 * scale:
+            return "its result differs"
+        if exact is None:
+            return None
+        errors = [
+            float((r[: len(exact)] - exact).square().mean().sqrt()) for r in (default, challenger)
+        ]
+        if not errors[1] <= MOST_ERROR * errors[0]:
+            return f"its error is {errors[1] / errors[0]:.1f} times the default's"
         return None
 
     return refusal

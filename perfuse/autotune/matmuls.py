@@ -17,9 +17,10 @@ import torch
 from perfuse.autotune.contest import Contest
 from perfuse.autotune.contractions import tune_contractions
 from perfuse.autotune.device_kind import device_kind, library_versions
+from perfuse.autotune.exactness import MOST_ERROR, error_gate
 from perfuse.autotune.library_calls import cpu_matmul_of as cpu_matmul_of
 from perfuse.autotune.library_calls import with_library_call
-from perfuse.autotune.race import MOST_ERROR, Enter, Rules, error_gate, race, within
+from perfuse.autotune.race import Enter, Rules, race, within
 from perfuse.autotune.select import Selection, select
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.autotune.time_limit import seconds_left
@@ -27,7 +28,7 @@ from perfuse.cache import keys
 from perfuse.candidates.library import ATEN, LibraryMatmul, MatmulReference
 from perfuse.candidates.library import CpuMatmul as CpuMatmul
 from perfuse.candidates.library import choices_of as choices_of
-from perfuse.candidates.sources import apply_of, offers_for, selected_sources
+from perfuse.candidates.sources import offers_for, selected_sources, source_named
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question
 from perfuse.ir.matmul import RIVALS
@@ -93,11 +94,11 @@ def tune_library_calls(
         share_s = seconds_left(context) / (len(asked) - number)
         decisions[problem] = decide(problem, context, share_s)
     chosen = {out: decisions[p].chosen for out, p in problems.items() if p in decisions}
-    others = {out: choice for out, choice in chosen.items() if apply_of(choice) is not None}
+    others = {out: c for out, c in chosen.items() if source_named(c.source).apply is not None}
     plan = with_library_call(plan, {o: c for o, c in chosen.items() if o not in others})
     plan = replace(plan, decisions=(*plan.decisions, *decisions.values()))
     for matmul in [s for s in plan.steps if isinstance(s, Matmul) and s.out in others]:
-        apply = apply_of(others[matmul.out])
+        apply = source_named(others[matmul.out].source).apply
         plan = plan if apply is None else apply(plan, matmul, others[matmul.out], context)
     return plan, set(others)
 

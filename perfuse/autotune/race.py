@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from perfuse.autotune.outcome import Fate, failed
 from perfuse.autotune.search import Clock as Clock
 from perfuse.autotune.search import Reading as Reading
@@ -141,29 +139,3 @@ def with_late(decision: Decision, candidates: Sequence[Choice]) -> Decision:
     raced = {rival.choice: rival for rival in decision.rivals}
     late = tuple(raced.get(c) or Rival.refused(c, LATE) for c in candidates)
     return replace(decision, rivals=late)
-
-
-# A challenger's error may be this many times the default's: one library sums long rows in a chain.
-MOST_ERROR = 2.0
-
-
-def error_gate(exact: torch.Tensor | None) -> Gate:
-    """Challengers have to agree with the default, and to be about as exact. NaN never passes.
-
-    `exact`: the first rows of the result in a wider type, if they are known.
-    """
-
-    def refusal(default: torch.Tensor, challenger: torch.Tensor) -> str | None:
-        scale = float(default.abs().max()) or 1.0
-        if not float((challenger - default).abs().max()) <= 1e-4 * scale:
-            return "its result differs"
-        if exact is None:
-            return None
-        errors = [
-            float((r[: len(exact)] - exact).square().mean().sqrt()) for r in (default, challenger)
-        ]
-        if not errors[1] <= MOST_ERROR * errors[0]:
-            return f"its error is {errors[1] / errors[0]:.1f} times the default's"
-        return None
-
-    return refusal

@@ -157,6 +157,7 @@ def _requests(
         try:
             if choice in errors:
                 raise errors[choice]
+            assert source.request is not None, f"{choice} cannot be measured"
             requests[number] = source.request(problem, choice, context)
         except CANNOT_RUN as error:
             failures[number] = failed(error)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from perfuse.autotune.device_kind import device_kind, generated_versions, library_versions
-from perfuse.autotune.exactness import reference_gate, reference_of
+from perfuse.autotune.exactness import MOST_ERROR, reference_gate, reference_of
 from perfuse.autotune.known_choices import with_known_choices
 from perfuse.autotune.program_request import random_inputs
-from perfuse.autotune.race import MOST_ERROR, Gate, Rules, Timer
+from perfuse.autotune.race import Gate, Rules, Timer
 from perfuse.autotune.race_plans import PlanRace, race_plans
 from perfuse.autotune.run_alone import identity_of
 from perfuse.autotune.search import wall_timer
@@ -33,7 +33,6 @@ from perfuse.candidates.sources import (
     fuses_epilogues,
     is_selected,
     is_timed_on_cpu,
-    versions_of,
 )
 from perfuse.context import Context
 from perfuse.decision import Decision, Question, identified, unremembered
@@ -97,13 +96,13 @@ def question_of(site: Site, alone: Plan, context: Context, offers: Mapping[str, 
     if len(choices) > 1:
         first = with_choice(alone, site, choices[1])
         text += "".join(backend_of(context.target).generate(first, context).texts)
-    versions = (*library_versions(gpu.kind), *generated_versions())
+    versions = [version for offer in offers.values() for version in offer.versions]
     return Question(
         keys.TEMPLATE.name,
         identified(str(site).partition(" with ")[0], text),
         tuple(choices),
         device_kind(context.target),
-        (*versions, *versions_of(offers, context)),
+        (*library_versions(gpu.kind), *generated_versions(), *versions),
         f"{RULES} {MOST_ERROR}" + ("" if is_selected(choices[0], context) else ", without ATEN"),
     )
 

@@ -94,7 +94,7 @@ def ck_offer(site: Site, program: Program, context: Context) -> Offer:
         report_once(reason, advice_for_ck(context))
         return Offer(reason=reason, is_usable=False)
     chosen = raced(in_order(problem, verdict, context), context)
-    return Offer(tuple(ck_choice(each) for each in chosen))
+    return Offer(tuple(map(ck_choice, chosen)), versions=ck_versions(context))
 
 
 @functools.cache
@@ -165,7 +165,6 @@ CK = Source(
         write_ck,
         build_ck,
         is_timed_on_cpu=True,
-        versions=ck_versions,
         report_failure=report_failure,
         report=ck_reports,
     ),

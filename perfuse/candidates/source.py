@@ -25,6 +25,7 @@ class Offer:
     choices: tuple[Choice, ...] = ()
     reason: str = ""
     is_usable: bool = True  # False: what is wrong on this machine may be mended
+    versions: tuple[tuple[str, str], ...] = ()  # of what the choices are made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,6 @@ class CandidateReport:
         return "\n".join([f"{self.subject}: {count}", *(f"  {each}" for each in self.candidates)])
 
 
-def no_versions(context: Context) -> tuple[tuple[str, str], ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Contractions:
     """How a source computes the sites of a GPU's plan, as kernels of the plan."""
@@ -71,19 +68,10 @@ class Contractions:
     fuses_epilogues: bool = False
     # Candidates run on CPU tensors where programs are interpreted, so that their times count there.
     is_timed_on_cpu: bool = False
-    versions: Callable[[Context], tuple[tuple[str, str], ...]] = no_versions  # for questions
     # Reports a candidate that does not compile; then the decision is not remembered.
     report_failure: Callable[[Exception], None] | None = None
     # The candidates for the matmuls of a program that is compiled for another machine.
     report: Callable[[Program, Context], tuple[CandidateReport, ...]] | None = None
-
-
-def _proposes_nothing(problem: Any, context: Context) -> Sequence[Choice]:
-    return ()
-
-
-def _no_request(problem: Any, choice: Choice, context: Context) -> BenchmarkRequest:
-    raise NotImplementedError(f"{choice} cannot be measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +83,8 @@ class Source:
 
     name: str  # in capitals, as settings name it
     serves: Callable[[Target], bool]
-    propose: Callable[[Any, Context], Sequence[Choice]] = _proposes_nothing
-    request: Callable[[Any, Choice, Context], BenchmarkRequest] = _no_request
+    propose: Callable[[Any, Context], Sequence[Choice]] = lambda problem, context: ()
+    request: Callable[[Any, Choice, Context], BenchmarkRequest] | None = None
     build: Callable[[Any, Choice, Context], object] | None = None  # compiles it ahead of `request`
     # Puts a choice for a matmul into a plan; None: a library call of the table of rivals.
     apply: Callable[[Plan, Matmul, Choice, Context], Plan] | None = None

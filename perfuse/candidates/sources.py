@@ -6,7 +6,7 @@ reported with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,8 @@ from perfuse.codegen.triton.unit import WriteContraction
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.errors import ConfigError, UnknownOption
-from perfuse.ir.program import Matmul, Program
+from perfuse.ir.program import Program
 from perfuse.logs import channel
-from perfuse.schedule.plan import Plan
 from perfuse.selection import backend_names
 
 LOG = channel("tuning")
@@ -48,27 +47,16 @@ def selected_sources(text: str) -> tuple[Source, ...]:
     return tuple(source for name, source in known.items() if name in named)
 
 
-def source_of(choice: Choice) -> Source | None:
-    """The row that a choice belongs to; the library's calls are those of ATen."""
-    return _row(choice.source)
-
-
-def _row(name: str) -> Source | None:
-    """The row by the name that choices and units have."""
+def source_named(name: str) -> Source:
+    """The row by the name that choices have; the library's calls are those of ATen."""
     wanted = ATEN.name if name == "library" else name.upper()
-    return next((source for source in SOURCES if source.name == wanted), None)
+    return next(source for source in SOURCES if source.name == wanted)
 
 
 def is_selected(choice: Choice, context: Context) -> bool:
     """Whether the settings select the source that proposes a choice."""
     selected = selected_sources(context.settings.max_autotune_gemm_backends)
-    return source_of(choice) in selected
-
-
-def apply_of(choice: Choice) -> Callable[[Plan, Matmul, Choice, Context], Plan] | None:
-    """How a choice is put into a plan; None for a library call."""
-    source = source_of(choice)
-    return None if source is None else source.apply
+    return source_named(choice.source) in selected
 
 
 def silent_sources(context: Context) -> dict[str, str]:
@@ -118,10 +106,9 @@ def writers() -> dict[str, WriteContraction]:
 
 def build_unit(unit: HostUnit, context: Context) -> Entry:
     """Build the library of a host call as its source does."""
-    source = _row(unit.source)
-    assert source is not None and source.contractions is not None, unit.source
-    assert source.contractions.build is not None, f"{source.name} builds no host calls"
-    return source.contractions.build(unit, context)
+    row = source_named(unit.source).contractions
+    assert row is not None and row.build is not None, f"{unit.source} builds no host calls"
+    return row.build(unit, context)
 
 
 def competing(context: Context) -> dict[str, Contractions]:
@@ -143,8 +130,7 @@ def competing(context: Context) -> dict[str, Contractions]:
 
 def is_timed_on_cpu(context: Context) -> bool:
     """Whether candidates for a GPU are raced on CPU tensors, by the wall clock."""
-    rows = competing(context).values()
-    return context.is_interpreted and any(row.is_timed_on_cpu for row in rows)
+    return context.is_interpreted and any(r.is_timed_on_cpu for r in competing(context).values())
 
 
 def fuses_epilogues(context: Context) -> bool:
@@ -166,23 +152,16 @@ def contraction_offers(
     return {name: row.propose(site, program, context) for name, row in rows.items()}
 
 
-def versions_of(offers: Mapping[str, Offer], context: Context) -> tuple[tuple[str, str], ...]:
-    """The versions of what the proposed candidates are made of, besides libraries and Perfuse."""
-    rows = competing(context)
-    made = [rows[name] for name, offer in offers.items() if name in rows and offer.choices]
-    return tuple(version for row in made for version in row.versions(context))
-
-
 def report_failures(errors: Mapping[Choice, Exception]) -> bool:
     """Have sources report candidates that do not compile; whether one of them did."""
-    has_reported = False
-    for choice, error in errors.items():
-        source = source_of(choice)
-        row = None if source is None else source.contractions
-        if row is not None and row.report_failure is not None:
-            row.report_failure(error)
-            has_reported = True
-    return has_reported
+    rows = {choice: source_named(choice.source).contractions for choice in errors}
+    found = [
+        (row.report_failure, errors[choice]) for choice, row in rows.items() if row is not None
+    ]
+    for report, error in found:
+        if report is not None:
+            report(error)
+    return any(report is not None for report, _ in found)
 
 
 def candidate_reports(program: Program, context: Context) -> tuple[CandidateReport, ...]:

@@ -36,7 +36,7 @@ from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, Row
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
-from perfuse.ir.program import Buffer, Matmul, Program, View
+from perfuse.ir.program import Matmul, Program, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.registry import LOWERINGS, lowers
 from perfuse.lower.tensor import Tensor
@@ -213,15 +213,9 @@ def toy_offer(site: Site, program: Program, context: Context) -> Offer:
     return Offer((TOY,) if len(site.alone) == 1 else (), "" if site.alone else "no matmul alone")
 
 
-def write_toy(
-    kernel: Kernel,
-    buffers: Mapping[str, Buffer],
-    choice: Choice,
-    dialect: Dialect,
-    context: Context,
-) -> list[KernelText]:
+def write_toy(kernel: Kernel, plan: Plan, dialect: Dialect, context: Context) -> list[KernelText]:
     template = Template("pointers", 32, 32, 16, 4, 2, precision="ieee")
-    (text,) = template_texts(kernel, buffers, template, dialect)
+    (text,) = template_texts(kernel, plan.program.buffers, template, dialect)
     return [replace(text, body="  # by a source of a test\n" + text.body)]
 
 

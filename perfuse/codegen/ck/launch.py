@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from perfuse.codegen.ck.instance import Instance, instance_of
 from perfuse.codegen.ck.problem import ELEMENT_BYTES, CkProblem, ck_arch, ck_problem
 from perfuse.codegen.ck.source import ck_source, epilogue_of, size_table
@@ -11,8 +9,8 @@ from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.sources import HostCall, HostLaunch
 from perfuse.context import Context
 from perfuse.decision import Choice
-from perfuse.ir.program import Buffer, Matmul
-from perfuse.schedule.plan import Kernel
+from perfuse.ir.program import Matmul
+from perfuse.schedule.plan import Kernel, Plan
 
 SOURCE = "ck"
 _INSTANCE, _SPLIT = "instance", "k_batch"
@@ -37,19 +35,13 @@ def source_of(instance: Instance, problem: CkProblem) -> str:
     return ck_source(instance, epilogue_of(problem, instance), is_batched=is_batched)
 
 
-def write_ck(
-    kernel: Kernel,
-    buffers: Mapping[str, Buffer],
-    choice: Choice,
-    dialect: Dialect,
-    context: Context,
-) -> HostLaunch:
+def write_ck(kernel: Kernel, plan: Plan, dialect: Dialect, context: Context) -> HostLaunch:
     """The host call that computes a contraction."""
     assert kernel.contraction is not None
     (matmul,) = kernel.contraction.matmuls
-    problem = ck_problem(matmul, buffers, ck_arch(context))
+    problem = ck_problem(matmul, plan.program.buffers, ck_arch(context))
     assert isinstance(problem, CkProblem), f"{kernel.name}: {problem}"
-    instance, k_batch = instance_of_choice(choice)
+    instance, k_batch = instance_of_choice(plan.templates[kernel.name])
     sizes, factors = size_table(problem, k_batch), (problem.alpha, problem.beta)
     call = HostCall(_offsets(problem), sizes, factors)
     return HostLaunch(source_of(instance, problem), _passed(matmul, problem), call)

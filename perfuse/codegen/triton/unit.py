@@ -28,7 +28,6 @@ from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.codegen.triton.templates.texts import template_texts
 from perfuse.codegen.triton.tiling import Machine, choose_tile, smaller, widest_of
 from perfuse.context import Context
-from perfuse.decision import Choice
 from perfuse.errors import KernelTooLarge
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
@@ -59,21 +58,16 @@ _ONE_LAUNCH = {
 }
 
 
-# Writes a contraction as its choice says: functions of the module, or a host call.
-WriteContraction = Callable[
-    [Kernel, Mapping[str, Buffer], Choice, Dialect, Context], Sequence[KernelText] | HostLaunch
-]
+# Writes a contraction as its choice in the plan says: functions of the module, or a host call.
+WriteContraction = Callable[[Kernel, Plan, Dialect, Context], Sequence[KernelText] | HostLaunch]
 
 
 def write_template(
-    kernel: Kernel,
-    buffers: Mapping[str, Buffer],
-    choice: Choice,
-    dialect: Dialect,
-    context: Context,
+    kernel: Kernel, plan: Plan, dialect: Dialect, context: Context
 ) -> Sequence[KernelText]:
     """A contraction as a Triton template computes it."""
-    return template_texts(kernel, buffers, Template.of(choice), dialect)
+    template = Template.of(plan.templates[kernel.name])
+    return template_texts(kernel, plan.program.buffers, template, dialect)
 
 
 # By the source of a choice.
@@ -86,17 +80,16 @@ def generate_triton(
     """Generate the kernels of a plan; equal ones share a function. Its tiles take precedence."""
     dialect = dialect_of(context)
     exact = replace(dialect, is_exact=not dialect.approximates)
-    quantising, buffers = quantising_kernels(plan), plan.program.buffers
-    module = _Module()
+    quantising, module = quantising_kernels(plan), _Module()
     for kernel in plan.kernels:
         own = exact if kernel.name in quantising else dialect
         if kernel.contraction is None:
             module.add(_texts_of(kernel, plan, tile_of(kernel, plan, context), own))
             continue
-        choice = plan.templates[kernel.name]
-        written = writers[choice.source](kernel, buffers, choice, own, context)
+        source = plan.templates[kernel.name].source
+        written = writers[source](kernel, plan, own, context)
         if isinstance(written, HostLaunch):
-            module.add_call(written, choice.source)
+            module.add_call(written, source)
         else:
             module.add(written)
     return module.sources()

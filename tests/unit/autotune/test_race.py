@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from perfuse.autotune.race import Rules, error_gate, race
+from perfuse.autotune.exactness import error_gate
+from perfuse.autotune.race import Rules, race
 from perfuse.decision import FORMAT, Choice, Decision, library
 from perfuse.errors import MALFORMED, KernelTooLarge
 from tests.unit.lower.samples import f32

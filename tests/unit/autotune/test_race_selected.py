@@ -11,9 +11,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from perfuse.autotune.exactness import error_gate
 from perfuse.autotune.faces import AlgorithmSelector
 from perfuse.autotune.outcome import Fate, Outcome
-from perfuse.autotune.race import Rules, error_gate
+from perfuse.autotune.race import Rules
 from perfuse.autotune.race_selected import race_selected, require_selected
 from perfuse.autotune.screen import screened
 from perfuse.context import Context
