@@ -50,7 +50,8 @@ def selected_sources(text: str) -> tuple[Source, ...]:
 def source_named(name: str) -> Source:
     """The row by the name that choices have; the library's calls are those of ATen."""
     wanted = ATEN.name if name == "library" else name.upper()
-    return next(source for source in SOURCES if source.name == wanted)
+    unknown = Source(wanted, lambda target: False)
+    return next((source for source in SOURCES if source.name == wanted), unknown)
 
 
 def is_selected(choice: Choice, context: Context) -> bool:
@@ -154,14 +155,11 @@ def contraction_offers(
 
 def report_failures(errors: Mapping[Choice, Exception]) -> bool:
     """Have sources report candidates that do not compile; whether one of them did."""
-    rows = {choice: source_named(choice.source).contractions for choice in errors}
-    found = [
-        (row.report_failure, errors[choice]) for choice, row in rows.items() if row is not None
-    ]
-    for report, error in found:
-        if report is not None:
-            report(error)
-    return any(report is not None for report, _ in found)
+    rows = [(source_named(choice.source).contractions, error) for choice, error in errors.items()]
+    reports = [(row.report_failure, error) for row, error in rows if row and row.report_failure]
+    for report, error in reports:
+        report(error)
+    return bool(reports)
 
 
 def candidate_reports(program: Program, context: Context) -> tuple[CandidateReport, ...]:

@@ -19,7 +19,7 @@ from perfuse.autotune.stored import stored_or_measured
 from perfuse.autotune.time_limit import DEFAULT_MODE_S, OutOfTime, limited, seconds_left
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival
+from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival, unremembered
 from tests.unit.autotune.questions import question
 from tests.unit.graph.tracing import traced
 from tests.unit.lower.samples import f32
@@ -52,7 +52,7 @@ def test_the_limit_is_that_of_the_mode(
 
 
 def decision_of(refusal: str, *, is_late: bool = False) -> Decision:
-    first, second = ASKED.candidates
+    first, second, *_ = ASKED.candidates
     rivals = (Rival(first, 1.0, 1.0, 0.0), Rival(second, refusal=refusal, is_late=is_late))
     return Decision("a test", first, rivals, "raced")
 
@@ -73,7 +73,9 @@ def test_the_default_stays_where_no_time_is_left(context: Context) -> None:
 
 def test_what_was_cut_short_is_not_remembered(context: Context) -> None:
     cut = decision_of(f"not run: {OUT_OF_TIME}", is_late=True)
-    assert not cut.is_final and measured(context, lambda: cut).rivals == cut.rivals
+    for decision in (cut, unremembered(decision_of("slower"))):
+        assert not decision.is_final and Decision.from_json(decision.to_json()) == decision
+    assert measured(context, lambda: cut).rivals == cut.rivals
     whole = decision_of("its result differs")
     assert measured(context, lambda: whole).rivals == whole.rivals
     assert measured(context, lambda: cut).rivals == whole.rivals, "the whole one is remembered"
