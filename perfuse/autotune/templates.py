@@ -119,7 +119,8 @@ def decide(
 
     def measure() -> Decision:
         inputs = random_inputs(alone.program, context.device)
-        rivals = rivals_of(question, site, alone, inputs)
+        plan_of = partial(with_choice, alone, site)
+        rivals = PlanRace(str(site), question.problem, question.candidates, plan_of, inputs)
         gate = gate_of(site, alone, inputs, context)
         silent = {name: offer.reason for name, offer in offers.items() if offer.reason}
         made = race_plans(rivals, gate, RULES, context, timer, silent)
@@ -128,14 +129,6 @@ def decide(
 
     measured = None if timer is None else measure
     return stored_or_measured(question, str(site), context, measured, "autotune.sites_measured")
-
-
-def rivals_of(
-    question: Question, site: Site, alone: Plan, inputs: Mapping[str, Tensor]
-) -> PlanRace:
-    """The ways to compute a site as plans that run alone."""
-    plan_of = partial(with_choice, alone, site)
-    return PlanRace(str(site), question.problem, question.candidates, plan_of, inputs)
 
 
 def gate_of(site: Site, alone: Plan, inputs: Mapping[str, Tensor], context: Context) -> Gate:

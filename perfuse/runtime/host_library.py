@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfuse.build import load_library
-from perfuse.codegen.ck.source import RUN, WORKSPACE
 from perfuse.codegen.host.tables import CallRow
+from perfuse.codegen.triton.sources import RUN, WORKSPACE
 from perfuse.errors import PerfuseError
 from perfuse.runtime.frame import GpuFrame
 
@@ -30,7 +30,7 @@ class HostLibrary:
         """The bytes of workspace for a row; PerfuseError where its sizes are not supported."""
         found = int(self._workspace(_numbers(row), _factors(row)))
         if found < 0:
-            raise PerfuseError(f"Composable Kernel does not support {row.sizes} in {self.name}")
+            raise PerfuseError(f"the host call {self.name} does not support {row.sizes}")
         return found
 
     def run(self, frame: GpuFrame, row: CallRow) -> None:

@@ -152,6 +152,6 @@ def test_the_command_prints_the_same(tmp_path: Path) -> None:
     assert shown.exit_code == written.exit_code == 0, shown.output
     assert "15 of 19 candidates are legal" in shown.output
     assert "4 steps of depth do not fill the 4 stages of pipeline v4" in shown.output
-    assert shown.output.count('extern "C" int pf_ck_run') == 15
+    assert shown.output.count('extern "C" int pf_host_run') == 15
     assert len(list((tmp_path / "out").glob("*_ck0_*.cpp"))) == 15
     assert 'extern "C"' not in written.output

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from perfuse.codegen.ck.instance import Instance, spelled
 from perfuse.codegen.ck.problem import CkProblem
+from perfuse.codegen.triton.sources import RUN, WORKSPACE
 from perfuse.codegen.writer import Writer
 
-WORKSPACE, RUN = "pf_ck_workspace", "pf_ck_run"
 MOST_POINTERS = 6  # A, B, a bias, two scales, C
 REFUSED = -23  # the code of a launch that CK does not support
 

@@ -47,6 +47,10 @@ class TensorMap:
         return self.block[0], min(self.block[1], SWIZZLED_BYTES // self.dtype.num_bytes)
 
 
+# The functions of the library of a host call: the bytes that it needs besides, and the call.
+WORKSPACE, RUN = "pf_host_workspace", "pf_host_run"
+
+
 @dataclass(frozen=True, slots=True)
 class HostCall:
     """The arguments of a host call, besides the addresses of its buffers."""

@@ -108,7 +108,7 @@ class _Module:
         """The launches of a kernel that is functions of the module."""
         steps = []
         for text in texts:
-            made = _function(text, self._known, self._functions)
+            made = self._function(text)
             passed = (text.buffers, text.symbols, text.grid, text.scratch, text.maps)
             steps.append(Launch(made.name, *passed))
         self._launches.append(tuple(steps))
@@ -118,6 +118,24 @@ class _Module:
         new = HostUnit(unit_name(len(self._units)), made.text, source)
         unit = self._units.setdefault((source, made.text), new)
         self._launches.append((Launch(unit.name, made.buffers, (), (1, 1, 1), call=made.call),))
+
+    def _function(self, text: KernelText) -> TritonKernel:
+        tile = text.tile
+        constants = (("R", tile.rows), ("C", tile.columns))
+        threads = (tile.num_warps, tile.num_stages)
+        key = (text.parameters, text.body, text.called, text.promised, constants, threads)
+        if key not in self._known:
+            name = f"kernel{len(self._known)}"
+            inner = ", ".join(
+                [*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"]
+            )
+            language = "gluon" if text.is_gluon else "triton"
+            own = f"\n\n@{language}.jit\ndef {name}({inner}):\n{text.body}"
+            self._functions.append((text.called + own).replace("KERNEL", name))
+            pointers = frozenset(p for p, kind in text.parameters if kind.startswith("*"))
+            divisible = pointers | text.promised
+            self._known[key] = TritonKernel(name, text.parameters, constants, divisible, *threads)
+        return self._known[key]
 
     def sources(self) -> TritonSources:
         code = "".join(self._functions)
@@ -148,25 +166,6 @@ def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: 
                 raise error
             tiles[kernel.name] = less
     return replace(plan, tiles=tiles)
-
-
-def _function(
-    text: KernelText, known: dict[tuple[object, ...], TritonKernel], functions: list[str]
-) -> TritonKernel:
-    tile = text.tile
-    constants = (("R", tile.rows), ("C", tile.columns))
-    threads = (tile.num_warps, tile.num_stages)
-    key = (text.parameters, text.body, text.called, text.promised, constants, threads)
-    if key not in known:
-        name = f"kernel{len(known)}"
-        inner = ", ".join([*(p for p, _ in text.parameters), "R: tl.constexpr", "C: tl.constexpr"])
-        language = "gluon" if text.is_gluon else "triton"
-        own = f"\n\n@{language}.jit\ndef {name}({inner}):\n{text.body}"
-        functions.append((text.called + own).replace("KERNEL", name))
-        pointers = frozenset(p for p, kind in text.parameters if kind.startswith("*"))
-        divisible = pointers | text.promised
-        known[key] = TritonKernel(name, text.parameters, constants, divisible, *threads)
-    return known[key]
 
 
 def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[KernelText]:

@@ -66,7 +66,7 @@ auto argument(void *const *pointers, const int64_t *sizes, const double *factors
 }  // namespace
 
 // Bytes of workspace that a launch needs; -1 where CK does not support it.
-extern "C" int64_t pf_ck_workspace(const int64_t *sizes, const double *factors) {
+extern "C" int64_t pf_host_workspace(const int64_t *sizes, const double *factors) {
   void *const none[6] = {};
   const auto made = argument(none, sizes, factors);
   if (!Gemm::IsSupportedArgument(made)) return -1;
@@ -74,7 +74,7 @@ extern "C" int64_t pf_ck_workspace(const int64_t *sizes, const double *factors) 
 }
 
 // Launches on a stream: pointers to A, B, what the epilogue reads, and C. 0, or an error code.
-extern "C" int pf_ck_run(void *const *pointers, const int64_t *sizes, const double *factors,
+extern "C" int pf_host_run(void *const *pointers, const int64_t *sizes, const double *factors,
                      void *workspace, void *stream) {
   const StreamConfig on{static_cast<hipStream_t>(stream), false, 0};
   auto made = argument(pointers, sizes, factors);
