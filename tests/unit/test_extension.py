@@ -10,6 +10,7 @@ import ctypes
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,12 @@ import torch
 import perfuse
 from perfuse.autotune import tune
 from perfuse.backends import BACKENDS, Backend
+from perfuse.build import UNIT_LIBRARY
+from perfuse.build.compiler import CompilerRun, built_library
+from perfuse.cache import keys
+from perfuse.cache.access import open_store
+from perfuse.cache.keys import key_of
+from perfuse.cache.manifest import Entry
 from perfuse.candidates.library import CpuMatmul, LibraryMatmul
 from perfuse.candidates.site import Site
 from perfuse.candidates.source import Contractions, Offer, Source
@@ -26,6 +33,7 @@ from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import KernelText
+from perfuse.codegen.triton.sources import HostCall, HostLaunch, HostUnit
 from perfuse.codegen.triton.templates.frame import ContractionFrame
 from perfuse.codegen.triton.templates.pointers import pointers_text
 from perfuse.codegen.triton.templates.template import Template
@@ -219,9 +227,47 @@ def write_toy(kernel: Kernel, plan: Plan, dialect: Dialect, context: Context) ->
     return [replace(text, body="  # by a source of a test\n" + text.body)]
 
 
-def test_a_candidate_source_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It proposes, is written, raced and chosen on a GPU's plan, here by the interpreter."""
-    ours = Contractions(toy_offer, write_toy, is_timed_on_cpu=True)
+CALLED = """
+extern "C" long pf_host_workspace(const long *, const double *) { return 0; }
+extern "C" int pf_host_run(void *const *at, const long *n, const double *, void *, void *) {
+  const float *a = (const float *)at[0], *b = (const float *)at[1];
+  for (long i = 0; i < n[0]; ++i)
+    for (long j = 0; j < n[1]; ++j) {
+      double sum = 0;
+      for (long k = 0; k < n[2]; ++k) sum += a[i * n[2] + k] * b[k * n[1] + j];
+      ((float *)at[2])[i * n[1] + j] = sum;
+    }
+  return 0;
+}
+"""
+
+
+def write_call(kernel: Kernel, plan: Plan, dialect: Dialect, context: Context) -> HostLaunch:
+    assert kernel.contraction is not None
+    (matmul,) = kernel.contraction.matmuls
+    a, b = matmul.operands.a, matmul.operands.b
+    sizes: Any = (a.shape[0], b.shape[1], a.shape[1])
+    return HostLaunch(CALLED, (a.buffer, b.buffer, matmul.out), HostCall((0, 0, 0), sizes, (1.0,)))
+
+
+def build_call(unit: HostUnit, context: Context) -> Entry:
+    def run(folder: Path) -> CompilerRun:
+        return CompilerRun(folder, context.target.compiler_command(), context)
+
+    library = built_library({"toy.cpp": unit.text.encode()}, run, context)
+    return open_store(context).put(key_of(keys.LIBRARY, unit.text), {UNIT_LIBRARY: library})
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        Contractions(toy_offer, write_toy, is_timed_on_cpu=True),
+        Contractions(toy_offer, write_call, build_call, is_timed_on_cpu=True),
+    ],
+    ids=["a kernel", "a host call"],
+)
+def test_a_candidate_source_for_gpus(monkeypatch: pytest.MonkeyPatch, ours: Contractions) -> None:
+    """It proposes, is written, built, raced and chosen on a GPU's plan, here interpreted."""
     toy = Source("TOY", lambda target: target.kind == "cuda", contractions=ours)
     monkeypatch.setattr("perfuse.candidates.sources.SOURCES", [*SOURCES, toy])
     settings = {
@@ -233,12 +279,11 @@ def test_a_candidate_source_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     x, y = torch.randn(48, 64), torch.randn(64, 40)
     with perfuse.config.patch(settings):
-        got, (text, _) = perfuse.testing.run_and_get_code(
-            torch.compile(lambda x, y: (x @ y).relu(), backend="perfuse"), x, y
-        )
+        compiled = torch.compile(lambda x, y: (x @ y).relu(), backend="perfuse")
+        got, texts = perfuse.testing.run_and_get_code(compiled, x, y)
         (graph,) = perfuse.explain(lambda x, y: (x @ y).relu(), x, y).graphs
     torch.testing.assert_close(got, (x @ y).relu())
-    assert "# by a source of a test" in text and "tl.dot" in text
+    assert CALLED in texts if ours.build else "# by a source of a test" in texts[0]
     assert [decision.chosen for decision in graph.decisions] == [TOY]
     assert [rival.choice.source for rival in graph.decisions[0].rivals] == ["library", "toy"]
 
