@@ -157,7 +157,8 @@ def _requests(
         try:
             if choice in errors:
                 raise errors[choice]
-            assert source.request is not None, f"{choice} cannot be measured"
+            if source.request is None:
+                raise NotImplementedError(f"{choice} cannot be measured")
             requests[number] = source.request(problem, choice, context)
         except CANNOT_RUN as error:
             failures[number] = failed(error)
