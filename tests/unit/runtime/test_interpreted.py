@@ -218,7 +218,7 @@ def total(x, out, so_far, done, n: tl.constexpr, BLOCK: tl.constexpr):
 """
 
 
-def counting(plan: Plan, context: Any) -> TritonSources:
+def counting(plan: Plan, context: Any, writers: Any) -> TritonSources:
     """Twice the sum, taken by the last block to finish: needs a fill, and a counter that stays."""
     (step,) = plan.kernels
     (out,) = step.stored
@@ -241,7 +241,7 @@ def test_fills_and_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def promising(plan: Plan, context: Any) -> TritonSources:
+    def promising(plan: Plan, context: Any, writers: Any) -> TritonSources:
         made = plain_triton.generate_triton(plan, context)
         (kernel,) = made.kernels
         promised = frozenset(name for name, _ in kernel.signature)
