@@ -45,6 +45,39 @@ class BufferKind(StrEnum):
     SEEDS = "seeds"  # one for each random op, drawn at every call
 
 
+class LoopKind(StrEnum):
+    """What a loop does with its values: stores them, reduces them, scans or accumulates."""
+
+    MAP = "map"
+    SUM = "sum"
+    PROD = "prod"
+    MAX = "max"
+    MIN = "min"
+    ANY = "any"
+    ALL = "all"
+    ARGMAX = "argmax"
+    ARGMIN = "argmin"
+    CUMSUM = "cumsum"  # along the last axis
+    CUMPROD = "cumprod"
+    SCATTER_ADD = "scatter_add"  # a map whose stores accumulate
+
+    @property
+    def is_position(self) -> bool:
+        return self in (LoopKind.ARGMAX, LoopKind.ARGMIN)
+
+    @property
+    def is_truth(self) -> bool:
+        return self in (LoopKind.ANY, LoopKind.ALL)
+
+    @property
+    def is_scan(self) -> bool:
+        return self in (LoopKind.CUMSUM, LoopKind.CUMPROD)
+
+    @property
+    def accumulates(self) -> bool:
+        return self is LoopKind.SCATTER_ADD
+
+
 # Kinds that the caller or the graph module owns.
 ARGUMENTS = (BufferKind.INPUT, BufferKind.CONSTANT)
 
@@ -95,18 +128,20 @@ KEPT: Any = field(default=None, init=False, compare=False, repr=False)
 class Loop:
     """out[index] = value for every step of the axes, reduced over the axes marked so.
 
-    `kind`: "map" or a reduction name (sum, prod, max, min, any, all, argmax, argmin) or a scan
-    (cumsum, cumprod, ...) along the last axis, or "scatter_add" (a map whose stores accumulate).
     Axes are in the natural order of the tensor that is read, reduced ones among the others.
     """
 
     out: str
     axes: tuple[Axis, ...]
-    kind: str
+    kind: LoopKind
     value: Expr
     index: Dim
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[Expr, ...] | None = KEPT
+
+    @property
+    def is_map(self) -> bool:
+        return self.kind is LoopKind.MAP
 
     @property
     def is_reduction(self) -> bool:

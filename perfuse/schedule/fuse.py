@@ -61,18 +61,19 @@ def _group_over(number: int, node: Loop, axes: tuple[Axis, ...]) -> Group:
 
 
 def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[Role, tuple[bool, ...] | None]:
-    if node.kind.startswith("cum"):
+    if node.kind.is_scan:
         return Role.SCAN, (*[False] * (len(axes) - 1), True)
-    if node.kind == "scatter_add" or any(isinstance(a, Indirect) for a in ix.atoms_of(node.index)):
+    is_indirect = any(isinstance(a, Indirect) for a in ix.atoms_of(node.index))
+    if node.kind.accumulates or is_indirect:
         return Role.SCATTER, None
     flags = tuple(a.reduced for a in axes)
     if not any(flags):
         return Role.FULL, None
     if all(flags):
         # Positions are combined with their values, which only the lanes of one row do.
-        return (Role.INNER, flags) if node.kind.startswith("arg") else (Role.ALL, None)
+        return (Role.INNER, flags) if node.kind.is_position else (Role.ALL, None)
     lead = flags.index(False)
-    if lead and not any(flags[lead:]) and not node.kind.startswith("arg"):
+    if lead and not any(flags[lead:]) and not node.kind.is_position:
         columns = static_product([a.size for a in axes[lead:]])
         if columns is None or columns <= _MOST_OUTER_COLUMNS:
             return Role.OUTER, (*[False] * lead, *[True] * (len(flags) - lead))

@@ -35,6 +35,11 @@ class Member:
     number: int  # place of the node in its program
     stage: int = 0
 
+    @property
+    def is_map(self) -> bool:
+        """Whether it computes one element at every row and column."""
+        return self.role is Role.FULL and self.loop.is_map
+
 
 @dataclass(frozen=True, slots=True)
 class Contraction:

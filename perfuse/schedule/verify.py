@@ -97,7 +97,7 @@ def _check_contraction(kernel: Kernel, plan: Plan) -> None:
             raise SpecError(f"{_STAGE}: {matmul.out} is not read where it is made, in {kernel}")
     if kernel.stored & set(kernel.contraction.reads()):
         raise SpecError(f"{_STAGE}: an operand is overwritten in {kernel}")
-    if any(member.role != Role.FULL or member.loop.kind != "map" for member in kernel.members):
+    if not all(member.is_map for member in kernel.members):
         raise SpecError(f"{_STAGE}: an epilogue is not pointwise in {kernel}")
 
 

@@ -67,7 +67,7 @@ def _scatter_step(frame: Frame, scope: Scope, tail: str | None) -> None:
     lane, out = frame.shape.lane, m.loop.out
     emitter = Emitter(frame.names, scope, lane, tail, lambda e: None)
     value = frame.value_of(emitter, m)
-    if m.loop.kind != "scatter_add":
+    if not m.loop.kind.accumulates:
         emitter.store(out, m.loop.index, value)
         return
     pointer, kind = frame.names.target(out), frame.names.storage(out)

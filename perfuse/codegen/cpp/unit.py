@@ -18,7 +18,7 @@ from perfuse.codegen.cpp.templates.kernel import generate_contraction
 from perfuse.context import Context
 from perfuse.ir.program import LibraryCall
 from perfuse.schedule.arena import leading_inputs
-from perfuse.schedule.plan import Kernel, Plan, Role
+from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat.ops import fp8_cast_saturates
 
 HEADER = """#define PF_LANES {lanes}
@@ -206,7 +206,7 @@ class _Sources:
 
 def _is_wide(kernel: Kernel, text: KernelText) -> bool:
     """Whether a kernel is a long map of mostly loads and stores."""
-    is_map = all(m.role == Role.FULL and m.loop.kind == "map" for m in kernel.members)
+    is_map = all(m.is_map for m in kernel.members)
     num_lines = text.body.count("\n")
     num_accesses = text.body.count("pf::load") + text.body.count("pf::store")
     return is_map and num_lines > _WIDE_LINES and 4 * num_accesses > num_lines

@@ -119,7 +119,7 @@ def scatter_text(frame: Frame) -> KernelText:
     scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
     (m,) = frame.kernel.members
     emitter = frame.emitter(scope, block, m, {})
-    if m.loop.kind != "scatter_add":
+    if not m.loop.kind.accumulates:
         frame.stored(emitter, m, ROWS)
     else:
         value = frame.value_of(emitter, m)

@@ -20,7 +20,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
-from perfuse.schedule.plan import Kernel, Member, Role, static_product
+from perfuse.schedule.plan import Kernel, Member, static_product
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import Scratch
 
@@ -106,7 +106,7 @@ class Frame(KernelFrame[Names, Value]):
                 return results[name]
             if any(r.buffer == name for r in maker.loop.reads()):
                 return None  # changed in place in an earlier sweep: what is there is the new value
-            if maker.role == Role.FULL and maker.loop.kind == "map":
+            if maker.is_map:
                 rounded = ex.round_to(maker.loop.value, self.buffers[name].dtype)
                 # As the maker sees it: what is overwritten after it still has its old value.
                 return Formula(rounded, self._reading(maker, results))

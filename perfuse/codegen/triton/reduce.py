@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
 from perfuse.ir.dtype import DType
+from perfuse.ir.program import LoopKind
 from perfuse.schedule.plan import Member, static_product
 
 # Beyond every position: lanes outside lose against any that is inside.
 _NOWHERE = {DType.I32: 2**31 - 1, DType.I64: 2**63 - 1}
-_SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+_SIGNS = {LoopKind.SUM: "+", LoopKind.PROD: "*", LoopKind.ANY: "|", LoopKind.ALL: "&"}
 
 
 def is_position(member: Member) -> bool:
-    return member.loop.kind.startswith("arg")
+    return member.loop.kind.is_position
 
 
 def position_dtype(member: Member) -> DType:
@@ -25,7 +26,7 @@ def position_dtype(member: Member) -> DType:
 
 def kind_dtype(member: Member) -> DType:
     """The dtype that a reduction accumulates in."""
-    return DType.BOOL if member.loop.kind in ("any", "all") else member.loop.value.dtype
+    return DType.BOOL if member.loop.kind.is_truth else member.loop.value.dtype
 
 
 def part_dtypes(member: Member) -> tuple[DType, ...]:
@@ -83,7 +84,7 @@ def combined(member: Member, a: Sequence[str], b: Sequence[str]) -> str:
         return f"{x} {_SIGNS[kind]} {y}"
     if dtype.is_float:
         return f"pf_{kind}({x}, {y})"
-    return f"tl.{'maximum' if kind == 'max' else 'minimum'}({x}, {y})"
+    return f"tl.{'maximum' if kind is LoopKind.MAX else 'minimum'}({x}, {y})"
 
 
 def joined(member: Member, parts: Sequence[str], axis: int, *, keep: bool = True) -> str:
@@ -96,8 +97,11 @@ def joined(member: Member, parts: Sequence[str], axis: int, *, keep: bool = True
     if is_position(member):
         return f"tl.reduce(({parts[0]}, {parts[1]}), {axis}, pf_{kind}{dims})"
     x = parts[0]
-    if kind in ("any", "all"):
-        return f"(tl.{'max' if kind == 'any' else 'min'}({x}.to(tl.int32), {axis}{dims}) != 0)"
-    if kind == "prod" or (dtype.is_float and kind != "sum"):
-        return f"tl.reduce({x}, {axis}, pf_{'mul' if kind == 'prod' else kind}{dims})"
+    if kind.is_truth:
+        extremum = "max" if kind is LoopKind.ANY else "min"
+        return f"(tl.{extremum}({x}.to(tl.int32), {axis}{dims}) != 0)"
+    if kind is LoopKind.PROD:
+        return f"tl.reduce({x}, {axis}, pf_mul{dims})"
+    if dtype.is_float and kind is not LoopKind.SUM:
+        return f"tl.reduce({x}, {axis}, pf_{kind}{dims})"
     return f"tl.{kind}({x}, {axis}{dims})"

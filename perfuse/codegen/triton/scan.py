@@ -8,9 +8,10 @@ from perfuse.codegen.triton.frame import Frame, KernelText
 from perfuse.codegen.triton.rows import Rows, RowWriter
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
 from perfuse.codegen.triton.tiling import num_blocks
+from perfuse.ir.program import LoopKind
 from perfuse.schedule.plan import Member
 
-_COMBINE = {"cumsum": "pf_add", "cumprod": "pf_mul"}
+_COMBINE = {LoopKind.CUMSUM: "pf_add", LoopKind.CUMPROD: "pf_mul"}
 
 
 def scan_text(frame: Frame) -> KernelText:

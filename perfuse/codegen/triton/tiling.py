@@ -302,7 +302,7 @@ def _stores_rows(kernel: Kernel) -> bool:
 
 
 def _keeps_places(kernel: Kernel) -> bool:
-    return any(m.loop.kind.startswith("arg") for m in kernel.members)
+    return any(m.loop.kind.is_position for m in kernel.members)
 
 
 def _most_held(kernel: Kernel) -> int:

@@ -17,7 +17,17 @@ from perfuse.errors import SpecError
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import Operands
-from perfuse.ir.program import Axis, Buffer, Extern, LibraryCall, Loop, Matmul, Program, View
+from perfuse.ir.program import (
+    Axis,
+    Buffer,
+    Extern,
+    LibraryCall,
+    Loop,
+    LoopKind,
+    Matmul,
+    Program,
+    View,
+)
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.arena import place, touched
 from perfuse.schedule.plan import Kernel, Member, Plan, Step
@@ -32,7 +42,7 @@ def loop(out: Buffer, reads: list[Buffer]) -> Loop:
     value = ex.const(1.0, DType.F32)
     for buffer in reads:
         value = ex.apply("add", value, ex.load(buffer.name, 0, DType.F32))
-    return Loop(out.name, (Axis("d0", out.shape[0]),), "map", value, 0)
+    return Loop(out.name, (Axis("d0", out.shape[0]),), LoopKind.MAP, value, 0)
 
 
 def call(out: Buffer, reads: list[Buffer]) -> LibraryCall:
