@@ -7,28 +7,28 @@ from dataclasses import replace
 
 from perfuse.codegen.triton.tiling import (
     Machine,
-    Tile,
     columns_of,
     fitted,
     power_of_two,
     rows_of,
 )
 from perfuse.schedule.plan import Kernel, static_product
+from perfuse.schedule.tile import Tile, TileKind
 
 
 def wider(kernel: Kernel, best: Tile, machine: Machine, widest: int) -> list[Tile]:
     """Candidates of a kernel that reduces: pipelined or not, much or little on its way."""
     height = static_product([a.size for a in rows_of(kernel)])
     width = static_product([a.size for a in columns_of(kernel)])
-    if best.kind == "flat" and best.programs is not None:
+    if best.kind is TileKind.FLAT and best.programs is not None:
         found = list(_flat(best, machine))
-    elif best.kind == "columns" and height is not None and width is not None:
+    elif best.kind is TileKind.COLUMNS and height is not None and width is not None:
         found = [*_columns(height, width, machine), *_columns_as_rows(height, width, machine)]
-    elif best.kind == "rows" and best.programs is not None and not best.is_swept:
+    elif best.kind is TileKind.ROWS and best.programs is not None and not best.is_swept:
         found = list(_carrying(best, machine))
-    elif best.kind == "rows" and best.is_swept:
+    elif best.kind is TileKind.ROWS and best.is_swept:
         found = list(_swept(best))
-    elif best.kind == "rows":
+    elif best.kind is TileKind.ROWS:
         found = [*_held(best), *_swept(best), *_round(best, machine)]
     else:
         found = []
@@ -95,9 +95,9 @@ def _columns(height: int, width: int, machine: Machine) -> Iterator[Tile]:
     for rows, columns, warps, stages, per_processor in shapes:
         across = -(-width // columns)
         splits = max(1, min(machine.num_processors * per_processor // across, height // rows))
-        yield Tile("columns", rows, columns, warps, stages, splits=splits)
+        yield Tile(TileKind.COLUMNS, rows, columns, warps, stages, splits=splits)
         if stages == 4:
-            yield Tile("columns", rows, columns, warps, stages, splits=splits, streams=False)
+            yield Tile(TileKind.COLUMNS, rows, columns, warps, stages, splits=splits, streams=False)
 
 
 def _columns_as_rows(height: int, width: int, machine: Machine) -> Iterator[Tile]:
@@ -112,7 +112,7 @@ def _columns_as_rows(height: int, width: int, machine: Machine) -> Iterator[Tile
         (2, 16, 3, 1),
     ):
         programs = min(machine.num_processors * per_processor, -(-height // rows))
-        yield Tile("rows", rows, block, warps, stages, programs=programs)
+        yield Tile(TileKind.ROWS, rows, block, warps, stages, programs=programs)
 
 
 def _carrying(best: Tile, machine: Machine) -> Iterator[Tile]:

@@ -27,7 +27,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.atoms import Indirect
 from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Kernel, Plan, with_tile
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 # Readings are the GPU's own, with caches flushed before each turn: rounds are long enough for few.
 RULES = Rules(margin=0.97, fewest_rounds=15, most_rounds=15)
@@ -90,13 +90,14 @@ def _has_matmuls(plan: Plan) -> bool:
 
 
 def choice_of(tile: Tile) -> Choice:
-    return Choice("tile", str(tile), tuple(asdict(tile).items()))
+    options = {**asdict(tile), "kind": str(tile.kind)}  # plain text, in keys too
+    return Choice("tile", str(tile), tuple(options.items()))
 
 
 def tile_of(choice: Choice) -> Tile:
-    """The tile of a choice; TypeError where its options are those of another version."""
+    """The tile of a choice of this version."""
     options: dict[str, Any] = dict(choice.options)
-    return Tile(**options)
+    return Tile(**{**options, "kind": TileKind(options["kind"])})
 
 
 def is_measurable(kernel: Kernel, plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from perfuse.build.bundle import INTERPRETED, Bundle, CodeObject, bundle_files, facts_of
+from perfuse.build.bundle import Bundle, CodeObject, bundle_files, facts_of
 from perfuse.build.compiler import build_shared_library
 from perfuse.build.triton_compile import Job, compile_kernel, load_module
 from perfuse.cache import keys
@@ -26,7 +26,7 @@ from perfuse.cache.store import Store
 from perfuse.codegen.triton.sources import TritonKernel, TritonSources
 from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
-from perfuse.gpu import BLOCK_THREADS, Gpu
+from perfuse.gpu import BLOCK_THREADS, Gpu, Platform
 
 FACTS, CODE, ASSEMBLY = "kernel.json", "code.bin", "assembly.txt"
 LAUNCHER = Path(__file__).with_name("launcher.cpp")
@@ -37,7 +37,7 @@ def build_bundle(sources: TritonSources, ctx: Context) -> Entry:
     gpu = ctx.target.gpu
     assert gpu is not None
     if ctx.settings.gpu.interpret and ctx.device.type == "cpu":
-        bundle = Bundle(INTERPRETED, gpu.arch, (), sources.text, sources.kernels)
+        bundle = Bundle(Platform.INTERPRETED, gpu.arch, (), sources.text, sources.kernels)
     else:
         bundle = Bundle(gpu.kind, gpu.arch, _objects(sources, gpu, ctx))
     return _stored(bundle, ctx)

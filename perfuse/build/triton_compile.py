@@ -21,13 +21,13 @@ from perfuse.build.elf import SECTION
 from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TritonKernel
 from perfuse.errors import CompilerFailed, CompilerMissing
 from perfuse.forking import ForkLock
-from perfuse.gpu import Gpu
+from perfuse.gpu import Gpu, Platform
 
 # Python's own parser is not safe in threads (AST constructor recursion depth mismatch), and this
 # stage holds the GIL anyway.
 _FRONT = ForkLock()
 
-BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
+BINARY = {Platform.CUDA: ("cubin", "ptx"), Platform.HIP: ("hsaco", "amdgcn")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def compile_kernel(job: Job) -> tuple[CodeObject, str]:
     """The kernel's machine code, and its assembly for reports."""
     compiler = importlib.import_module("triton.backends.compiler")
     make_backend = importlib.import_module("triton.compiler.compiler").make_backend
-    backend = make_backend(compiler.GPUTarget(job.gpu.kind, job.gpu.triton_arch, job.gpu.warp))
+    backend = make_backend(compiler.GPUTarget(str(job.gpu.kind), job.gpu.triton_arch, job.gpu.warp))
     options = backend.parse_options(_options(job))
     try:
         stages, metadata = _run(job, backend, options)
@@ -127,7 +127,7 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
         what = "thread block clusters are" if is_cluster else "profiling scratch memory is"
         raise CompilerFailed(("triton", job.kernel.name), f"{what} not supported")
     _check_maps(job, metadata.get("tensordesc_meta") or ())
-    if job.gpu.kind == "hip":
+    if job.gpu.kind is Platform.HIP:
         usage = (_noted(assembly, "vgpr_count"), _noted(assembly, "private_segment_fixed_size"))
     else:
         usage = (cubin_attribute(binary, REGISTERS), cubin_attribute(binary, STACK))

@@ -12,6 +12,7 @@ from perfuse.diagnosis.gpu import tool
 from perfuse.diagnosis.machine import Machine
 from perfuse.diagnosis.report import Finding
 from perfuse.errors import PerfuseError
+from perfuse.gpu import Platform
 
 
 def rocm(machine: Machine) -> Finding:
@@ -47,7 +48,7 @@ def hipcc(machine: Machine) -> Finding:
 
 def _refused_devices(machine: Machine) -> list[str]:
     """Why CK supports none of the GPUs that are here; nothing where it does, or there are none."""
-    if not machine.gpu_build("hip"):
+    if not machine.gpu_build(Platform.HIP):
         return []
     try:
         refusals = [why_no_device(device.arch) for device in machine.devices()]

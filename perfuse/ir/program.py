@@ -376,9 +376,9 @@ class Program:
 
 
 def sizes_from_data(dims: Iterable[Dim]) -> list[str]:
-    """The size symbols among these that an earlier call of the program computes (u0, u1, ...)."""
-    names = {a.name for dim in dims for a in ix.atoms_of(dim) if isinstance(a, Symbol)}
-    return sorted(name for name in names if name.startswith("u"))
+    """The size symbols among these that an earlier call of the program computes."""
+    found = {a for dim in dims for a in ix.atoms_of(dim) if isinstance(a, Symbol)}
+    return sorted({a.name for a in found if a.is_from_data})
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

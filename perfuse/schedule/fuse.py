@@ -160,9 +160,9 @@ def _moved(
         target = domain.joined(sizes, variables, positions)
         if atom is not None and ix.as_atom(target) is not atom:
             mapping[atom] = target
-    made = []
+    made, parts_of = [], {f"x{i}": positions for i, positions in enumerate(parts)}
     for member in group.members:
-        pieces = [(p, a.reduced) for a in member.loop.axes for p in parts[int(a.name[1:])]]
+        pieces = [(p, a.reduced) for a in member.loop.axes for p in parts_of[a.name]]
         axes = tuple(Axis(f"x{p}", sizes[p], reduced) for p, reduced in sorted(pieces))
         loop = domain.rewrite(member.loop, mapping, axes)
         made.append(replace(member, loop=loop, role=role or member.role))

@@ -70,7 +70,7 @@ def _check_batch(batch: Batch) -> None:
     """The parts are the template with other names, and none touches what another writes."""
     writers: dict[str, int] = {}
     for number, (part, kernel) in enumerate(zip(batch.parts, batch.kernels, strict=True)):
-        stored = {part.buffers[int(name[1:])] for name in batch.template.stored}
+        stored = set(batch.in_part(part, batch.template.stored))
         if stored != kernel.stored or not touched(kernel) <= set(part.buffers):
             raise SpecError(f"{_STAGE}: a part of a batch has the buffers {part}, not of {kernel}")
         writers |= dict.fromkeys(stored, number)

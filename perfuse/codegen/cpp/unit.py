@@ -168,8 +168,8 @@ class _Sources:
         assert step.batch is not None
         text = generate_batch(step.batch, self.context)
         name = self._function(text)
-        order = [int(buffer[1:]) for buffer in text.arguments]  # t3: the fourth of a part's buffers
-        buffers = [part.buffers[number] for part in step.batch.parts for number in order]
+        each = [step.batch.in_part(part, text.arguments) for part in step.batch.parts]
+        buffers = [buffer for buffers in each for buffer in buffers]
         places = [self._place(self.plan.over.get(buffer, buffer)) for buffer in buffers]
         self.tables.append(batch_tables(step.name, step.batch, places))
         own = ", ".join(f"{what}_{step.name}" for what in ("places", "starts", "counts"))

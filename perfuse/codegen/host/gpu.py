@@ -29,7 +29,7 @@ from perfuse.codegen.host.tables import (
 from perfuse.codegen.triton.sources import Launch, TensorMap, TritonSources
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View
+from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View, sizes_from_data
 from perfuse.schedule.allocate import scratch_name, with_memory
 from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
@@ -186,8 +186,8 @@ class _GpuWriter(HostWriter):
         self.known_symbols |= {n for n in names if n not in self.program.buffers}
 
     def _needed_symbols(self) -> set[str]:
-        found = symbols_in(list(self.launch_dims))
-        return super()._needed_symbols() | {s for s in found if s[0] not in "uz"}
+        known = {*sizes_from_data(self.launch_dims), *dict(self.program.symbols)}
+        return super()._needed_symbols() | (symbols_in(list(self.launch_dims)) - known)
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ def _reason_unfit(plan: Plan) -> str:
         name = step.op.split(".")[1] if "." in step.op else step.op
         if step.op.startswith("py:") or name.startswith(_WAITING):
             return f"call_of_{name.removeprefix('py:')}"
-        if any(o not in program.buffers and o.startswith("u") for o in step.makes()):
+        if step.measured:
             return "size_depends_on_data"
         if _moves_to_host(step):
             return "copy_between_devices"

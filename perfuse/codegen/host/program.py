@@ -114,7 +114,7 @@ class HostWriter(WatchedMemory):
             dims += [*leaf.shape, *leaf.strides, leaf.offset] if is_view else [leaf]
         dims += list(self.program.outputs)
         found = symbols_in(dims) | set(self.sizes)
-        return {s for s in found if not s.startswith("z")}
+        return found - {name for name, _ in self.program.symbols}
 
     def _find_symbol(self, symbol: str) -> str | None:
         """The argument dimension that gives a symbol: a size equal to it, or a sum with it."""
@@ -138,7 +138,7 @@ class HostWriter(WatchedMemory):
         named = [a for a in atoms if a.name == symbol]
         if not named or ix.coefficient_of(dim, named[0]) != 1:
             return None
-        rest = ix.add(dim, -1 * ix.symbol(symbol, named[0].lower))
+        rest = ix.add(dim, -1 * ix.symbol(symbol, named[0].lower, named[0].is_from_data))
         return rest if symbols_in([rest]) <= self.known_symbols else None
 
     # -- steps -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.schedule.plan import Kernel, Member, Role
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 from perfuse.schedule.turns import Scratch
 
 _MOST_JOINED = 2048  # what blocks found is read in steps of this many
@@ -130,7 +130,7 @@ class Carry:
 
 def joins_itself(tile: Tile, width: Dim) -> bool:
     """Whether the blocks that share columns join their sums without another launch."""
-    return tile.kind == "columns" and tile.splits > 1 and isinstance(width, int)
+    return tile.kind is TileKind.COLUMNS and tile.splits > 1 and isinstance(width, int)
 
 
 def join_columns(kernel: Kernel, first: Frame, num_sharing: int, dialect: Dialect) -> KernelText:
@@ -140,7 +140,7 @@ def join_columns(kernel: Kernel, first: Frame, num_sharing: int, dialect: Dialec
     # Few columns to a block: there are not many, and every one is a long way down.
     columns = 16 if not isinstance(width, int) else min(16, power_of_two(width))
     rows = min(128, power_of_two(num_sharing))
-    tile = Tile("join", rows, columns, 4)
+    tile = Tile(TileKind.JOIN, rows, columns, 4)
     frame = Frame(kernel, first.buffers, tile, dialect)
     w = frame.w
     masks: dict[int, str] = {}

@@ -24,7 +24,7 @@ from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, Role, static_product
 from perfuse.schedule.shape import transposed_axis
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
@@ -37,6 +37,8 @@ SEARCHED_A_THREAD = 128  # the same where it keeps places: fewer threads have to
 WARP = 32
 MANY_LOADS = 5
 PLAIN_COST = 16  # in units of one add, for an element
+# Kinds whose blocks vary along every axis.
+_FLAT = (TileKind.FLAT, TileKind.GROUPED, TileKind.STACKED, TileKind.TRANSPOSED, TileKind.SCATTER)
 GROUP = 8  # neighbours along the last axis: sixteen bytes of halves
 
 
@@ -100,7 +102,7 @@ def _elements_read(tile: Tile, kernel: Kernel) -> int:
     rows, columns = ({a.atom for a in axes} for axes in (rows_of(kernel), columns_of(kernel)))
     total = 0
     for used in (read.variables() for read in reads):
-        is_flat = tile.kind in ("flat", "grouped", "stacked", "transposed", "scatter")
+        is_flat = tile.kind in _FLAT
         height = tile.rows if is_flat or used & rows else 1
         total += height * (tile.columns if is_flat or used & columns else 1)
     return total
@@ -115,9 +117,9 @@ def smaller(tile: Tile) -> Tile | None:
     """A tile that uses less shared memory; None if there is none."""
     if tile.num_stages > 1:
         return replace(tile, num_stages=tile.num_stages - 1)
-    if tile.kind == "transposed" and tile.rows > 16:
+    if tile.kind is TileKind.TRANSPOSED and tile.rows > 16:
         return replace(tile, rows=tile.rows // 2, columns=tile.columns // 2)
-    if tile.kind in ("rows", "scan") and not tile.is_swept:
+    if tile.kind in (TileKind.ROWS, TileKind.SCAN) and not tile.is_swept:
         return replace(tile, rows=1, columns=min(2048, tile.columns), num_warps=8, is_swept=True)
     if tile.columns > 64:
         return replace(tile, columns=tile.columns // 2)
@@ -129,7 +131,7 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
     if Role.SCAN in roles:
         return _scan_tile(kernel)
     if Role.SCATTER in roles:
-        return Tile("scatter", 1, 512, 4)
+        return Tile(TileKind.SCATTER, 1, 512, 4)
     if not columns_of(kernel):
         return _flat_tile(kernel, machine, roles, widest)
     if roles <= {Role.FULL, Role.OUTER, Role.ALL}:
@@ -139,7 +141,7 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
 
 def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) -> Tile:
     if transposed_axis(kernel) is not None and Role.ALL not in roles:
-        return Tile("transposed", 64, 64, 8)
+        return Tile(TileKind.TRANSPOSED, 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
     # Sixteen bytes a load either way; where much is loaded, fewer at a time, and more blocks.
     is_wide = widest <= 2 and (Role.ALL in roles or _num_loads(kernel) < MANY_LOADS)
@@ -155,8 +157,9 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) 
         # where nothing is.
         stages = 3 if _stores_rows(kernel) else 1
         programs = max(1, min(most, blocks or most))
-        return Tile("flat", 1, block, _warps(block, 8, 8), num_stages=stages, programs=programs)
-    tile = Tile("flat", 1, block, max(1, min(4, block // 128)))
+        warps = _warps(block, 8, 8)
+        return Tile(TileKind.FLAT, 1, block, warps, num_stages=stages, programs=programs)
+    tile = Tile(TileKind.FLAT, 1, block, max(1, min(4, block // 128)))
     is_grouped = block >= GROUP * WARP and _can_group(kernel) and _shares_rows(kernel)
     return _grouped(tile) if is_grouped else tile
 
@@ -168,7 +171,7 @@ def _num_loads(kernel: Kernel) -> int:
 
 
 def _grouped(tile: Tile) -> Tile:
-    return replace(tile, kind="grouped", rows=tile.columns // GROUP, columns=GROUP)
+    return replace(tile, kind=TileKind.GROUPED, rows=tile.columns // GROUP, columns=GROUP)
 
 
 def _looping(kernel: Kernel) -> list[Axis]:
@@ -184,7 +187,7 @@ def _stacked_tiles(kernel: Kernel) -> list[Tile]:
     reads = [r.variables() for m in kernel.members for r in m.loop.reads()]
     if all(first.atom in found for found in reads if found):
         return []
-    return [Tile("stacked", r, 1024, 4) for r in (2, 4) if first.size % r == 0]
+    return [Tile(TileKind.STACKED, r, 1024, 4) for r in (2, 4) if first.size % r == 0]
 
 
 def _can_group(kernel: Kernel) -> bool:
@@ -205,8 +208,8 @@ def _scan_tile(kernel: Kernel) -> Tile:
     if isinstance(columns, int) and columns <= MOST_SCANNED:
         block = power_of_two(columns)
         rows = max(1, min(16, 1024 // block))
-        return Tile("scan", rows, block, _warps(rows * block, 8, 8))
-    return Tile("scan", 1, 2048, 8, is_swept=True)
+        return Tile(TileKind.SCAN, rows, block, _warps(rows * block, 8, 8))
+    return Tile(TileKind.SCAN, 1, 2048, 8, is_swept=True)
 
 
 # Columns of a block, elements a thread, warps, stages, blocks a processor: of what computes much,
@@ -231,7 +234,7 @@ def _columns_tile(kernel: Kernel, machine: Machine, widest: int) -> Tile:
         wanted = min(wanted, max(1, height // (stages * step)))
     splits = _below(wanted) if wanted < 8 else wanted
     warps = min(warps, _warps(step * block, a_thread))
-    return Tile("columns", step, block, warps, num_stages=stages, splits=splits)
+    return Tile(TileKind.COLUMNS, step, block, warps, num_stages=stages, splits=splits)
 
 
 def _is_plain_sum(kernel: Kernel) -> bool:
@@ -260,7 +263,7 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) 
     elif width is not None and width >= LONG_ROW // 2 and not carries and is_one_sweep(kernel):
         is_few = height is not None and height < 8 * machine.num_processors
         block, warps, stages = (4096, 16, 3) if is_few else (2048, 4, 4)
-        tile = Tile("rows", 1, block, warps, num_stages=stages, is_swept=True)
+        tile = Tile(TileKind.ROWS, 1, block, warps, num_stages=stages, is_swept=True)
     elif width is not None and power_of_two(width) <= _most_held(kernel):
         tile = _held_tile(height, power_of_two(width), machine)
         if not _stores_rows(kernel):
@@ -268,7 +271,7 @@ def _rows_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) 
             warps = _warps(tile.rows * tile.columns, a_thread // widest)
             tile = replace(tile, num_warps=min(tile.num_warps, warps))
     else:
-        tile = Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True)
+        tile = Tile(TileKind.ROWS, 1, 2048, 8, num_stages=3, is_swept=True)
     return _persistent(tile, height, machine, roles) if carries else tile
 
 
@@ -321,15 +324,15 @@ def _held_tile(height: int | None, width: int, machine: Machine) -> Tile:
     warps = _warps(elements, 16 if elements <= 8192 else 32, 32)
     if width >= LONG_ROW and height is not None and height > machine.num_processors:
         # One block fills a processor: the next row has to be on its way while this one is summed.
-        return Tile("rows", 1, width, warps, num_stages=3, programs=machine.num_processors)
-    return Tile("rows", rows, width, warps)
+        return Tile(TileKind.ROWS, 1, width, warps, num_stages=3, programs=machine.num_processors)
+    return Tile(TileKind.ROWS, rows, width, warps)
 
 
 def _vertical_tile(height: int | None, width: int | None) -> Tile:
     rows = 64 if height is None else min(64, power_of_two(height))
     columns = 16 if width is None else min(max(1, 1024 // rows), power_of_two(width))
     is_swept = width is None or width > columns
-    return Tile("rows", rows, columns, 4, num_stages=2, is_swept=is_swept)
+    return Tile(TileKind.ROWS, rows, columns, 4, num_stages=2, is_swept=is_swept)
 
 
 def _split_tile(kernel: Kernel, height: int, width: int, machine: Machine) -> Tile:
@@ -338,7 +341,7 @@ def _split_tile(kernel: Kernel, height: int, width: int, machine: Machine) -> Ti
     blocks = -(-height // rows)
     splits = max(1, min(2 * machine.num_processors // blocks, -(-width // (2 * block)), 512))
     warps = 8 if rows * block >= 2048 else 4
-    return Tile("split", rows, block, warps, num_stages=2, is_swept=True, splits=splits)
+    return Tile(TileKind.SPLIT, rows, block, warps, num_stages=2, is_swept=True, splits=splits)
 
 
 def num_blocks(size: Dim, block: int) -> Dim:
@@ -352,11 +355,11 @@ def candidates(kernel: Kernel, machine: Machine, widest: int = 4) -> list[Tile]:
     """The model's choice first, then others worth measuring."""
     best = choose_tile(kernel, machine, widest)
     others = {
-        "flat": _other_flat,
-        "grouped": _other_grouped,
-        "transposed": _other_transposed,
-        "rows": _other_rows,
-        "columns": _other_columns,
+        TileKind.FLAT: _other_flat,
+        TileKind.GROUPED: _other_grouped,
+        TileKind.TRANSPOSED: _other_transposed,
+        TileKind.ROWS: _other_rows,
+        TileKind.COLUMNS: _other_columns,
     }.get(best.kind)
     found = [best] if others is None else [best, *others(kernel, best, machine)]
     if may_stream(kernel, widest):
@@ -412,7 +415,7 @@ def _other_flat(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
 
 def _other_grouped(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     sizes = ((64, 4), (128, 4), (128, 2), (256, 4), (256, 8))
-    flat = replace(best, kind="flat", rows=1, columns=best.rows * best.columns)
+    flat = replace(best, kind=TileKind.FLAT, rows=1, columns=best.rows * best.columns)
     return [flat, *(replace(best, rows=r, num_warps=w) for r, w in sizes)]
 
 
@@ -434,8 +437,8 @@ def _other_rows(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
     counts = [machine.num_processors * k for k in (2, 8) if k * best.num_warps <= 64]
     found += [replace(best, num_stages=3, programs=n) for n in counts if n <= height]
     if best.columns >= 8192:
-        found.append(Tile("rows", 1, 2048, 8, num_stages=3, is_swept=True))
-        found.append(Tile("rows", 1, 1024, 4, num_stages=4, is_swept=True))
+        found.append(Tile(TileKind.ROWS, 1, 2048, 8, num_stages=3, is_swept=True))
+        found.append(Tile(TileKind.ROWS, 1, 1024, 4, num_stages=4, is_swept=True))
     return found
 
 
@@ -469,5 +472,5 @@ def _other_columns(kernel: Kernel, best: Tile, machine: Machine) -> list[Tile]:
         across = -(-width // columns)
         for stages, per_processor in ((1, 32 // warps), (3, 4), (4, 2)):
             splits = max(1, min(machine.num_processors * per_processor // across, height // rows))
-            found.append(Tile("columns", rows, columns, warps, stages, splits=splits))
+            found.append(Tile(TileKind.COLUMNS, rows, columns, warps, stages, splits=splits))
     return found

@@ -38,7 +38,7 @@ from perfuse.counters import Counters
 from perfuse.decision import Decision, Question, ranked
 from perfuse.errors import KernelTooLarge
 from perfuse.schedule.plan import Kernel, Plan, with_tile
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 from perfuse.target import target_of
 from perfuse.testing import fresh_cache
 from tests.unit.lower.samples import f32
@@ -100,28 +100,38 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 # Tiles that the sizes above would not be given, so that each way of cutting is walked.
 FORCED: dict[str, list[Tile]] = {
     "rows": [
-        Tile("rows", 1, 8, 1, is_swept=True),
-        Tile("rows", 2, 8, 1, is_swept=True),
-        Tile("rows", 2, 32, 1, num_stages=2, programs=2),
-        Tile("split", 1, 8, 1, 1, True, None, 2),
-        Tile("split", 4, 4, 1, 1, True, None, 3),
+        Tile(TileKind.ROWS, 1, 8, 1, is_swept=True),
+        Tile(TileKind.ROWS, 2, 8, 1, is_swept=True),
+        Tile(TileKind.ROWS, 2, 32, 1, num_stages=2, programs=2),
+        Tile(TileKind.SPLIT, 1, 8, 1, 1, True, None, 2),
+        Tile(TileKind.SPLIT, 4, 4, 1, 1, True, None, 3),
     ],
     "rows_argmax": [
-        Tile("rows", 2, 8, 1, is_swept=True),
-        Tile("split", 1, 8, 1, 1, True, None, 2),
+        Tile(TileKind.ROWS, 2, 8, 1, is_swept=True),
+        Tile(TileKind.SPLIT, 1, 8, 1, 1, True, None, 2),
     ],
-    "grouped": [Tile("grouped", 4, 8, 1), Tile("grouped", 8, 8, 1), Tile("flat", 1, 32, 1)],
-    "stacked": [Tile("stacked", 2, 16, 1), Tile("stacked", 4, 8, 1)],
-    "rows_var": [Tile("rows", 1, 8, 1, is_swept=True), Tile("rows", 2, 4, 1, is_swept=True)],
+    "grouped": [
+        Tile(TileKind.GROUPED, 4, 8, 1),
+        Tile(TileKind.GROUPED, 8, 8, 1),
+        Tile(TileKind.FLAT, 1, 32, 1),
+    ],
+    "stacked": [Tile(TileKind.STACKED, 2, 16, 1), Tile(TileKind.STACKED, 4, 8, 1)],
+    "rows_var": [
+        Tile(TileKind.ROWS, 1, 8, 1, is_swept=True),
+        Tile(TileKind.ROWS, 2, 4, 1, is_swept=True),
+    ],
     "rows_outer": [
-        Tile("rows", 2, 32, 1, programs=2),
-        Tile("rows", 2, 32, 1, programs=1),
-        Tile("rows", 2, 8, 1, is_swept=True, programs=2),
-        Tile("rows", 1, 8, 1, is_swept=True, programs=1),
+        Tile(TileKind.ROWS, 2, 32, 1, programs=2),
+        Tile(TileKind.ROWS, 2, 32, 1, programs=1),
+        Tile(TileKind.ROWS, 2, 8, 1, is_swept=True, programs=2),
+        Tile(TileKind.ROWS, 1, 8, 1, is_swept=True, programs=1),
     ],
-    "columns": [Tile("columns", 4, 8, 1, splits=3), Tile("columns", 4, 8, 1)],
-    "scan": [Tile("scan", 2, 8, 1, is_swept=True)],
-    "flat_all": [Tile("flat", 1, 32, 1, programs=2), Tile("flat", 1, 64, 1, programs=1)],
+    "columns": [Tile(TileKind.COLUMNS, 4, 8, 1, splits=3), Tile(TileKind.COLUMNS, 4, 8, 1)],
+    "scan": [Tile(TileKind.SCAN, 2, 8, 1, is_swept=True)],
+    "flat_all": [
+        Tile(TileKind.FLAT, 1, 32, 1, programs=2),
+        Tile(TileKind.FLAT, 1, 64, 1, programs=1),
+    ],
 }
 
 
@@ -160,7 +170,7 @@ def raced(seconds: dict[Tile, float | Exception]) -> Decision:
     return race_tiles(alone, list(seconds), load, timer=lambda run: run)
 
 
-FIRST, SECOND = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
+FIRST, SECOND = Tile(TileKind.FLAT, 1, 128, 1), Tile(TileKind.FLAT, 1, 256, 1)
 
 
 def test_a_challenger_has_to_win_by_a_margin() -> None:
