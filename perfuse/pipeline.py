@@ -16,7 +16,6 @@ from perfuse.autotune.tune import tune
 from perfuse.backends import Backend, Sources, backend_of
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
-from perfuse.codegen.triton.unit import retiled
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import Decision
@@ -153,7 +152,9 @@ def _built(
         try:
             return plan, sources, backend.build(sources, context)
         except KernelTooLarge as error:
-            plan = retiled(plan, sources, error, context)
+            if backend.retile is None:
+                raise
+            plan = backend.retile(plan, sources, error, context)
             context.counters.inc("build.tiles_made_smaller", len(error.kernels))
             sources = backend.generate(plan, context)
 
