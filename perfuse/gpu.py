@@ -19,9 +19,7 @@ BLOCK_THREADS = 1024  # the most threads of a block, on every GPU known here
 class Platform(StrEnum):
     """Where kernels run."""
 
-    CPU = "cpu"
-    CUDA = "cuda"
-    HIP = "hip"
+    CPU, CUDA, HIP = "cpu", "cuda", "hip"
     INTERPRETED = "interpreted"  # a GPU's kernels, by Triton's interpreter
 
 

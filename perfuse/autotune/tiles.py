@@ -20,7 +20,7 @@ from perfuse.autotune.run_alone import are_sizes_shown, plan_of_one
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
 from perfuse.codegen.triton.tiling import candidates, widest_of
-from perfuse.codegen.triton.unit import generate_triton, machine_of
+from perfuse.codegen.triton.unit import generate_triton, limits_of
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question, identified
 from perfuse.ir import index as ix
@@ -122,7 +122,7 @@ def question_of(alone: Plan, context: Context) -> Question:
     """
     (kernel,) = alone.kernels
     widest = widest_of(kernel, alone.program.buffers)
-    tiles = candidates(kernel, machine_of(context.target), widest)
+    tiles = candidates(kernel, limits_of(context.target), widest)
     sources = generate_triton(with_tile(alone, tiles[0]), context)
     grids = [launch.grid for launches in sources.launches for launch in launches]
     layouts = [(b.dtype, b.shape, b.strides) for b in alone.program.buffers.values()]

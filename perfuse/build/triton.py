@@ -78,13 +78,14 @@ def check_limits(objects: Sequence[CodeObject], gpu: Gpu) -> None:
     limits = gpu.shared_bytes, BLOCK_THREADS
     large = [m for m in objects if m.shared_bytes > limits[0] or m.num_threads > limits[1]]
     if large:
-        said = "; ".join(
+        message = "; ".join(
             f"{m.name} has {m.shared_bytes} bytes of shared memory and {m.num_threads} "
             f"threads per block"
             for m in large
         )
         most = f"{gpu.shared_bytes} bytes and {BLOCK_THREADS} threads"
-        raise KernelTooLarge(f"{said}: {gpu.arch} allows at most {most}", [m.name for m in large])
+        names = [m.name for m in large]
+        raise KernelTooLarge(f"{message}: {gpu.arch} allows at most {most}", names)
 
 
 def _compiled(

@@ -66,9 +66,9 @@ def compile_kernel(job: Job) -> tuple[CodeObject, str]:
     try:
         stages, metadata = _run(job, backend, options)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         raise CompilerFailed(
-            ("triton", job.kernel.name, job.gpu.arch), f"{said}\n\n{job.text}"
+            ("triton", job.kernel.name, job.gpu.arch), f"{message}\n\n{job.text}"
         ) from error
     binary, assembly = (stages[name] for name in BINARY[job.gpu.kind])
     return _object(job, metadata, binary, assembly), assembly
@@ -128,17 +128,19 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
         raise CompilerFailed(("triton", job.kernel.name), f"{what} not supported")
     _check_maps(job, metadata.get("tensordesc_meta") or ())
     if job.gpu.kind is Platform.HIP:
-        usage = (_noted(assembly, "vgpr_count"), _noted(assembly, "private_segment_fixed_size"))
+        registers = _noted(assembly, "vgpr_count")
+        stack = _noted(assembly, "private_segment_fixed_size")
     else:
-        usage = (cubin_attribute(binary, REGISTERS), cubin_attribute(binary, STACK))
+        registers, stack = (cubin_attribute(binary, number) for number in (REGISTERS, STACK))
     return CodeObject(
-        job.kernel.name,
-        metadata["name"],
-        metadata["num_warps"] * job.gpu.warp,
-        metadata["shared"],
-        metadata.get("global_scratch_size") or 0,
-        *usage,
-        bytes(binary),
+        name=job.kernel.name,
+        symbol=metadata["name"],
+        num_threads=metadata["num_warps"] * job.gpu.warp,
+        shared_bytes=metadata["shared"],
+        scratch_bytes=metadata.get("global_scratch_size") or 0,
+        num_registers=registers,
+        stack_bytes=stack,
+        code=bytes(binary),
     )
 
 

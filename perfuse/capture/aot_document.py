@@ -90,8 +90,7 @@ def _place(
         return [InputKind.ARGUMENT, known]
     if isinstance(value, bool | int | float):
         size = _size(traced, names) if isinstance(traced, torch.SymInt) else value
-        is_text = isinstance(size, str)
-        return [InputKind.SIZE, size] if is_text else [InputKind.NUMBER, value]
+        return [InputKind.SIZE, size] if isinstance(size, str) else [InputKind.NUMBER, value]
     raise ArtefactError(f"the graph depends on a {type(value).__name__}", hint=NO_VIEWS)
 
 

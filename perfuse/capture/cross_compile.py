@@ -227,13 +227,13 @@ def generated(kind: GraphKind, graph: GraphModule, context: Context) -> Generate
     bundle, assembly = _code(made, context)
     kernels, host = "\n".join(made.texts()[:-1]), made.host.text
     return GeneratedGraph(
-        kind,
-        str(made.plan),
-        kernels,
-        host,
-        bundle.objects,
-        assembly,
-        ck_reports(made.plan.program, context),
+        kind=kind,
+        plan=str(made.plan),
+        kernels=kernels,
+        host=host,
+        objects=bundle.objects,
+        assembly=assembly,
+        candidates=ck_reports(made.plan.program, context),
     )
 
 

@@ -36,10 +36,10 @@ def build(kind: Platform) -> Callable[[Machine], Finding]:
         version = machine.gpu_build(kind)
         if version:
             return Finding("ok", f"built for {NAMES[kind]} {version}")
-        told = f"built without {NAMES[kind]}"
+        detail = f"built without {NAMES[kind]}"
         if _has_device(machine, kind):
-            return Finding("problem", f"{told}, though there is a GPU", INSTALL[kind])
-        return Finding("absent", told)
+            return Finding("problem", f"{detail}, though there is a GPU", INSTALL[kind])
+        return Finding("absent", detail)
 
     return look
 

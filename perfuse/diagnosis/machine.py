@@ -47,10 +47,10 @@ LIST_DEVICES = """
 import json, torch
 rows = []
 for k in range(torch.cuda.device_count()):
-    told = torch.cuda.get_device_properties(k)
-    arch = getattr(told, "gcnArchName", "").partition(":")[0]
-    arch = arch if torch.version.hip else f"sm_{told.major}{told.minor}"
-    rows.append([told.name, arch, told.total_memory])
+    properties = torch.cuda.get_device_properties(k)
+    arch = getattr(properties, "gcnArchName", "").partition(":")[0]
+    arch = arch if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+    rows.append([properties.name, arch, properties.total_memory])
 if not rows:
     torch.cuda.init()
 print("DEVICES" + json.dumps(rows))

@@ -50,9 +50,9 @@ def lines_of(report: Report) -> Iterator[str]:
     """The report without colours or wrapping."""
     for title, rows in _parts(report):
         yield title
-        for *names, told in rows:
+        for *names, text in rows:
             head = f"  {names[0]:7}{''.join(map('{:18}'.format, names[1:]))}"
-            first, *rest = told.split("\n")
+            first, *rest = text.split("\n")
             yield head + first
             yield from (" " * len(head) + line for line in rest)
     yield _verdict(report)
@@ -68,11 +68,11 @@ def renderables(report: Report) -> Iterator[RenderableType]:
 
 def _table(title: str, rows: Iterable[Row]) -> Table:
     table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
-    for *names, told in rows:
+    for *names, text in rows:
         if not table.columns:
             for width in (6, 16, 5)[: len(names)]:
                 table.add_column(width=width, overflow="fold")
             table.add_column(overflow="fold")
         mark = Text(names[0], STYLES.get(names[0], ""))
-        table.add_row(mark, *map(Text, names[1:]), Text(told))
+        table.add_row(mark, *map(Text, names[1:]), Text(text))
     return table

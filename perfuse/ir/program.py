@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfuse.decision import Choice
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom, Symbol
+from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr, loads_of, value_atoms
 from perfuse.ir.index import Dim
@@ -46,19 +46,12 @@ class BufferKind(StrEnum):
 
 
 class LoopKind(StrEnum):
-    """What a loop does with its values: stores them, reduces them, scans or accumulates."""
+    """The way a loop combines its values: stores, reduces, scans or accumulates them."""
 
     MAP = "map"
-    SUM = "sum"
-    PROD = "prod"
-    MAX = "max"
-    MIN = "min"
-    ANY = "any"
-    ALL = "all"
-    ARGMAX = "argmax"
-    ARGMIN = "argmin"
-    CUMSUM = "cumsum"  # along the last axis
-    CUMPROD = "cumprod"
+    SUM, PROD, MAX, MIN, ANY, ALL = "sum", "prod", "max", "min", "any", "all"
+    ARGMAX, ARGMIN = "argmax", "argmin"
+    CUMSUM, CUMPROD = "cumsum", "cumprod"  # along the last axis
     SCATTER_ADD = "scatter_add"  # a map whose stores accumulate
 
     @property
@@ -72,10 +65,6 @@ class LoopKind(StrEnum):
     @property
     def is_scan(self) -> bool:
         return self in (LoopKind.CUMSUM, LoopKind.CUMPROD)
-
-    @property
-    def accumulates(self) -> bool:
-        return self is LoopKind.SCATTER_ADD
 
 
 # Kinds that the caller or the graph module owns.
@@ -144,6 +133,11 @@ class Loop:
         return self.kind is LoopKind.MAP
 
     @property
+    def is_scatter(self) -> bool:
+        is_indirect = any(isinstance(atom, Indirect) for atom in ix.atoms_of(self.index))
+        return is_indirect or self.kind is LoopKind.SCATTER_ADD
+
+    @property
     def is_reduction(self) -> bool:
         return any(a.reduced for a in self.axes)
 
@@ -192,7 +186,7 @@ class Opaque:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SizeFromData:
     """A size that depends on data: `symbol` is the size of a call's result along an axis."""
 
     symbol: str
@@ -207,7 +201,7 @@ class LibraryCall:
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
     returns_view: bool = False
-    measured: tuple[Measured, ...] = ()
+    new_sizes: tuple[SizeFromData, ...] = ()
     window: View | None = None
     if TYPE_CHECKING:
         reason: str
@@ -245,7 +239,7 @@ class LibraryCall:
 
     def makes(self) -> list[str]:
         """Buffers, carried values and sizes that are there after the call."""
-        return [o for o in self.outs if o is not None] + [m.symbol for m in self.measured]
+        return [o for o in self.outs if o is not None] + [m.symbol for m in self.new_sizes]
 
     def views(self) -> tuple[View, ...]:
         return tuple(v for v in self.leaves() if isinstance(v, View))
@@ -291,7 +285,7 @@ class Extern(LibraryCall):
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
     returns_view: bool = False  # the result aliases an argument and must be copied
-    measured: tuple[Measured, ...] = ()  # sizes that are known after the call
+    new_sizes: tuple[SizeFromData, ...] = ()  # sizes that are known after the call
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 

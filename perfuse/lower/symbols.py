@@ -40,7 +40,7 @@ class Symbols:
             found = self._converted[expr] = self._convert(self._expression(value))
         return found
 
-    def newly_measured(self, size: Dim) -> list[str]:
+    def newly_known(self, size: Dim) -> list[str]:
         """The symbol that this size is, where it comes from data and is met for the first time."""
         is_symbol = ix.as_atom(size) is not None
         found = [s for s in sizes_from_data([size]) if is_symbol and s not in self._known]

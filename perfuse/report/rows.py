@@ -21,12 +21,10 @@ from perfuse.torch_compat.records import op_identity
 
 
 class LibraryKind(StrEnum):
-    """What a vendor's library computes."""
+    """The subjects of vendor libraries."""
 
-    ATTENTION = "attention"
-    CONVOLUTION = "convolution"
-    RECURRENT = "recurrent"
-    MATMUL = "matmul"
+    ATTENTION, CONVOLUTION = "attention", "convolution"
+    RECURRENT, MATMUL = "recurrent", "matmul"
     FALLBACK = ""  # no library's: the op has no lowering
 
 

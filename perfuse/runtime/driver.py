@@ -16,13 +16,7 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.build.bundle import Bundle, CodeObject
-from perfuse.codegen.host.tables import (
-    UNKNOWN,
-    CallRow,
-    FillRow,
-    LaunchRow,
-    MappedLaunchRow,
-)
+from perfuse.codegen.host.tables import UNKNOWN, FillRow, HostCallRow, LaunchRow, MappedLaunchRow
 from perfuse.errors import PerfuseError
 from perfuse.gpu import Platform, gpu_of_device
 from perfuse.runtime.frame import GpuFrame
@@ -135,7 +129,7 @@ class Driver:
         shape = (made.num_threads, made.shared_bytes, grid)
         return (function, *shape, passed, 0, 0, 0, first, len(maps))
 
-    def call_words(self, arguments: Arguments, row: CallRow) -> tuple[int, ...]:
+    def call_words(self, arguments: Arguments, row: HostCallRow) -> tuple[int, ...]:
         unit = self.units[row.unit]
         size = unit.workspace_bytes(row)
         memory = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None

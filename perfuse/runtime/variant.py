@@ -35,10 +35,8 @@ OTHER_SIZES = (
 class InputKind(StrEnum):
     """Where an input of a graph comes from."""
 
-    HELD = "held"  # the function
-    ARGUMENT = "argument"
-    SIZE = "size"  # of an argument
-    NUMBER = "number"
+    HELD, ARGUMENT = "held", "argument"  # the function holds it, or the call passes it
+    SIZE, NUMBER = "size", "number"
 
 
 @dataclass(frozen=True, slots=True)

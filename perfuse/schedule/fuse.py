@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom, Indirect
+from perfuse.ir.atoms import Atom
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer, LibraryCall, Loop, Node, Program, sizes_from_data
 from perfuse.schedule import domain
@@ -63,8 +63,7 @@ def _group_over(number: int, node: Loop, axes: tuple[Axis, ...]) -> Group:
 def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[Role, tuple[bool, ...] | None]:
     if node.kind.is_scan:
         return Role.SCAN, (*[False] * (len(axes) - 1), True)
-    is_indirect = any(isinstance(a, Indirect) for a in ix.atoms_of(node.index))
-    if node.kind.accumulates or is_indirect:
+    if node.is_scatter:
         return Role.SCATTER, None
     flags = tuple(a.reduced for a in axes)
     if not any(flags):

@@ -12,7 +12,7 @@ from perfuse.ir.program import Buffer, BufferKind, LibraryCall, View
 from perfuse.schedule.arena import allocated_bytes, output_buffers
 from perfuse.schedule.plan import Plan, Step
 from perfuse.schedule.size_hints import Hints, value_of
-from perfuse.schedule.turns import Source
+from perfuse.schedule.turns import MemorySource
 from perfuse.schedule.workspace import workspace_of_call, workspace_of_kernel
 
 ARENA_SLACK = 64  # the runtime aligns the arena itself
@@ -36,10 +36,9 @@ ONE_THREAD = Placement()
 
 
 class HeldAs(StrEnum):
-    """What memory is held for."""
+    """The purpose that memory is held for."""
 
-    TEMPORARY = "temporary"
-    RESULT = "result"
+    TEMPORARY, RESULT = "temporary", "result"
     INPUT = "input"  # one that is donated to the program
     WORKSPACE = "workspace"  # what a step takes while it runs
 
@@ -120,12 +119,12 @@ def _spans(plan: Plan, leaving: set[str]) -> tuple[dict[str, int], dict[str, int
     owner: dict[str, str] = {}
     for number, turn in enumerate(memory.turns):
         for made in (a for added in turn.allocated for a in added):
-            if made.source is Source.REUSED:
+            if made.source is MemorySource.REUSED:
                 first = owner.get(made.of, made.of)
                 owner[made.name] = first
                 if made.name in leaving:
                     begins[made.name] = begins.pop(first)
-            elif made.source in (Source.NEW, Source.CALL):
+            elif made.source in (MemorySource.NEW, MemorySource.CALL):
                 begins[made.name] = number
         ends |= {owner.get(name, name): number for name in turn.freed}
     return begins, ends

@@ -12,15 +12,11 @@ class TileKind(StrEnum):
     FLAT = "flat"  # consecutive elements
     GROUPED = "grouped"  # consecutive elements, neighbours along the last axis kept together
     STACKED = "stacked"  # consecutive elements, for several steps of the first axis
-    TRANSPOSED = "transposed"
-    SCATTER = "scatter"
-    SCAN = "scan"
-    ROWS = "rows"
-    COLUMNS = "columns"
+    TRANSPOSED, SCATTER, SCAN = "transposed", "scatter", "scan"
+    ROWS, COLUMNS = "rows", "columns"
     SPLIT = "split"  # several blocks share a row
-    BATCH = "batch"
     JOIN = "join"  # reduces what the blocks of another kernel left
-    TEMPLATE = "template"  # the block of an epilogue
+    BATCH, TEMPLATE = "batch", "template"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 class GraphKind(StrEnum):
     """Which ATen graph of a capture one is."""
 
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    INFERENCE = "inference"
+    FORWARD, BACKWARD, INFERENCE = "forward", "backward", "inference"
 
 
 def source_line(node: Any) -> str:

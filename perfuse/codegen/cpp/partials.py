@@ -8,7 +8,7 @@ many there are.
 from __future__ import annotations
 
 from perfuse.codegen.cpp.emit import Emitter
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
@@ -23,7 +23,7 @@ _MOST_THREADS = 1024
 class Partials:
     """The text for a kernel's "outer" (one value a column) and "all" (one value) members."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: CppFrame) -> None:
         self.frame = frame
         self.outer = frame.of_role(Role.OUTER)
         self.all = frame.of_role(Role.ALL)

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from perfuse.codegen.cpp.emit import Emitter, Resolver, Scope, Value
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.partials import Partials
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE
 from perfuse.codegen.cpp.tiles import Tiles
@@ -64,7 +64,7 @@ class RowWriter:
 class Sweeps:
     """The text of a kernel's rows."""
 
-    def __init__(self, frame: Frame, partials: Partials) -> None:
+    def __init__(self, frame: CppFrame, partials: Partials) -> None:
         self.frame = frame
         self.kernel = frame.kernel
         self.shape = frame.shape

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfuse.codegen.cpp.batch import batch_tables, generate_batch
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
@@ -131,7 +131,7 @@ class _Sources:
         plan = self.plan
         kernel, starts = rebased(step, plan.over)
         buffers = plan.program.buffers
-        text = generate(Frame(kernel, buffers, self.context, self.read_again, plan.over))
+        text = generate(CppFrame(kernel, buffers, self.context, self.read_again, plan.over))
         name = self._function(text)
         if is_long(kernel.members):
             self.long.add(name)

@@ -18,9 +18,9 @@ from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.storage import storage_inputs
 from perfuse.codegen.host.tables import (
     UNKNOWN,
-    CallRow,
     FillRow,
     GpuTables,
+    HostCallRow,
     KeptRow,
     LaunchRow,
     MappedLaunchRow,
@@ -33,7 +33,7 @@ from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View, sizes_from
 from perfuse.schedule.allocate import scratch_name, with_memory
 from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
-from perfuse.schedule.turns import Allocation, Scratch, Source
+from perfuse.schedule.turns import Allocation, MemorySource, Scratch
 from perfuse.schedule.verify_memory import verify_memory
 from perfuse.torch_compat.tensors import element_bytes
 
@@ -248,7 +248,7 @@ class _GpuWriter(HostWriter):
         pointers = tuple(self.places[names.get(b, b)] for b in launch.buffers)
         if launch.call is not None:
             call = launch.call
-            row = CallRow(launch.kernel, pointers, call.offsets, call.sizes, call.factors)
+            row = HostCallRow(launch.kernel, pointers, call.offsets, call.sizes, call.factors)
             self.records.append(row)
             return
         sizes = tuple(self.sizes.index(s) + 1 for s in launch.symbols)
@@ -280,9 +280,9 @@ class _GpuWriter(HostWriter):
 
     def _point(self, made: Allocation) -> None:
         place = self.places.get(made.name)
-        if made.source is Source.PART:
+        if made.source is MemorySource.PART:
             self.w.line(f"P[{place}] = p + {made.offset}" if made.offset else f"P[{place}] = p")
-        elif made.source is Source.REUSED and place is not None and made.of in self.places:
+        elif made.source is MemorySource.REUSED and place is not None and made.of in self.places:
             self.w.line(f"P[{place}] = P[{self.places[made.of]}]")
         elif place is None and made.name not in self.program.buffers:
             self.w.line(f"p = {made.name}.data_ptr()")
@@ -293,7 +293,7 @@ class _GpuWriter(HostWriter):
         """The scratch that is in the arena, with the turn of its kernel."""
         for number, turn in enumerate(self.plan.memory.turns):
             for made in (made for added in turn.allocated for made in added):
-                if made.source is Source.ARENA and made.name in self.scratch:
+                if made.source is MemorySource.ARENA and made.name in self.scratch:
                     yield made, number
 
     def _fixed_pointers(self) -> tuple[tuple[int, int], ...]:
@@ -344,7 +344,7 @@ def _reason_unfit(plan: Plan) -> str:
         name = step.op.split(".")[1] if "." in step.op else step.op
         if step.op.startswith("py:") or name.startswith(_WAITING):
             return f"call_of_{name.removeprefix('py:')}"
-        if step.measured:
+        if step.new_sizes:
             return "size_depends_on_data"
         if _moves_to_host(step):
             return "copy_between_devices"

@@ -16,9 +16,9 @@ from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.blocks import flat_members
 from perfuse.codegen.triton.carry import Carry
 from perfuse.codegen.triton.emit import ROWS, Block, Dialect, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
-from perfuse.codegen.triton.tiling import Machine, power_of_two
+from perfuse.codegen.triton.tiling import GpuLimits, power_of_two
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Part, Role
@@ -36,14 +36,14 @@ _MOST_NARROW = 2**31 - 1
 _ZEROS = "tl.zeros([C], tl.int32)"
 
 
-def batch_tile(batch: Batch, machine: Machine) -> Tile:
+def batch_tile(batch: Batch, limits: GpuLimits) -> Tile:
     """Elements of a block (rows times columns), for enough blocks to fill the GPU."""
     if not batch.template.axes:
         return Tile(TileKind.BATCH, 1, 1, 1)
     if _reduces(batch):
         return Tile(TileKind.BATCH, 1, 2 * _STEP, 8)
     total = sum(part.count for part in batch.parts)
-    wanted = power_of_two(total // (machine.num_processors * _BLOCKS_PER_PROCESSOR) + 1)
+    wanted = power_of_two(total // (limits.num_processors * _BLOCKS_PER_PROCESSOR) + 1)
     elements = max(_STEP, min(_MOST_ELEMENTS, wanted))
     return Tile(TileKind.BATCH, elements // _STEP, _STEP, 4)
 
@@ -57,7 +57,7 @@ def batch_texts(
     """
     assert kernel.batch is not None
     batch = _with_sums_of_everything(kernel.batch)
-    frame = Frame(batch.template, batch.buffers, tile, dialect)
+    frame = TritonFrame(batch.template, batch.buffers, tile, dialect)
     frame.is_wide = any(part.count > _MOST_NARROW for part in batch.parts)
     body = _Body(frame, batch)
     bodies = body.text()
@@ -90,7 +90,7 @@ def _with_sums_of_everything(batch: Batch) -> Batch:
 class _Body:
     """The text of the launch over all parts."""
 
-    def __init__(self, frame: Frame, batch: Batch) -> None:
+    def __init__(self, frame: TritonFrame, batch: Batch) -> None:
         self.frame = frame
         self.batch = batch
         self.is_single = not batch.template.axes
@@ -187,7 +187,7 @@ class _Body:
         flat_members(frame, Scope(w, frame.atoms(axes), around), block)
 
 
-def _pointed_to(frame: Frame, buffer: str) -> str:
+def _pointed_to(frame: TritonFrame, buffer: str) -> str:
     dtype = frame.buffers[buffer].dtype
     if frame.names.is_bits(dtype):
         return "tl.uint8"

@@ -14,10 +14,6 @@ _NOWHERE = {DType.I32: 2**31 - 1, DType.I64: 2**63 - 1}
 _SIGNS = {LoopKind.SUM: "+", LoopKind.PROD: "*", LoopKind.ANY: "|", LoopKind.ALL: "&"}
 
 
-def is_position(member: Member) -> bool:
-    return member.loop.kind.is_position
-
-
 def position_dtype(member: Member) -> DType:
     """Positions of a row that is known to be short enough have half the bits."""
     count = static_product([a.size for a in member.loop.axes if a.reduced])
@@ -32,7 +28,7 @@ def kind_dtype(member: Member) -> DType:
 def part_dtypes(member: Member) -> tuple[DType, ...]:
     """The dtypes of an accumulator's parts: the value, then the position where one is kept."""
     own = kind_dtype(member)
-    return (own, position_dtype(member)) if is_position(member) else (own,)
+    return (own, position_dtype(member)) if member.loop.kind.is_position else (own,)
 
 
 def result_dtype(member: Member) -> DType:
@@ -77,7 +73,7 @@ def read_back(member: Member, text: str) -> str:
 def combined(member: Member, a: Sequence[str], b: Sequence[str]) -> str:
     """Two accumulators in one, as the right side of an assignment to all parts."""
     kind, dtype = member.loop.kind, kind_dtype(member)
-    if is_position(member):
+    if kind.is_position:
         return f"pf_{kind}({a[0]}, {a[1]}, {b[0]}, {b[1]})"
     x, y = a[0], b[0]
     if kind in _SIGNS:
@@ -91,10 +87,10 @@ def joined(member: Member, parts: Sequence[str], axis: int, *, keep: bool = True
     """The lanes along an axis in one."""
     kind, dtype = member.loop.kind, kind_dtype(member)
     dims = ", keep_dims=True" if keep else ""
-    if is_position(member) and dtype.is_float and keep:
+    if kind.is_position and dtype.is_float and keep:
         nowhere = _NOWHERE[position_dtype(member)]
         return f"pf_first_{kind}({parts[0]}, {parts[1]}, {nowhere}, {axis})"
-    if is_position(member):
+    if kind.is_position:
         return f"tl.reduce(({parts[0]}, {parts[1]}), {axis}, pf_{kind}{dims})"
     x = parts[0]
     if kind.is_truth:

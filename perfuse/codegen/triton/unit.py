@@ -12,7 +12,7 @@ from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.helpers import helper_text
 from perfuse.codegen.triton.quantised import quantising_kernels
 from perfuse.codegen.triton.rows import rows_text
@@ -21,7 +21,7 @@ from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.split import split_texts
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.templates.texts import template_texts
-from perfuse.codegen.triton.tiling import Machine, choose_tile, smaller, widest_of
+from perfuse.codegen.triton.tiling import GpuLimits, choose_tile, smaller, widest_of
 from perfuse.context import Context
 from perfuse.errors import KernelTooLarge
 from perfuse.gpu import Platform
@@ -95,9 +95,9 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     if kernel.contraction is not None:
         return Template.of(plan.templates[kernel.name]).tile
     if kernel.batch is not None:
-        return batch_tile(kernel.batch, machine_of(context.target))
+        return batch_tile(kernel.batch, limits_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
-    return choose_tile(kernel, machine_of(context.target), widest)
+    return choose_tile(kernel, limits_of(context.target), widest)
 
 
 def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: Context) -> Plan:
@@ -154,7 +154,7 @@ def kernel_texts(
 def _texts(
     kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
 ) -> list[KernelText]:
-    frame = Frame(kernel, buffers, tile, dialect)
+    frame = TritonFrame(kernel, buffers, tile, dialect)
     if tile.kind is TileKind.SPLIT:
         return split_texts(frame)
     texts = [_ONE_LAUNCH[tile.kind](frame)]
@@ -165,11 +165,11 @@ def _texts(
     return texts
 
 
-def machine_of(target: Target) -> Machine:
+def limits_of(target: Target) -> GpuLimits:
     gpu = target.gpu
     if gpu is None:
-        return Machine()
-    return Machine(gpu.multiprocessors, gpu.warp, gpu.shared_bytes)
+        return GpuLimits()
+    return GpuLimits(gpu.multiprocessors, gpu.warp, gpu.shared_bytes)
 
 
 def dialect_of(context: Context) -> Dialect:

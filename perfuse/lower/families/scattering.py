@@ -19,11 +19,7 @@ from perfuse.lower.tensor import Tensor, cast_tensor, expand, positions, reindex
 
 
 def stored_at(
-    builder: Builder,
-    x: Tensor,
-    stores: Sequence[tuple[Tensor, Sequence[Dim]]],
-    *,
-    accumulate: bool,
+    builder: Builder, x: Tensor, stores: Sequence[tuple[Tensor, Sequence[Dim]]], *, accumulate: bool
 ) -> Tensor:
     """A copy of x with values written to (or added at) positions, later stores after earlier.
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile
+from perfuse.codegen.triton.tiling import GpuLimits, candidates, choose_tile
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.schedule.plan import with_tile
 from perfuse.schedule.tile import Tile, TileKind
@@ -23,7 +23,7 @@ from tests.unit.lower.samples import f32
 LARGE = torch.empty(1024, 8192)
 LONG = torch.empty(512, 65_536)
 WEIGHT = torch.empty(8192)
-H200 = Machine()
+H200 = GpuLimits()
 
 
 def loads(fn: Callable[..., Any], *inputs: Tensor, **changes: Any) -> list[bool]:
