@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,10 +41,10 @@ def has_many_arguments(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and len(node.args) > MOST_ARGUMENTS
 
 
-def code() -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = str(path.relative_to(PACKAGE))
-        yield from ((name, node) for node in ast.walk(ast.parse(path.read_text())))
+@cache
+def code() -> list[tuple[str, ast.AST]]:
+    files = {p.relative_to(PACKAGE): p.read_text() for p in sorted(PACKAGE.rglob("*.py"))}
+    return [(str(p), node) for p, text in files.items() for node in ast.walk(ast.parse(text))]
 
 
 @pytest.mark.parametrize(
