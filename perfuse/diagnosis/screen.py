@@ -19,15 +19,15 @@ MARKS = {"ok": "ok", "note": "note", "absent": "-", "problem": "NO"}
 ABILITIES = {"runs": "runs", "builds": "builds", "no": "-"}
 STYLES = {"NO": "bold red", "note": "yellow", "ok": "green", "runs": "green"}
 
-Row = tuple[str, ...]  # a mark, names, and at the end what was found and what to do
+ReportRow = tuple[str, ...]  # a mark, names, and at the end what was found and what to do
 
 
-def _parts(report: Report) -> Iterator[tuple[str, list[Row]]]:
+def _parts(report: Report) -> Iterator[tuple[str, list[ReportRow]]]:
     """The titles and rows of the tables."""
     for section in SECTIONS:
         rows = [check for check in report.checks if check.section == section]
         yield section, [(MARKS[c.state], c.name, _told(c.found, c.advice)) for c in rows]
-    backends: list[Row] = [
+    backends: list[ReportRow] = [
         (ABILITIES[b.ability], b.backend, b.device, _told(b.found, b.advice))
         for b in report.backends
     ]
@@ -66,7 +66,7 @@ def renderables(report: Report) -> Iterator[RenderableType]:
     yield Text(_verdict(report), "bold")
 
 
-def _table(title: str, rows: Iterable[Row]) -> Table:
+def _table(title: str, rows: Iterable[ReportRow]) -> Table:
     table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
     for *names, text in rows:
         if not table.columns:

@@ -100,7 +100,7 @@ def _operand(
     return SizedOperand(tuple(sizes), tuple(steps), buffers[name].dtype.num_bytes)
 
 
-Row = Callable[[Call], int]
+Estimator = Callable[[Call], int]
 
 
 def _matmul(operands: Operands[SizedOperand]) -> int:
@@ -223,15 +223,15 @@ def _one_copy(call: Call) -> int:
     return call.operands[0].num_bytes
 
 
-_EVERYWHERE: dict[str, Row] = {"linalg_inv_ex": _one_copy}
-_ON_CPU: dict[str, Row] = {
+_EVERYWHERE: dict[str, Estimator] = {"linalg_inv_ex": _one_copy}
+_ON_CPU: dict[str, Estimator] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _cpu_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_attention_backward,
     "kthvalue": _copy_with_indices,
 }
-_ON_GPU: dict[str, Row] = {
+_ON_GPU: dict[str, Estimator] = {
     "convolution": _gpu_convolution,
     "convolution_backward": _gpu_convolution,
     "_scaled_dot_product_flash_attention_backward": _gpu_flash_backward,
