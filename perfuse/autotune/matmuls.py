@@ -31,6 +31,7 @@ from perfuse.candidates.library import choices_of as choices_of
 from perfuse.candidates.sources import offers_for, selected_sources, source_named
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question
+from perfuse.gpu import Platform
 from perfuse.ir.matmul import RIVALS
 from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Plan
@@ -128,7 +129,7 @@ def question_of(problem: CpuMatmul, choices: Sequence[Choice], context: Context)
         f"threads of PyTorch: {torch.get_num_threads()}",
         tuple(choices),
         device_kind(context.target),
-        library_versions("cpu"),
+        library_versions(Platform.CPU),
         f"{RULES}, error {MOST_ERROR}",
     )
 

@@ -32,6 +32,7 @@ from perfuse.codegen.ck.problem import CkProblem, ck_arch, ck_problem
 from perfuse.codegen.ck.rank import ranked, sampled
 from perfuse.context import Context
 from perfuse.errors import CkWarning, CompilerFailed
+from perfuse.gpu import Platform
 from perfuse.ir.program import Matmul, Program
 from perfuse.logs import channel
 
@@ -159,7 +160,7 @@ def ck_versions(context: Context) -> tuple[tuple[str, str], ...]:
 
 CK = Source(
     "CK",
-    lambda target: target.kind == "hip",
+    lambda target: target.kind is Platform.HIP,
     contractions=Contractions(
         ck_offer,
         write_ck,

@@ -9,7 +9,7 @@ from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.codegen.triton.unit import write_template
 from perfuse.context import Context
 from perfuse.decision import FUSED, Choice
-from perfuse.gpu import Gpu
+from perfuse.gpu import Gpu, Platform
 from perfuse.ir.program import Program
 from perfuse.schedule.plan import Kernel
 from perfuse.torch_compat.state import allows_tf32
@@ -19,8 +19,8 @@ def template_choices(
     site: Site, program: Program, gpu: Gpu, tf32: bool, most: int = MOST
 ) -> list[Choice]:
     """The templates that compute a site, those that fuse its epilogue first."""
-    precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind == "cuda" else ("ieee",)
-    if tf32 and gpu.kind == "cuda":
+    precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind is Platform.CUDA else ("ieee",)
+    if tf32 and gpu.kind is Platform.CUDA:
         precisions = ("tf32", *precisions)
     found: list[Choice] = []
     if site.fused is not None:

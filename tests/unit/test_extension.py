@@ -40,7 +40,7 @@ from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.templates.texts import TEXTS, template_texts, written_in
 from perfuse.context import Context
 from perfuse.decision import Choice
-from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, Row
+from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, PassRow
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
@@ -161,7 +161,7 @@ def test_a_kind_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "level", [DYNAMO_PASSES, JOINT_PASSES, ATEN_PASSES], ids=["dynamo", "joint", "aten"]
 )
-def test_a_pass(level: list[Row]) -> None:
+def test_a_pass(level: list[PassRow]) -> None:
     sums, product = (operator.add, torch.ops.aten.add.Tensor), torch.ops.aten.mul.Tensor
 
     def multiplied(module: torch.fx.GraphModule, context: Any) -> torch.fx.GraphModule:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfuse.decision import FUSED, Choice
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 SOURCE = "triton"
 
@@ -61,4 +61,4 @@ class Template:
         """The block that an epilogue is computed for."""
         rows = self.rows // 2 if self.kind == COOPERATIVE else self.rows
         warps = GROUP_WARPS if self.kind in SPECIALISED else self.num_warps
-        return Tile(self.kind, rows, self.columns // self.parts, warps, self.num_stages)
+        return Tile(TileKind.TEMPLATE, rows, self.columns // self.parts, warps, self.num_stages)
