@@ -23,8 +23,8 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, Role, static_product
-from perfuse.schedule.shape import transposed_axis
 from perfuse.schedule.tile import Tile
+from perfuse.schedule.transposed import quantised_axes, transposed_axis
 
 FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
@@ -138,6 +138,8 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
 
 
 def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) -> Tile:
+    if quantised_axes(kernel.axes, kernel.members):
+        return _quantised_tile(machine, roles)
     if transposed_axis(kernel) is not None and Role.ALL not in roles:
         return Tile("transposed", 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
@@ -159,6 +161,12 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) 
     tile = Tile("flat", 1, block, max(1, min(4, block // 128)))
     is_grouped = block >= GROUP * WARP and _can_group(kernel) and _shares_rows(kernel)
     return _grouped(tile) if is_grouped else tile
+
+
+def _quantised_tile(machine: Machine, roles: set[Role]) -> Tile:
+    """Tiles of two axes; persistent blocks keep what is reduced on the way in registers."""
+    programs = 4 * machine.num_processors if Role.ALL in roles else None
+    return Tile("transposed", 64, 64, 8, programs=programs)
 
 
 def _num_loads(kernel: Kernel) -> int:
