@@ -139,7 +139,7 @@ def _suggested(kernel: Kernel, machine: Machine, widest: int) -> Tile:
 
 def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) -> Tile:
     if quantised_axes(kernel.axes, kernel.members):
-        return _quantised_tile(machine, roles)
+        return _quantised_tile(kernel, machine, roles)
     if transposed_axis(kernel) is not None and Role.ALL not in roles:
         return Tile("transposed", 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
@@ -163,10 +163,14 @@ def _flat_tile(kernel: Kernel, machine: Machine, roles: set[Role], widest: int) 
     return _grouped(tile) if is_grouped else tile
 
 
-def _quantised_tile(machine: Machine, roles: set[Role]) -> Tile:
+def _quantised_tile(kernel: Kernel, machine: Machine, roles: set[Role]) -> Tile:
     """Tiles of two axes; persistent blocks keep what is reduced on the way in registers."""
-    programs = 4 * machine.num_processors if Role.ALL in roles else None
-    return Tile("transposed", 64, 64, 8, programs=programs)
+    tile = Tile("transposed", 64, 64, 8)
+    if Role.ALL not in roles:
+        return tile
+    total, most = static_product([a.size for a in kernel.axes]), 4 * machine.num_processors
+    programs = most if total is None else min(most, -(-total // (tile.rows * tile.columns)))
+    return replace(tile, programs=max(1, programs))
 
 
 def _num_loads(kernel: Kernel) -> int:
