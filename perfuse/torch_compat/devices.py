@@ -43,10 +43,11 @@ def _device_guard() -> Iterator[None]:
 def faked_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor like this one, on a device, under the active fake mode."""
     shape, strides = tuple(tensor.shape), tensor.stride()
-    if is_traceable_wrapper_subclass(tensor):
-        names, context = tensor.__tensor_flatten__()
+    untyped: Any = tensor  # no class is both, as far as their signatures tell
+    if is_traceable_wrapper_subclass(untyped):
+        names, context = untyped.__tensor_flatten__()
         inner = {name: faked_on(device, getattr(tensor, name)) for name in names}
-        made = type(tensor).__tensor_unflatten__(inner, context, shape, strides)
+        made: torch.Tensor = type(untyped).__tensor_unflatten__(inner, context, shape, strides)
     else:
         made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
         made.requires_grad_(tensor.requires_grad)
