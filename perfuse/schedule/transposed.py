@@ -35,8 +35,10 @@ def quantised_axes(axes: Sequence[Axis], members: Sequence[Member]) -> set[Axis]
 
 def tall_axis(kernel: Kernel) -> Axis | None:
     """The axis that tiles of a GPU kernel have beside the last one; None: one axis is enough."""
-    quantised = quantised_axes(kernel.axes, kernel.members)
-    return transposed_axis(kernel) or min(quantised, key=lambda axis: axis.name, default=None)
+    quantised, read = quantised_axes(kernel.axes, kernel.members), transposed_axis(kernel)
+    if not quantised or read in quantised:
+        return read
+    return min(quantised, key=lambda axis: axis.name)
 
 
 def _contiguous_axes(axes: Sequence[Axis], indices: Iterable[Dim]) -> Iterator[Axis]:

@@ -52,6 +52,13 @@ def test_both_copies_in_one_kernel_with_tiles_of_two_axes(program: object) -> No
     assert is_persistent == any(m.role == Role.ALL for m in kernel.members)
 
 
+def test_sizes_may_be_known_late() -> None:
+    """Without sizes the orders of axes are not compared: the copy is a kernel, of tiles too."""
+    given = x_bf16(96, 64), torch.tensor(0.5)
+    (plan,) = plans_of(both_ways_with_amax, *given, dynamic=True, context=SM_90)
+    assert tiles(plan) == ["flat", "transposed"], str(plan)
+
+
 def test_rows_do_not_scatter_bytes() -> None:
     given = x_bf16(96, 64), torch.tensor(0.5)
     (plan,) = plans_of(normalised, *given, context=SM_90)
