@@ -5,18 +5,18 @@ from __future__ import annotations
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.carry import Carry, joins_itself
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis
+from perfuse.ir.program import Axis, LoopKind
 from perfuse.schedule.plan import Role
 from perfuse.schedule.transposed import tall_axis
 
 
-def flat_text(frame: Frame) -> KernelText:
+def flat_text(frame: TritonFrame) -> KernelText:
     """Elements by flat position; whole-tensor reductions use persistent blocks and are combined."""
     w, tile = frame.w, frame.tile
     total = frame.size(frame.kernel.axes)
@@ -39,7 +39,7 @@ def flat_text(frame: Frame) -> KernelText:
     return frame.text((programs, 1, 1))
 
 
-def _flat_block(frame: Frame, w: Writer) -> Block:
+def _flat_block(frame: TritonFrame, w: Writer) -> Block:
     """The block of a flat index: all axes vary along its one kind of lane."""
     total = frame.size(frame.kernel.axes)
     w.line("at = start + tl.arange(0, C)")
@@ -50,7 +50,7 @@ def _flat_block(frame: Frame, w: Writer) -> Block:
     return Block(lanes_of, masks, {ROWS: "tl.zeros([C], tl.int32)"})
 
 
-def grouped_text(frame: Frame) -> KernelText:
+def grouped_text(frame: TritonFrame) -> KernelText:
     """Elements by their flat position, in groups of neighbours along the last axis.
 
     What does not vary along that axis is found once a group: a division, a scale of a row.
@@ -71,7 +71,7 @@ def grouped_text(frame: Frame) -> KernelText:
     return frame.text((num_blocks(total, tile.rows), 1, 1))
 
 
-def stacked_text(frame: Frame) -> KernelText:
+def stacked_text(frame: TritonFrame) -> KernelText:
     """Blocks of the inner axes for several steps of the first: what is the same is read once."""
     w, tile = frame.w, frame.tile
     first, *inner = [a for a in frame.kernel.axes if a.atom is not None]
@@ -87,12 +87,12 @@ def stacked_text(frame: Frame) -> KernelText:
     return frame.text((ix.mul(across, down), 1, 1))
 
 
-def _innermost(frame: Frame, w: Writer, around: Scope | None = None) -> Scope:
+def _innermost(frame: TritonFrame, w: Writer, around: Scope | None = None) -> Scope:
     """The scope in which all axes are known."""
     return Scope(w, frame.atoms(frame.kernel.axes), around)
 
 
-def _emit_members(frame: Frame, scope: Scope, block: Block) -> None:
+def _emit_members(frame: TritonFrame, scope: Scope, block: Block) -> None:
     """Every member that is kept or reduced, for all lanes of a block of rows and columns."""
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
@@ -104,12 +104,12 @@ def _emit_members(frame: Frame, scope: Scope, block: Block) -> None:
             made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
 
 
-def _flat_body(frame: Frame, w: Writer, around: Scope | None) -> None:
+def _flat_body(frame: TritonFrame, w: Writer, around: Scope | None) -> None:
     block = _flat_block(frame, w)
     flat_members(frame, Scope(w, frame.atoms(frame.kernel.axes), around), block)
 
 
-def flat_members(frame: Frame, scope: Scope, block: Block) -> None:
+def flat_members(frame: TritonFrame, scope: Scope, block: Block) -> None:
     """Emit the stores and reductions of a kernel, for one block of flat positions."""
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
@@ -120,7 +120,7 @@ def flat_members(frame: Frame, scope: Scope, block: Block) -> None:
             made[m.loop.out] = frame.stored(emitter, m, ROWS)
 
 
-def scatter_text(frame: Frame) -> KernelText:
+def scatter_text(frame: TritonFrame) -> KernelText:
     """Each element to the place that data names, added there if asked to."""
     total = frame.size(frame.kernel.axes)
     frame.w.line(f"start = {frame.program(0)} * C")
@@ -128,7 +128,7 @@ def scatter_text(frame: Frame) -> KernelText:
     scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
     (m,) = frame.kernel.members
     emitter = frame.emitter(scope, block, m, {})
-    if m.loop.kind != "scatter_add":
+    if m.loop.kind is not LoopKind.SCATTER_ADD:
         frame.stored(emitter, m, ROWS)
     else:
         value = frame.value_of(emitter, m)
@@ -140,7 +140,7 @@ def scatter_text(frame: Frame) -> KernelText:
     return frame.text((num_blocks(total, frame.tile.columns), 1, 1))
 
 
-def transposed_text(frame: Frame) -> KernelText:
+def transposed_text(frame: TritonFrame) -> KernelText:
     """Tiles of the last axis and the one that runs fastest elsewhere: both sides are contiguous."""
     w, tile = frame.w, frame.tile
     total, programs = _num_tiles(frame), tile.programs
@@ -160,20 +160,20 @@ def transposed_text(frame: Frame) -> KernelText:
     return frame.text((programs, 1, 1))
 
 
-def _tile_axes(frame: Frame) -> tuple[Axis, Axis, tuple[Axis, ...]]:
+def _tile_axes(frame: TritonFrame) -> tuple[Axis, Axis, tuple[Axis, ...]]:
     """The axes of the rows and columns of transposed tiles, and the others."""
     tall, wide = tall_axis(frame.kernel), frame.kernel.axes[-1]
     assert tall is not None
     return tall, wide, tuple(a for a in frame.kernel.axes[:-1] if a is not tall)
 
 
-def _num_tiles(frame: Frame) -> Dim:
+def _num_tiles(frame: TritonFrame) -> Dim:
     tall, wide, others = _tile_axes(frame)
     across, down = num_blocks(wide.size, frame.tile.columns), num_blocks(tall.size, frame.tile.rows)
     return ix.mul(ix.mul(across, down), frame.size(others))
 
 
-def _transposed_block(frame: Frame, w: Writer) -> Block:
+def _transposed_block(frame: TritonFrame, w: Writer) -> Block:
     """The block of tile number `program`."""
     tall, wide, others = _tile_axes(frame)
     assert tall.atom is not None and wide.atom is not None
@@ -188,7 +188,7 @@ def _transposed_block(frame: Frame, w: Writer) -> Block:
     return Block({tall.atom: ROWS, wide.atom: COLUMNS}, masks, frame.block({}).zeros)
 
 
-def columns_text(frame: Frame) -> KernelText:
+def columns_text(frame: TritonFrame) -> KernelText:
     """Blocks of columns run down their share of the rows."""
     w, tile = frame.w, frame.tile
     width, height = frame.size(frame.columns), frame.size(frame.rows)

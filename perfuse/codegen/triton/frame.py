@@ -20,7 +20,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
-from perfuse.schedule.plan import Kernel, Member, Role, static_product
+from perfuse.schedule.plan import Kernel, Member, static_product
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import Scratch
 
@@ -45,7 +45,7 @@ class KernelText:
     called: str = ""  # functions that the body calls; their names start with KERNEL
 
 
-class Frame(KernelFrame[Names, Value]):
+class TritonFrame(KernelFrame[Names, Value]):
     """One Triton function being written."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Frame(KernelFrame[Names, Value]):
     def parts(self, member: Member, prefix: str = "acc") -> tuple[str, ...]:
         """The variables of a member's accumulator."""
         own = f"{prefix}_{self.short(member)}"
-        return (own, f"{own}_at") if reduce.is_position(member) else (own,)
+        return (own, f"{own}_at") if member.loop.kind.is_position else (own,)
 
     def formula_of(self, member: Member, *, is_for_store: bool = False) -> Expr:
         """A member's formula; of a copy, that of the original, which is not rounded twice."""
@@ -90,14 +90,14 @@ class Frame(KernelFrame[Names, Value]):
     def _original(self, member: Member) -> Member | None:
         """The member whose eight-bit floats this one copies to another place."""
         load, out = member.loop.value, self.buffers[member.loop.out]
-        if member.role != Role.FULL or load.op != "load" or load.args or not out.dtype.is_float8:
+        if not member.is_map or load.op != "load" or load.args or not out.dtype.is_float8:
             return None
         makers = self.makers.get(load.buffer, [])
         if len(makers) != 1 or self.buffers[load.buffer].dtype is not out.dtype:
             return None
         (maker,) = makers
         is_same = maker.loop.index is load.index and maker.number < member.number
-        return maker if is_same and maker.role == Role.FULL and maker.loop.kind == "map" else None
+        return maker if is_same and maker.is_map else None
 
     def stored(self, emitter: Emitter, member: Member, lanes: int) -> Value:
         """Store a member's value for every lane, though it may not vary along them."""
@@ -126,7 +126,7 @@ class Frame(KernelFrame[Names, Value]):
                 return results[name]
             if any(r.buffer == name for r in maker.loop.reads()):
                 return None  # changed in place in an earlier sweep: what is there is the new value
-            if maker.role == Role.FULL and maker.loop.kind == "map":
+            if maker.is_map:
                 rounded = ex.round_to(maker.loop.value, self.buffers[name].dtype)
                 # As the maker sees it: what is overwritten after it still has its old value.
                 return Formula(rounded, self._reading(maker, results))
@@ -203,7 +203,7 @@ class Frame(KernelFrame[Names, Value]):
         if reduce.kind_dtype(member) is DType.BOOL:
             value = emitter.converted(value, DType.BOOL)
         texts = [value.text]
-        if reduce.is_position(member):
+        if member.loop.kind.is_position:
             texts.append(position)
         if mask is not None:
             starts = reduce.starts(member)
@@ -223,7 +223,7 @@ class Frame(KernelFrame[Names, Value]):
     def finished(self, emitter: Emitter, member: Member, text: str, lanes: int) -> Value:
         """The result of a reduction in its buffer's compute type."""
         name = self.names.local()
-        names = (name, f"{name}_at") if reduce.is_position(member) else (name,)
+        names = (name, f"{name}_at") if member.loop.kind.is_position else (name,)
         emitter.line(f"{', '.join(names)} = {text}")
         value = Value(names[-1], reduce.result_dtype(member), lanes)
         return emitter.converted(value, self.buffers[member.loop.out].dtype.compute)
