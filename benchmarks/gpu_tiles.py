@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from benchmarks.cases import Case
 from benchmarks.contest import step_of
-from benchmarks.gpu_cases import Row, f32, gpu_cases
+from benchmarks.gpu_cases import ONE, Row, bf16, f32, gpu_cases
 from benchmarks.gpu_worker import Stopwatch
 from benchmarks.memory_cases import gelu_bias, swish
 from benchmarks.tiles import wider
@@ -43,12 +44,34 @@ from perfuse.counters import counters
 from perfuse.decision import Choice
 from perfuse.schedule.plan import Kernel, Plan, with_tile
 from perfuse.schedule.tile import Tile
+from perfuse.schedule.transposed import quantised_axes
 from perfuse.target import target_of
 from tests.unit.planning import plans_of
 
 SMALLEST_BYTES = 32 << 20
+E4M3 = torch.float8_e4m3fn
 WORTHWHILE = 0.98  # of the model's choice: below it, another should be chosen
 RULES = Rules(margin=WORTHWHILE, budget_s=0.7, fewest_rounds=5, most_rounds=200)
+
+
+def quantised_both_ways(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    small = (x * scale).clamp(-448, 448).to(E4M3)
+    return small, small.t().contiguous()
+
+
+def quantised_transposed(x: Tensor, scale: Tensor) -> Tensor:
+    return (x * scale).clamp(-448, 448).to(E4M3).t().contiguous()
+
+
+def gated_backward(gate: Tensor, up: Tensor, grad: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of silu(gate) * up, their maxima, and what it was, transposed."""
+    sigmoid = torch.sigmoid(gate.float())
+    silu = (gate * sigmoid).bfloat16()
+    grad_up = grad * silu
+    grad_gate = (grad.float() * up * sigmoid * (1 + gate * (1 - sigmoid))).bfloat16()
+    amaxes = grad_up.abs().amax(), grad_gate.abs().amax()
+    return quantised_transposed(silu * up, scale), grad_up, grad_gate, *amaxes
+
 
 # Beside the benchmark's: what is computed of floats, as eager would and by approximation.
 WIDE = f32(8192, 4096)
@@ -57,6 +80,13 @@ FLOATS = (
     Row("swish_f32_fb", swish, (WIDE,), fb=True),
     Row("softmax_f32", lambda x: torch.softmax(x, -1), (WIDE,)),
     Row("logsumexp_f32", lambda x: torch.logsumexp(x, -1), (f32(8192, 8192),)),
+)
+# Operands of float8 matmuls, which backwards read transposed as well.
+TOKENS, HIDDEN = 8192, 14336
+QUANTISED = (
+    Row("transposed_grad", quantised_both_ways, (bf16(TOKENS, HIDDEN), ONE)),
+    Row("transposed_weight", quantised_transposed, (bf16(HIDDEN, 4096), ONE)),
+    Row("transposed_gated", gated_backward, (*[bf16(TOKENS, HIDDEN)] * 3, ONE)),
 )
 APPROXIMATE, RIVALS = "approximate", ("inductor", "eager")
 
@@ -112,7 +142,7 @@ def _context(*, is_here: bool) -> Context:
 
 def _cases(shrink: int) -> list[Case]:
     kernels = [case for case in gpu_cases(shrink).values() if case.kind == "kernel"]
-    return kernels + [row.case(shrink) for row in FLOATS]
+    return kernels + [row.case(shrink) for row in (*FLOATS, *QUANTISED)]
 
 
 def _races(case: Case, context: Context, *, runs: bool) -> Iterator[tuple[Table, str]]:
@@ -126,7 +156,8 @@ def _races(case: Case, context: Context, *, runs: bool) -> Iterator[tuple[Table,
     for number, (kernel, plan) in enumerate(kernels):
         alone = plan_of_one(kernel, plan)
         is_small = runs and kernel.num_bytes < SMALLEST_BYTES
-        if is_small or not (_reduces(kernel) or _approximates(alone, context)):
+        is_measured = _reduces(kernel) or quantised_axes(kernel.axes, kernel.members)
+        if is_small or not (is_measured or _approximates(alone, context)):
             continue
         entrants = _entrants(kernel, alone, context, runs=runs)
         if runs and is_alone:

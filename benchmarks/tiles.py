@@ -30,9 +30,30 @@ def wider(kernel: Kernel, best: Tile, limits: GpuLimits, widest: int) -> list[Ti
         found = list(_swept(best))
     elif best.kind is TileKind.ROWS:
         found = [*_held(best), *_swept(best), *_round(best, limits)]
+    elif best.kind is TileKind.TRANSPOSED:
+        found = list(_transposed(best, limits))
     else:
         found = []
     return [fitted(tile, kernel, limits, widest) for tile in found]
+
+
+def _transposed(best: Tile, limits: GpuLimits) -> Iterator[Tile]:
+    if best.programs is None:
+        sizes = (
+            (128, 64, 8),
+            (64, 128, 8),
+            (128, 64, 4),
+            (64, 128, 4),
+            (128, 128, 8),
+            (128, 32, 4),
+        )
+        for rows, columns, warps in sizes:
+            yield replace(best, rows=rows, columns=columns, num_warps=warps)
+        return
+    for rows, columns, warps in ((64, 64, 8), (64, 32, 4), (128, 64, 8), (64, 64, 4)):
+        for stages, per_processor in ((1, 2), (1, 8), (2, 4)):
+            tile = replace(best, rows=rows, columns=columns, num_warps=warps, num_stages=stages)
+            yield replace(tile, programs=limits.num_processors * per_processor)
 
 
 def _held(best: Tile) -> Iterator[Tile]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from torch.fx import GraphModule
 
 from perfuse.context import Context
+from perfuse.graph.amax_of_views import amax_of_views
 from perfuse.graph.attention import fuse_attention
 from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.canonicalize import canonicalize
@@ -48,6 +49,7 @@ def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
 
 DYNAMO_PASSES: list[PassRow] = [("known_masks", plain(use_known_masks))]
 JOINT_PASSES: list[PassRow] = [
+    ("amax_of_views", plain(amax_of_views)),
     ("share_between_halves", plain(share_between_halves)),
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),

@@ -64,7 +64,9 @@ def batched(
     chosen, refusals = _chosen(list(classes.values()), steps)
     if not chosen:
         return steps, refusals
-    return _joined(steps, needs, chosen, forms), refusals
+    # Where weights are quantised, what waits for a batch of scales is ahead of large operands.
+    is_early = any(buffer.dtype.is_float8 for buffer in program.buffers.values())
+    return _joined(steps, needs, chosen, forms, is_early=is_early), refusals
 
 
 class Form:
@@ -245,9 +247,12 @@ def _joined(
     needs: Sequence[set[int]],
     chosen: Sequence[list[int]],
     forms: dict[int, Form],
+    *,
+    is_early: bool,
 ) -> tuple[Step, ...]:
-    """Steps in their order, each batch where the last of its kernels was."""
+    """Steps in their order, each batch where the last of its kernels was, or early the first."""
     home = list(range(len(steps)))
+    rank = {n: numbers[0] if is_early else n for numbers in chosen for n in numbers[-1:]}
     for numbers in chosen:
         for number in numbers:
             home[number] = numbers[-1]
@@ -258,17 +263,17 @@ def _joined(
             waiting[home[number]].add(need)
             users[need].add(home[number])
     batches = {numbers[-1]: numbers for numbers in chosen}
-    ready = [h for h, waits in waiting.items() if not waits]
+    ready = [(rank.get(h, h), h) for h, waits in waiting.items() if not waits]
     heapq.heapify(ready)
     made: list[Step] = []
     while ready:
-        number = heapq.heappop(ready)
+        _, number = heapq.heappop(ready)
         parts = batches.get(number)
         made.append(steps[number] if parts is None else _batch(steps, parts, forms))
         for user in users[number]:
             waiting[user].discard(number)
             if not waiting[user]:
-                heapq.heappush(ready, user)
+                heapq.heappush(ready, (rank.get(user, user), user))
     assert len(made) == len(waiting), "batches depend on each other"
     return tuple(made)
 

@@ -16,6 +16,7 @@ from perfuse.ir.program import Axis, Buffer, LibraryCall, Loop, Node, Program, s
 from perfuse.schedule import domain
 from perfuse.schedule.legality import CannotMerge, check_flow, check_overwriting
 from perfuse.schedule.plan import Member, Refusal, Role, static_product
+from perfuse.schedule.transposed import quantised_axes
 
 # Column accumulators live in cache beside the row: beyond this many columns they would not.
 _MOST_OUTER_COLUMNS = 1 << 17
@@ -201,8 +202,16 @@ class Fuser:
     one would occupy memory from the time of the earlier one on.
     """
 
-    def __init__(self, program: Program, reach: int | None = None, most_loops: int = 0) -> None:
+    def __init__(
+        self,
+        program: Program,
+        reach: int | None = None,
+        most_loops: int = 0,
+        *,
+        is_gpu: bool = False,
+    ) -> None:
         self.program = program
+        self._is_gpu = is_gpu
         self._reach = reach
         self._most_loops = most_loops  # in one kernel; 0: no limit
         self._num_calls: list[int] = []  # node number -> calls before it
@@ -288,15 +297,26 @@ class Fuser:
         if self.above[a] & self.inside[b]:
             first, second = second, first
         try:
-            return merge(first, second)
+            return self._checked(merge(first, second))
         except CannotMerge:
             # A map may run over its axes in any order: try the one its producer was written in.
             for transposed in _transposed(first, second):
                 try:
-                    return merge(first, transposed)
+                    return self._checked(merge(first, transposed))
                 except CannotMerge:
                     continue
             raise
+
+    def _checked(self, merged: Group) -> Group:
+        """The group, unless it stores single bytes far apart: a GPU moves 32 for each."""
+        inner = merged.inner or ()
+        axes = [Axis(f"x{i}", size) for i, size in enumerate(merged.sizes)]
+        found = quantised_axes(axes, merged.members) if self._is_gpu else set()
+        if found and any(inner):
+            raise CannotMerge("an eight-bit result runs across the rows")
+        if len(found) > 1:
+            raise CannotMerge("eight-bit results run along different axes")
+        return merged
 
     def _has_path_between(self, a: int, b: int) -> bool:
         for start, end in ((a, b), (b, a)):

@@ -66,18 +66,18 @@ def _peak(plan: Plan, context: Context) -> int:
 
 
 def _tries(program: Program, context: Context) -> Iterator[tuple[Fuser, list[int]]]:
-    most_loops = context.settings.max_fusion_size
-    wide = _fused(program, None, most_loops)
+    wide = _fused(program, None, context)
     yield wide, program_order(wide)
     # A backward, in which a recomputed forward may run beside the rest.
     if context.settings.memory_budget is not None and program.donated:
-        near = _fused(program, NEAR, most_loops)
+        near = _fused(program, NEAR, context)
         yield near, program_order(near)
         yield near, frugal_order(near, program)
 
 
-def _fused(program: Program, reach: int | None, most_loops: int) -> Fuser:
-    fuser = Fuser(program, reach, most_loops)
+def _fused(program: Program, reach: int | None, context: Context) -> Fuser:
+    is_gpu = context.target.gpu is not None
+    fuser = Fuser(program, reach, context.settings.max_fusion_size, is_gpu=is_gpu)
     fuser.run()
     return fuser
 

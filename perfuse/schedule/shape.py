@@ -14,7 +14,7 @@ from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis
 from perfuse.schedule import domain
 from perfuse.schedule.fuse import Group
-from perfuse.schedule.plan import Kernel, Member, Role
+from perfuse.schedule.plan import Member, Role
 
 
 def axes_of(group: Group) -> tuple[Axis, ...]:
@@ -130,19 +130,3 @@ def _move_later(members: tuple[Member, ...], levels: list[int], arguments: Colle
         later = [levels[j] for j in users.get(m.loop.out, ()) if members[j].role != Role.ROW]
         if later:
             levels[i] = max(levels[i], min(later))
-
-
-def transposed_axis(kernel: Kernel) -> Axis | None:
-    """The axis that some load runs along contiguously while the last axis does not."""
-    *rest, last = kernel.axes or (None,)
-    if last is None or last.atom is None:
-        return None
-    for member in kernel.members:
-        for read in member.loop.reads():
-            index = read.index
-            if ix.coefficient_of(index, last.atom) in (0, 1, None):
-                continue
-            for axis in rest:
-                if axis is not None and axis.atom and ix.coefficient_of(index, axis.atom) == 1:
-                    return axis
-    return None

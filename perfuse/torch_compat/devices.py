@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _PRIVATE: Any = torch._C  # untyped in part
 
@@ -42,8 +43,14 @@ def _device_guard() -> Iterator[None]:
 def faked_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor like this one, on a device, under the active fake mode."""
     shape, strides = tuple(tensor.shape), tensor.stride()
-    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
-    made.requires_grad_(tensor.requires_grad)
+    untyped: Any = tensor  # no class is both, as far as their signatures tell
+    if is_traceable_wrapper_subclass(untyped):
+        names, context = untyped.__tensor_flatten__()
+        inner = {name: faked_on(device, getattr(tensor, name)) for name in names}
+        made: torch.Tensor = type(untyped).__tensor_unflatten__(inner, context, shape, strides)
+    else:
+        made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
+        made.requires_grad_(tensor.requires_grad)
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     return torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
 

@@ -14,7 +14,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.program import Axis
 from perfuse.schedule.plan import Kernel, Member, Role
-from perfuse.schedule.shape import transposed_axis
+from perfuse.schedule.transposed import transposed_axis
 
 # Columns of a plain loop that make one item: enough to amortise it, few enough to share out.
 BLOCK = 4096

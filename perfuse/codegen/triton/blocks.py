@@ -10,9 +10,10 @@ from perfuse.codegen.triton.spelling import COMPUTE_TYPE
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
-from perfuse.ir.program import LoopKind
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Axis, LoopKind
 from perfuse.schedule.plan import Role
-from perfuse.schedule.shape import transposed_axis
+from perfuse.schedule.transposed import tall_axis
 
 
 def flat_text(frame: TritonFrame) -> KernelText:
@@ -66,7 +67,7 @@ def grouped_text(frame: TritonFrame) -> KernelText:
     lanes_of = dict.fromkeys(frame.atoms(outer), ROWS)
     lanes_of |= dict.fromkeys(frame.atoms([last]), ROWS | COLUMNS)
     block = Block(lanes_of, masks, frame.block({}).zeros)
-    _store_all(frame, block)
+    _emit_members(frame, _innermost(frame, w), block)
     return frame.text((num_blocks(total, tile.rows), 1, 1))
 
 
@@ -82,17 +83,24 @@ def stacked_text(frame: TritonFrame) -> KernelText:
     lanes_of = dict.fromkeys(frame.atoms([first]), ROWS)
     lanes_of |= dict.fromkeys(frame.atoms(inner), COLUMNS)
     block = Block(lanes_of, {}, frame.block({}).zeros)
-    _store_all(frame, block)
+    _emit_members(frame, _innermost(frame, w), block)
     return frame.text((ix.mul(across, down), 1, 1))
 
 
-def _store_all(frame: TritonFrame, block: Block) -> None:
-    """Every member that is kept, for all lanes of a block of rows and columns."""
-    scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
+def _innermost(frame: TritonFrame, w: Writer, around: Scope | None = None) -> Scope:
+    """The scope in which all axes are known."""
+    return Scope(w, frame.atoms(frame.kernel.axes), around)
+
+
+def _emit_members(frame: TritonFrame, scope: Scope, block: Block) -> None:
+    """Every member that is kept or reduced, for all lanes of a block of rows and columns."""
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
-        if m.loop.out in frame.kernel.stored:
-            emitter = frame.emitter(scope, block, m, made)
+        emitter = frame.emitter(scope, block, m, made)
+        if m.role in (Role.OUTER, Role.ALL):
+            mask = block.mask(ROWS if m.role == Role.OUTER else ROWS | COLUMNS)
+            frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
+        elif m.loop.out in frame.kernel.stored:
             made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
 
 
@@ -135,22 +143,49 @@ def scatter_text(frame: TritonFrame) -> KernelText:
 def transposed_text(frame: TritonFrame) -> KernelText:
     """Tiles of the last axis and the one that runs fastest elsewhere: both sides are contiguous."""
     w, tile = frame.w, frame.tile
-    tall, wide = transposed_axis(frame.kernel), frame.kernel.axes[-1]
-    assert tall is not None and tall.atom is not None and wide.atom is not None
-    others = tuple(a for a in frame.kernel.axes[:-1] if a is not tall)
-    across, down = num_blocks(wide.size, tile.columns), num_blocks(tall.size, tile.rows)
-    w.line(f"program = {frame.program(0)}")
+    total, programs = _num_tiles(frame), tile.programs
+    if programs is None:
+        w.line(f"program = {frame.program(0)}")
+        _emit_members(frame, _innermost(frame, w), _transposed_block(frame, w))
+        return frame.text((total, 1, 1))
+    carry = Carry(frame, "[R, C]", programs)
+    carry.declare(w)
+    around, loop = Scope(w, frozenset(), None), w.child()  # scalars are read before the loop
+    bounds = f"{frame.program(0)}, {frame.dim(total)}, {programs}"
+    with loop.indented(f"for program in tl.range({bounds}, num_stages={tile.num_stages}):"):
+        block = _transposed_block(frame, loop)
+        _emit_members(frame, _innermost(frame, loop, around), block)
+    w.take(loop)
+    carry.finish_all(w, "tl.program_id(0)", programs, [1, 0])
+    return frame.text((programs, 1, 1))
+
+
+def _tile_axes(frame: TritonFrame) -> tuple[Axis, Axis, tuple[Axis, ...]]:
+    """The axes of the rows and columns of transposed tiles, and the others."""
+    tall, wide = tall_axis(frame.kernel), frame.kernel.axes[-1]
+    assert tall is not None
+    return tall, wide, tuple(a for a in frame.kernel.axes[:-1] if a is not tall)
+
+
+def _num_tiles(frame: TritonFrame) -> Dim:
+    tall, wide, others = _tile_axes(frame)
+    across, down = num_blocks(wide.size, frame.tile.columns), num_blocks(tall.size, frame.tile.rows)
+    return ix.mul(ix.mul(across, down), frame.size(others))
+
+
+def _transposed_block(frame: TritonFrame, w: Writer) -> Block:
+    """The block of tile number `program`."""
+    tall, wide, others = _tile_axes(frame)
+    assert tall.atom is not None and wide.atom is not None
+    across, down = num_blocks(wide.size, frame.tile.columns), num_blocks(tall.size, frame.tile.rows)
     w.line(f"band = program // ({frame.dim(across)})")
     w.line(f"{wide.name} = program % ({frame.dim(across)}) * C + tl.arange(0, C)[None, :]")
     w.line(f"{tall.name} = band % ({frame.dim(down)}) * R + tl.arange(0, R)[:, None]")
     frame.place_axes(w, others, f"band // ({frame.dim(down)})")
     masks: dict[int, str] = {}
-    frame.mask_end(w, masks, "in_rows", tall.name, tall.size, tile.rows)
-    frame.mask_end(w, masks, "in_columns", wide.name, wide.size, tile.columns)
-    zeros = frame.block({}).zeros
-    block = Block({tall.atom: ROWS, wide.atom: COLUMNS}, masks, zeros)
-    _store_all(frame, block)
-    return frame.text((ix.mul(ix.mul(across, down), frame.size(others)), 1, 1))
+    frame.mask_end(w, masks, "in_rows", tall.name, tall.size, frame.tile.rows)
+    frame.mask_end(w, masks, "in_columns", wide.name, wide.size, frame.tile.columns)
+    return Block({tall.atom: ROWS, wide.atom: COLUMNS}, masks, frame.block({}).zeros)
 
 
 def columns_text(frame: TritonFrame) -> KernelText:
@@ -171,15 +206,7 @@ def columns_text(frame: TritonFrame) -> KernelText:
         frame.mask_end(loop, masks, "in_rows", "row", height, tile.rows)
         frame.place_axes(loop, frame.rows, "row")
         block = frame.block(masks)
-        scope = Scope(loop, frame.atoms(frame.kernel.axes), around)
-        made: dict[str, Value] = {}
-        for m in frame.kernel.members:
-            emitter = frame.emitter(scope, block, m, made)
-            if m.role in (Role.OUTER, Role.ALL):
-                mask = block.mask(ROWS if m.role == Role.OUTER else ROWS | COLUMNS)
-                frame.step(emitter, m, frame.lanes_text(emitter, m, mask, "[R, C]", ""))
-            elif m.loop.out in frame.kernel.stored:
-                made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
+        _emit_members(frame, _innermost(frame, loop, around), block)
     w.take(loop)
     columns = frame.block({k: v for k, v in masks.items() if k == COLUMNS})
     carry.finish_columns(w, columns, "tl.program_id(1)", "column", width)

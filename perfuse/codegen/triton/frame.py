@@ -79,6 +79,26 @@ class TritonFrame(KernelFrame[Names, Value]):
         own = f"{prefix}_{self.short(member)}"
         return (own, f"{own}_at") if member.loop.kind.is_position else (own,)
 
+    def formula_of(self, member: Member, *, is_for_store: bool = False) -> Expr:
+        """A member's formula; of a copy, that of the original, which is not rounded twice."""
+        return super().formula_of(self._original(member) or member, is_for_store=is_for_store)
+
+    def is_read_inside(self, name: str) -> bool:
+        readers = (m for m in self.kernel.members if any(r.buffer == name for r in m.loop.reads()))
+        return any(self._original(reader) is None for reader in readers)
+
+    def _original(self, member: Member) -> Member | None:
+        """The member whose eight-bit floats this one copies to another place."""
+        load, out = member.loop.value, self.buffers[member.loop.out]
+        if not member.is_map or load.op != "load" or load.args or not out.dtype.is_float8:
+            return None
+        makers = self.makers.get(load.buffer, [])
+        if len(makers) != 1 or self.buffers[load.buffer].dtype is not out.dtype:
+            return None
+        (maker,) = makers
+        is_same = maker.loop.index is load.index and maker.number < member.number
+        return maker if is_same and maker.is_map else None
+
     def stored(self, emitter: Emitter, member: Member, lanes: int) -> Value:
         """Store a member's value for every lane, though it may not vary along them."""
         self._read_first(emitter, member)

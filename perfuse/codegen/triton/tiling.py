@@ -23,8 +23,8 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, Role, static_product
-from perfuse.schedule.shape import transposed_axis
 from perfuse.schedule.tile import Tile, TileKind
+from perfuse.schedule.transposed import quantised_axes, transposed_axis
 
 FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
@@ -140,6 +140,8 @@ def _suggested(kernel: Kernel, limits: GpuLimits, widest: int) -> Tile:
 
 
 def _flat_tile(kernel: Kernel, limits: GpuLimits, roles: set[Role], widest: int) -> Tile:
+    if quantised_axes(kernel.axes, kernel.members):
+        return _quantised_tile(kernel, limits, roles)
     if transposed_axis(kernel) is not None and Role.ALL not in roles:
         return Tile(TileKind.TRANSPOSED, 64, 64, 8)
     total = static_product([a.size for a in kernel.axes])
@@ -162,6 +164,16 @@ def _flat_tile(kernel: Kernel, limits: GpuLimits, roles: set[Role], widest: int)
     tile = Tile(TileKind.FLAT, 1, block, max(1, min(4, block // 128)))
     is_grouped = block >= GROUP * WARP and _can_group(kernel) and _shares_rows(kernel)
     return _grouped(tile) if is_grouped else tile
+
+
+def _quantised_tile(kernel: Kernel, limits: GpuLimits, roles: set[Role]) -> Tile:
+    """Tiles of two axes; persistent blocks keep what is reduced on the way in registers."""
+    tile = Tile(TileKind.TRANSPOSED, 64, 64, 8)
+    if Role.ALL not in roles:
+        return tile
+    total, most = static_product([a.size for a in kernel.axes]), 4 * limits.num_processors
+    programs = most if total is None else min(most, -(-total // (tile.rows * tile.columns)))
+    return replace(tile, programs=max(1, programs))
 
 
 def _num_loads(kernel: Kernel) -> int:

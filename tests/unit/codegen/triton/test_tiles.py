@@ -74,6 +74,15 @@ def scaled_with_amax(x: Tensor) -> tuple[Tensor, Tensor]:
     return x * 2, x.abs().amax()
 
 
+def quantised_both_ways(x: Tensor) -> tuple[Tensor, Tensor]:
+    small = (x * 3).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return small, small.t().contiguous()
+
+
+def quantised_with_amax(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return *quantised_both_ways(x), x.abs().amax()
+
+
 def with_ties() -> Tensor:
     x = f32(9, 21).round()
     x[2, 5] = x[2, 9] = torch.nan
@@ -88,6 +97,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "grouped": (lambda x, s: x * s, (f32(7, 24), f32(7, 1))),
     "stacked": (lambda x, b: x + b, (f32(4, 3, 16), f32(3, 16))),
     "transposed": (lambda x: x.t().contiguous() + 1, (f32(37, 41),)),
+    "transposed_eight_bits": (quantised_both_ways, (f32(37, 41),)),
+    "transposed_all": (quantised_with_amax, (f32(37, 41),)),
     "rows": (lambda x: torch.softmax(x, -1), (f32(9, 21),)),
     "rows_var": (lambda x: x.var(-1), (f32(9, 21) + 5,)),
     "rows_argmax": (lambda x: x.argmax(-1), (with_ties(),)),
@@ -132,6 +143,14 @@ FORCED: dict[str, list[Tile]] = {
         Tile(TileKind.FLAT, 1, 32, 1, programs=2),
         Tile(TileKind.FLAT, 1, 64, 1, programs=1),
     ],
+    "transposed_eight_bits": [
+        Tile(TileKind.TRANSPOSED, 16, 32, 1),
+        Tile(TileKind.TRANSPOSED, 32, 16, 1),
+    ],
+    "transposed_all": [
+        Tile(TileKind.TRANSPOSED, 16, 32, 1, programs=2),
+        Tile(TileKind.TRANSPOSED, 32, 16, 1, num_stages=2, programs=5),
+    ],
 }
 
 
@@ -146,6 +165,9 @@ def test_every_tile_gives_the_same_values(name: str) -> None:
             found = sorted(run(alone, tile, list(inputs)), key=lambda t: t.numel())
             assert len(found) == len(wanted)
             for ours, theirs in zip(found, wanted, strict=True):
+                assert ours.dtype == theirs.dtype
+                if ours.element_size() == 1:  # floats of eight bits can only be compared as others
+                    ours, theirs = ours.float(), theirs.float()
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=str(tile))
 
 
