@@ -1,0 +1,97 @@
+"""A precision for a whole model: every call of the compiled model runs inside of its region."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfuse.precision.autocast import autocast
+from perfuse.precision.conversion import Conversion, prepare
+from perfuse.precision.fp8_linear import allow_in_graph
+from perfuse.precision.fp8_region import check_device, check_state
+from perfuse.precision.recipe import Recipe, precision_of
+from perfuse.torch_compat.graphs import tree_leaves
+
+_MARK = "perfuse_precision"  # the attribute of a function that runs in a precision
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A model or function, and the precision that its calls run in."""
+
+    model: Any
+    way: torch.dtype | Recipe | Conversion
+
+    @staticmethod
+    def of(model: Any, precision: str | Recipe) -> WholeModel:
+        """The precision of this name for a model; chooses its FP8 layers, if any."""
+        way = precision_of(precision)
+        if isinstance(way, torch.dtype):
+            return WholeModel(model, way)
+        allow_in_graph()
+        if isinstance(model, nn.Module):
+            check_device(_device_type([model.parameters()]))
+            return WholeModel(model, prepare(model, way))
+        check_state(way)
+        return WholeModel(model, way)
+
+    @property
+    def conversion(self) -> Conversion | None:
+        """The layers in FP8; None for other precisions, and for functions."""
+        return self.way if isinstance(self.way, Conversion) else None
+
+    def region(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The region of one call, on the device of the model or of the first tensor."""
+        own = self.model.parameters() if isinstance(self.model, nn.Module) else ()
+        device_type = _device_type([own, tree_leaves((tuple(args), dict(kwargs)))])
+        if isinstance(self.way, torch.dtype):
+            return autocast(device_type, self.way)
+        return autocast(device_type, torch.float8_e4m3fn, recipe=self.way)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function inside of the region."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.region(args, kwargs):
+                return function(*args, **kwargs)
+
+        setattr(run, _MARK, self)
+        return run
+
+    def applied_to(self, compiled: Any) -> Any:
+        """A compiled model or function whose calls run in this precision."""
+        if not isinstance(compiled, nn.Module):
+            return self.around(compiled)
+        compiled.forward = self.around(compiled.forward)
+        return compiled
+
+
+def whole_model_of(function: Any) -> WholeModel | None:
+    """The precision that a compiled model or function was given; None if it has none."""
+    is_module = isinstance(function, nn.Module)
+    found: WholeModel | None = getattr(function.forward if is_module else function, _MARK, None)
+    return found
+
+
+def region_around(
+    function: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> AbstractContextManager[Any]:
+    """The region that a call of this model or function runs in."""
+    found = whole_model_of(function)
+    region: AbstractContextManager[Any] = (
+        nullcontext() if found is None else found.region(args, kwargs)
+    )
+    return region
+
+
+def _device_type(groups: Iterable[Iterable[Any]]) -> str:
+    tensors = (value for group in groups for value in group if isinstance(value, Tensor))
+    first = next(tensors, None)
+    return "cpu" if first is None else first.device.type
