@@ -44,7 +44,7 @@ class Fp8Mode(TorchFunctionMode):
                 return self.linear(x, weight, weight, bias)
         elif name == "addmm" and self.layers is not None and not options and self.is_on():
             bias, x, weight = args  # of transformers' Conv1D
-            if id(weight) in self.layers and self.is_convertible(x, weight):
+            if self.is_converted(x, weight):
                 return self.linear(x, weight.t(), weight, bias)
         return func(*args, **options)
 
@@ -61,7 +61,7 @@ class Fp8Mode(TorchFunctionMode):
         if not self.is_convertible(x, weight):
             return False
         if self.layers is not None:
-            return id(weight) in self.layers
+            return isinstance(weight, nn.Parameter) and id(weight) in self.layers
         sizes: tuple[int, int] = weight.shape
         return min(sizes) >= self.min_features and all(n % self.multiple == 0 for n in sizes)
 

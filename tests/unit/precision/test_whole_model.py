@@ -159,6 +159,21 @@ def test_empty_and_double_inputs_are_left_alone(pair: tuple[Tensor, Tensor]) -> 
         assert linear(x.double(), weight.double()).dtype == torch.float64
 
 
+def test_computed_weights_are_left_alone(model: nn.Module, x: Tensor) -> None:
+    class Doubled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, 2 * self.inner.weight)
+
+    computed = Doubled()
+    fast = perfuse.compile(computed, precision=recipe("row"), fullgraph=True)
+    with torch.no_grad(), torch.autocast("cpu", BF16):
+        assert torch.equal(fast(x), computed(x))
+
+
 def test_an_overflow_falls_back_for_one_step(model: nn.Module, x: Tensor) -> None:
     """After small inputs, large ones are neither clipped nor infinite."""
     layers = prepare(model, recipe("delayed"))
