@@ -66,7 +66,8 @@ def transposed(x: Scaled) -> Scaled:
 
 def _scaled_result(operands: Operands, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     x, weight = operands
-    return scaled_matmul(x, transposed(weight), dtype, bias)
+    # Gradients are summed with all bits: they are small differences, and there are many steps.
+    return scaled_matmul(x, transposed(weight), dtype, bias, is_fast=True)
 
 
 def _quantised_tensors(x: Tensor, weight: Tensor) -> Operands:

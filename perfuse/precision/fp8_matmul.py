@@ -1,7 +1,7 @@
 """Matmuls of FP8 values with scales: by the library on GPUs, in float32 on CPUs.
 
-A product of two FP8 values is exact in float32, so both accumulate the same terms in float32 and
-differ in the order of additions alone.
+A product of two FP8 values is exact in float32, so both add the same terms, and differ in the
+order and the rounding of partial sums alone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,26 @@ ROWS_MULTIPLE = 16
 _BIAS_DTYPES = (torch.bfloat16, torch.float16)  # that the library adds by itself
 
 
-def scaled_matmul(a: Scaled, b: Scaled, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """Multiply two matrices with a scale for each tensor, or for rows of `a` and columns of `b`."""
+def scaled_matmul(
+    a: Scaled,
+    b: Scaled,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    is_fast: bool = False,
+) -> Tensor:
+    """Multiply two matrices with a scale for each tensor, or for rows of `a` and columns of `b`.
+
+    `is_fast` lets a GPU keep its partial sums in fewer bits than float32 has.
+    """
     if a.values.device.type == "cuda":
-        return _by_library(a, b, dtype, bias)
+        return _by_library(a, b, dtype, bias, is_fast)
     exact = torch.mm(a.values.float(), b.values.float()) * a.scale * b.scale
     return (exact if bias is None else exact + bias.float()).to(dtype)
 
 
-def _by_library(a: Scaled, b: Scaled, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+def _by_library(
+    a: Scaled, b: Scaled, dtype: torch.dtype, bias: Tensor | None, is_fast: bool
+) -> Tensor:
     """The library reads `a` by rows and `b` by columns, and scales rows into bfloat16 alone."""
     made = torch.bfloat16 if a.scale.ndim == 2 else dtype
     fused = None if bias is None or made not in _BIAS_DTYPES else bias.to(made)
@@ -36,7 +47,7 @@ def _by_library(a: Scaled, b: Scaled, dtype: torch.dtype, bias: Tensor | None) -
         fused,
         None,
         made,
-        False,  # accumulate in float32 throughout
+        is_fast,
     )
     if bias is not None and fused is None:
         result = result + bias

@@ -16,7 +16,7 @@ BASE_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Scaling(StrEnum):
-    """What has a scale of its own, and when that is computed."""
+    """The part of a tensor that has a scale of its own, and when that is computed."""
 
     TENSOR = "tensor"  # the tensor, from its values
     ROW = "row"  # each row of the operands of a matmul, from its values

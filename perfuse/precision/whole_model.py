@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from perfuse.precision.autocast import autocast
 from perfuse.precision.conversion import Conversion, prepare
 from perfuse.precision.fp8_linear import allow_in_graph
-from perfuse.precision.fp8_region import check_device, check_state
+from perfuse.precision.fp8_region import check_state
 from perfuse.precision.recipe import Recipe, precision_of
 from perfuse.torch_compat.graphs import tree_leaves
 
@@ -36,7 +36,6 @@ class WholeModel:
             return WholeModel(model, way)
         allow_in_graph()
         if isinstance(model, nn.Module):
-            check_device(_device_type([model.parameters()]))
             return WholeModel(model, prepare(model, way))
         check_state(way)
         return WholeModel(model, way)
@@ -46,10 +45,10 @@ class WholeModel:
         """The layers in FP8; None for other precisions, and for functions."""
         return self.way if isinstance(self.way, Conversion) else None
 
-    def region(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+    def region(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The region of one call, on the device of the model or of the first tensor."""
-        own = self.model.parameters() if isinstance(self.model, nn.Module) else ()
-        device_type = _device_type([own, tree_leaves((tuple(args), dict(kwargs)))])
+        held = self.model.parameters() if isinstance(self.model, nn.Module) else ()
+        device_type = _device_type(held) or _device_type(tree_leaves((args, kwargs))) or "cpu"
         if isinstance(self.way, torch.dtype):
             return autocast(device_type, self.way)
         return autocast(device_type, torch.float8_e4m3fn, recipe=self.way)
@@ -57,7 +56,7 @@ class WholeModel:
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function inside of the region."""
 
-        @functools.wraps(function)
+        @functools.wraps(function, updated=())  # its attributes would have Dynamo bypass the region
         def run(*args: Any, **kwargs: Any) -> Any:
             with self.region(args, kwargs):
                 return function(*args, **kwargs)
@@ -80,8 +79,14 @@ def whole_model_of(function: Any) -> WholeModel | None:
     return found
 
 
+def without_region(function: Any) -> Any:
+    """The compiled function inside of the region that it was given; a module as it is."""
+    is_given = hasattr(function, _MARK) and not isinstance(function, nn.Module)
+    return function.__wrapped__ if is_given else function
+
+
 def region_around(
-    function: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[Any]:
     """The region that a call of this model or function runs in."""
     found = whole_model_of(function)
@@ -91,7 +96,9 @@ def region_around(
     return region
 
 
-def _device_type(groups: Iterable[Iterable[Any]]) -> str:
-    tensors = (value for group in groups for value in group if isinstance(value, Tensor))
-    first = next(tensors, None)
-    return "cpu" if first is None else first.device.type
+def _device_type(values: Iterable[Any]) -> str | None:
+    """The kind of device of the first tensor."""
+    for value in values:
+        if isinstance(value, Tensor):
+            return value.device.type
+    return None

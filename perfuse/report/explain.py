@@ -15,7 +15,7 @@ from perfuse.counters import counters
 from perfuse.graph.facts import reached
 from perfuse.graph.partition import Cut
 from perfuse.pipeline import Compiled
-from perfuse.precision.whole_model import region_around, whole_model_of
+from perfuse.precision.whole_model import region_around, whole_model_of, without_region
 from perfuse.report.explanation import Explanation, GraphReport
 from perfuse.report.memory import TrainingReport
 from perfuse.torch_compat.graphs import tree_leaves
@@ -28,7 +28,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     A function that is already compiled is explained with its own mode and options; it stays
     compiled, as do all others.
     """
-    request = Request.of(fn)
+    request = Request.of(without_region(fn))
     seen: list[Compiled] = []
     before = counters.snapshot()
     start = time.perf_counter()

@@ -37,6 +37,12 @@ def x() -> Tensor:
     return torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.fixture
+def pair() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(16, 256), torch.randn(256, 256) / 16
+
+
 def recipe(scaling: str) -> Recipe:
     return Recipe(Scaling(scaling), layers=RULES)
 
@@ -90,9 +96,8 @@ def test_halves(model: nn.Module, x: Tensor, precision: str, dtype: torch.dtype)
     assert (got.float() - expected.float()).abs().max() <= 2**-6
 
 
-def test_functions_and_decorators(x: Tensor) -> None:
-    weight = torch.randn(256, 256) / 16
-    wide = torch.randn(16, 256)
+def test_functions_and_decorators(pair: tuple[Tensor, Tensor]) -> None:
+    wide, weight = pair
 
     @perfuse.compile(precision="fp8-row", fullgraph=True)
     def function(x: Tensor, weight: Tensor) -> Tensor:
@@ -102,16 +107,13 @@ def test_functions_and_decorators(x: Tensor) -> None:
         expected = F.linear(wide, weight).relu()
     assert torch.equal(function(wide, weight), expected)
     assert function.__name__ == "function"
+    around = perfuse.compile(lambda x, weight: 2 * function(x, weight), fullgraph=True)
+    assert torch.equal(around(wide, weight), 2 * expected)
+    assert any("f8" in text for text in perfuse.explain(function, wide, weight).sources)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
-
-
-@pytest.fixture
-def pair() -> tuple[Tensor, Tensor]:
-    torch.manual_seed(0)
-    return torch.randn(16, 256), torch.randn(256, 256) / 16
 
 
 def test_regions_nest(pair: tuple[Tensor, Tensor]) -> None:
@@ -187,12 +189,12 @@ def test_an_overflow_falls_back_for_one_step(model: nn.Module, x: Tensor) -> Non
 def test_explanations_name_the_layers(model: nn.Module, x: Tensor) -> None:
     rules = LayerRules(min_features=16)
     fast = perfuse.compile(model, precision=Recipe(Scaling.ROW, layers=rules))
-    explained = perfuse.explain(fast, x)
+    with torch.no_grad():
+        explained = perfuse.explain(fast, x)
     assert explained.layers is not None and explained.layers.num_converted == 1
     assert "fp8-row: 1 of 2 linear layers, the rest in torch.bfloat16" in str(explained)
     assert "1 left alone: last layer of the model" in str(explained)
     assert any("f8" in text for text in explained.sources)
-    assert perfuse.explain(model, x).layers is None
 
 
 PROGRAM = """
