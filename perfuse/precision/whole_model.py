@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,6 @@ from perfuse.precision.conversion import Conversion, prepare
 from perfuse.precision.fp8_linear import allow_in_graph
 from perfuse.precision.fp8_region import check_state
 from perfuse.precision.recipe import Recipe, precision_of
-from perfuse.torch_compat.graphs import tree_leaves
 
 _MARK = "perfuse_precision"  # the attribute of a function that runs in a precision
 
@@ -47,8 +46,8 @@ class WholeModel:
 
     def region(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The region of one call, on the device of the model or of the first tensor."""
-        held = self.model.parameters() if isinstance(self.model, nn.Module) else ()
-        device_type = _device_type(held) or _device_type(tree_leaves((args, kwargs))) or "cpu"
+        weight = next(self.model.parameters(), None) if isinstance(self.model, nn.Module) else None
+        device_type = _device_type([weight, args, kwargs]) or "cpu"
         if isinstance(self.way, torch.dtype):
             return autocast(device_type, self.way)
         return autocast(device_type, torch.float8_e4m3fn, recipe=self.way)
@@ -96,9 +95,14 @@ def region_around(
     return region
 
 
-def _device_type(values: Iterable[Any]) -> str | None:
-    """The kind of device of the first tensor."""
-    for value in values:
-        if isinstance(value, Tensor):
-            return value.device.type
+def _device_type(value: Any) -> str | None:
+    """The kind of device of the first tensor in nested arguments; Dynamo may have to trace this."""
+    if isinstance(value, Tensor):
+        return value.device.type
+    inner = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(inner, list | tuple):
+        for each in inner:
+            found = _device_type(each)
+            if found is not None:
+                return found
     return None
