@@ -44,10 +44,9 @@ def _by_library(
         b.values.t().contiguous().t(),
         a.scale.contiguous(),
         b.scale.contiguous(),
-        fused,
-        None,
-        made,
-        is_fast,
+        bias=fused,
+        out_dtype=made,
+        use_fast_accum=is_fast,
     )
     if bias is not None and fused is None:
         result = result + bias
