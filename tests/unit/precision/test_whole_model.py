@@ -73,6 +73,17 @@ def test_compiled_as_one_graph(model: nn.Module, x: Tensor, scaling: str) -> Non
         assert (mine.float() - theirs.float()).norm() <= 2**-8 * theirs.float().norm()
 
 
+def test_dynamic_sizes_share_a_graph(model: nn.Module, x: Tensor) -> None:
+    layers = prepare(model[0], recipe("block"))  # type: ignore[index]
+    fast = perfuse.compile(model[0], precision=recipe("block"), dynamic=True)  # type: ignore[index]
+    eager = perfuse.autocast("cpu", FP8, recipe=layers)(model[0].forward)  # type: ignore[index]
+    with torch.no_grad():
+        first = fast(x)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            second = fast(x[:7])
+        assert torch.equal(first, eager(x)) and torch.equal(second, eager(x[:7]))
+
+
 def test_the_model_itself_stays_as_it_is(model: nn.Module, x: Tensor) -> None:
     before, names = model(x), list(model.state_dict())
     fast = perfuse.compile(model, precision=recipe("row"))
