@@ -23,6 +23,8 @@ from perfuse.errors import CompilerFailed as CompilerFailed
 from perfuse.errors import CompilerMissing as CompilerMissing
 from perfuse.errors import ConfigError as ConfigError
 from perfuse.errors import ConfigWarning as ConfigWarning
+from perfuse.errors import Fp8StateWarning as Fp8StateWarning
+from perfuse.errors import Fp8Unavailable as Fp8Unavailable
 from perfuse.errors import LockFileError as LockFileError
 from perfuse.errors import LockFileWarning as LockFileWarning
 from perfuse.errors import MemoryFault as MemoryFault

@@ -13,6 +13,8 @@ from perfuse.capture.aot import aot_compile as aot_compile
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.cross_compile import codegen_for as codegen_for
 from perfuse.capture.modes import overrides_of, settings_for
+from perfuse.precision.recipe import Recipe, precision_of
+from perfuse.precision.whole_model import WholeModel
 from perfuse.report.explain import explain as explain
 from perfuse.runtime.artefact import load as load
 from perfuse.runtime.pool import release_memory as release_memory
@@ -35,6 +37,7 @@ class HowToCompile(TypedDict, total=False):
     fullgraph: bool
     mode: str | None
     options: Mapping[str, Any] | None
+    precision: str | Recipe | None
 
 
 @overload
@@ -48,20 +51,27 @@ def compile(
     fullgraph: bool = False,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    precision: str | Recipe | None = None,
 ) -> Any:
     """Compile `fn`, a function or a module, with Perfuse; without `fn`, return a decorator.
 
     `dynamic` and `fullgraph` are those of `torch.compile`. `mode` names a set of settings:
     "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs". `options` are
     settings by dotted name, as in `perfuse.config`, and take precedence over the mode.
+    `precision` runs every call in "bf16", "fp16", "fp8-tensor", "fp8-row", "fp8-block" or
+    "fp8-delayed", or by a recipe; parameters keep their dtypes.
     """
     settings_for(config.snapshot(), mode, options)  # report mistakes here, not in the first call
+    if precision is not None:
+        precision_of(precision)
     if fn is None:
-        return partial(compile, dynamic=dynamic, fullgraph=fullgraph, mode=mode, options=options)
+        how = {"dynamic": dynamic, "fullgraph": fullgraph, "mode": mode, "options": options}
+        return partial(compile, **how, precision=precision)
     chosen = overrides_of(mode, options)
-    return torch.compile(
+    compiled = torch.compile(
         fn, backend=perfuse_backend, dynamic=dynamic, fullgraph=fullgraph, options=chosen or None
     )
+    return compiled if precision is None else WholeModel.of(fn, precision).applied_to(compiled)
 
 
 def memory_efficient_fusion(

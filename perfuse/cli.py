@@ -23,6 +23,7 @@ from perfuse.cli_lock import app as lock_app
 from perfuse.cli_rank import rank
 from perfuse.context import Context
 from perfuse.errors import PerfuseError, UnknownOption
+from perfuse.precision.recipe import PRECISIONS
 from perfuse.report.stages import STAGES
 from perfuse.version import VERSION
 
@@ -98,6 +99,10 @@ def explain(
     memory_budget: Annotated[
         str | None, typer.Option(help="As the setting: 14GiB, 300MB, 0.5.")
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help=f"Compile a model in a precision: {', '.join(PRECISIONS)}."),
+    ] = None,
     stage: Annotated[
         str | None,
         typer.Option(help=f"Print one stage instead of the summary: {', '.join(STAGES)}."),
@@ -109,6 +114,8 @@ def explain(
         raise UnknownOption(stage, STAGES, what="stage")
     report = importlib.import_module("perfuse.report.explain")
     fn, given = found_call(function, arguments)
+    if precision is not None:
+        fn = importlib.import_module("perfuse.api").compile(fn, precision=precision)
     overrides = {} if memory_budget is None else {"memory_budget": memory_budget}
     with config.patch(overrides):
         explanation = report.explain(fn, *given)
@@ -116,6 +123,8 @@ def explain(
         print(explanation.stage(stage), end="")
     else:
         console.print(explanation)
+    if explanation.layers is not None:
+        print(explanation.layers)
     if sources:
         print(*explanation.sources, sep="\n")
     if html is not None:

@@ -55,6 +55,19 @@ class RefusedOp(PerfuseError, RuntimeError):
         super().__init__(f"{name} is refused by the policy of the autocast region around it")
 
 
+class Fp8Unavailable(PerfuseError, RuntimeError):
+    """An FP8 recipe was asked for on a device that cannot run it."""
+
+    default_hint = (
+        "NVIDIA GPUs of compute capability 8.9 or more (Ada, Hopper, Blackwell) run FP8 recipes; "
+        "device type 'cpu' emulates them. Use bfloat16 elsewhere: precision='bf16'."
+    )
+
+
+class Fp8StateWarning(UserWarning):
+    """A checkpoint has other state of delayed FP8 scaling than the model that loads it."""
+
+
 class UnknownOption(ConfigError, AttributeError):
     """An unknown setting or mode was named.
 

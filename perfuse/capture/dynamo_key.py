@@ -21,6 +21,7 @@ from perfuse.cache import keys
 from perfuse.cache.keys import identity, key_of
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical, Numbers, spell_layout, spell_node
+from perfuse.precision.fp8_linear import fp8_linear
 from perfuse.torch_compat.guards import GuardMark, SymbolTable
 from perfuse.torch_compat.ops import OpOverload
 from perfuse.torch_compat.state import ambient_state, has_tracing_hooks
@@ -86,11 +87,13 @@ def _check_plain(node: Node, value: Any) -> None:
 
 
 def _function_name(target: Any) -> str:
-    """The name of what a captured graph calls: PyTorch's own or Python's own functions only."""
+    """The name of what a captured graph calls: functions of PyTorch, Python and Perfuse only."""
     if isinstance(target, OpOverload):
         if target.namespace not in OWN_OPS:
             raise NotCanonical("custom_op")
         return str(target)
+    if target is fp8_linear:  # its code is part of every key, as all of Perfuse's
+        return f"{target.__module__}.{target.__name__}"
     home = getattr(target, "__module__", None) or ""
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type):  # torch._C.TensorBase.something

@@ -19,6 +19,16 @@ from torch.overrides import TorchFunctionMode
 
 from perfuse.precision.cast_cache import CASTS, is_cacheable
 from perfuse.precision.casting import call_by_rule
+from perfuse.precision.fp8_linear import allow_in_graph
+from perfuse.precision.fp8_region import (
+    Fp8,
+    Fp8Mode,
+    base_dtype,
+    check_device,
+    check_request,
+    check_state,
+    fp8_mode,
+)
 from perfuse.precision.policy import Policy
 from perfuse.precision.rules import ALIASES, TABLES, Rule
 from perfuse.torch_compat.autocast import is_enabling, is_in_backward
@@ -44,12 +54,18 @@ def autocast(
     enabled: bool = True,
     cache_enabled: bool = True,
     policy: Policy | Rules | None = None,
+    recipe: Fp8 | None = None,
 ) -> Region:
     """A region in which operations run in the precision that PyTorch's rules or `policy` say.
 
     The arguments are those of `torch.autocast`, and so are its errors and default dtypes. With
     `cache_enabled`, each weight is cast once a step, and again as soon as it changes in place.
+    With `dtype=torch.float8_e4m3fn`, linear layers run in FP8 by `recipe`: "tensor", "row",
+    "block", a `Recipe`, or what `perfuse.precision.prepare` returns for a model.
     """
+    check_request(dtype, recipe)
+    if recipe is not None:
+        return _fp8_region(device_type, enabled, cache_enabled, policy, recipe)
     if torch.compiler.is_compiling():
         if policy is None:
             return torch.autocast(device_type, dtype, enabled, cache_enabled)
@@ -60,6 +76,25 @@ def autocast(
     return PolicyRegion(state, device_type, cache_enabled, Policy.of(policy))
 
 
+def _fp8_region(
+    device_type: str,
+    enabled: bool,
+    cache_enabled: bool,
+    policy: Policy | Rules | None,
+    recipe: Fp8,
+) -> Region:
+    """A region of a recipe's dtype, with linear layers in FP8."""
+    check_state(recipe)
+    dtype = base_dtype(recipe)
+    if torch.compiler.is_compiling():
+        return _traced_region(device_type, dtype, enabled, cache_enabled, Policy.of(policy), recipe)
+    if enabled:
+        check_device(device_type)
+    allow_in_graph()
+    state = torch.autocast(device_type, dtype, enabled, cache_enabled)
+    return PolicyRegion(state, device_type, cache_enabled, Policy.of(policy), recipe)
+
+
 @contextmanager
 def _traced_region(
     device_type: str,
@@ -67,11 +102,16 @@ def _traced_region(
     enabled: bool,
     cache_enabled: bool,
     policy: Policy,
+    recipe: Fp8 | None = None,
 ) -> Iterator[None]:
     """A region inside of compiled code: casts are recorded, and no weight is cast before."""
     state = torch.autocast(device_type, dtype, enabled, cache_enabled)
     with state, PrecisionMode(device_type, policy, caches=False):
-        yield
+        if recipe is None:
+            yield
+        else:
+            with fp8_mode(device_type, recipe):
+                yield
 
 
 class PrecisionMode(TorchFunctionMode):
@@ -161,7 +201,13 @@ class Entered(threading.local):
 _ENTERED = Entered()
 
 
-def _enter(state: torch.autocast, device_type: str, policy: Policy, caches: bool) -> None:
+def _enter(
+    state: torch.autocast,
+    device_type: str,
+    policy: Policy,
+    caches: bool,
+    mode: Fp8Mode | None = None,
+) -> None:
     if not _ENTERED.entries:
         if is_in_backward():
             CASTS.release_after_backward()
@@ -174,6 +220,8 @@ def _enter(state: torch.autocast, device_type: str, policy: Policy, caches: bool
     needs_mode = caches or bool(policy.rules)
     if needs_mode and torch.is_autocast_enabled(device_type):
         exits.enter_context(PrecisionMode(device_type, policy, caches))
+    if mode is not None:
+        exits.enter_context(mode)
     _ENTERED.entries.append(Entry(device_type, policy, exits))
 
 
@@ -185,22 +233,29 @@ def _leave(*raised: Any) -> None:
 
 
 class PolicyRegion(AbstractContextManager[Any]):
-    """A region with a policy. Several threads may be in it at once, each more than once."""
+    """A region with a policy or a recipe. Several threads may be in it, each more than once."""
 
     def __init__(
-        self, state: torch.autocast, device_type: str, caches: bool, policy: Policy
+        self,
+        state: torch.autocast,
+        device_type: str,
+        caches: bool,
+        policy: Policy,
+        recipe: Fp8 | None = None,
     ) -> None:
         self.state, self.device_type, self.caches, self.policy = state, device_type, caches, policy
+        self.recipe = recipe
 
     def __enter__(self) -> PolicyRegion:
-        _enter(self.state, self.device_type, self.policy, self.caches)
+        mode = None if self.recipe is None else fp8_mode(self.device_type, self.recipe)
+        _enter(self.state, self.device_type, self.policy, self.caches, mode)
         return self
 
     def __exit__(self, *raised: Any) -> None:
         _leave(*raised)
 
     def __call__(self, function: Function) -> Function:
-        return _decorated(function, self, self.policy)
+        return _decorated(function, self, self.policy, self.recipe)
 
 
 class DefaultRegion(torch.autocast):
@@ -222,18 +277,23 @@ class DefaultRegion(torch.autocast):
 
 
 def _decorated(
-    function: Function, region: DefaultRegion | PolicyRegion, policy: Policy | None
+    function: Function,
+    region: DefaultRegion | PolicyRegion,
+    policy: Policy | None,
+    recipe: Fp8 | None = None,
 ) -> Function:
     """The function inside of the region: while it is traced, of a region made there."""
     if not callable(function):
         raise TypeError(f"a decorator needs a function, got {type(function).__name__}")
     device_type, caches = region.device_type, region.caches
     dtype, is_enabled = region.state.fast_dtype, is_enabling(region.state)
+    if recipe is not None:
+        dtype = torch.float8_e4m3fn
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            with autocast(device_type, dtype, is_enabled, caches, policy):
+            with autocast(device_type, dtype, is_enabled, caches, policy, recipe):
                 return function(*args, **kwargs)
         with region:
             return function(*args, **kwargs)

@@ -15,6 +15,7 @@ from perfuse.counters import counters
 from perfuse.graph.facts import reached
 from perfuse.graph.partition import Cut
 from perfuse.pipeline import Compiled
+from perfuse.precision.whole_model import region_around, whole_model_of, without_region
 from perfuse.report.explanation import Explanation, GraphReport
 from perfuse.report.memory import TrainingReport
 from perfuse.torch_compat.graphs import tree_leaves
@@ -27,7 +28,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     A function that is already compiled is explained with its own mode and options; it stays
     compiled, as do all others.
     """
-    request = Request.of(fn)
+    request = Request.of(without_region(fn))
     seen: list[Compiled] = []
     before = counters.snapshot()
     start = time.perf_counter()
@@ -38,14 +39,17 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         dynamo_events() as events,
     ):
         backend = partial(perfuse_backend, options=request.overrides)
-        result = request.call(args, kwargs, backend)
+        with region_around(fn, args, kwargs):
+            result = request.call(args, kwargs, backend)
         _run_backward(result)
     seconds, happened = time.perf_counter() - start, events()
     now = counters.snapshot().items()
     counted = {name: more for name, count in now if (more := count - before.get(name, 0))}
     reports = tuple(GraphReport.of(compiled, i) for i, compiled in enumerate(seen))
     training = tuple(TrainingReport.of(cut, context) for cut, context in cuts)
-    return Explanation(reports, counted, seconds, training, happened)
+    whole = whole_model_of(fn)
+    layers = None if whole is None else whole.conversion
+    return Explanation(reports, counted, seconds, training, happened, layers)
 
 
 def _run_backward(result: Any) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from perfuse.errors import PerfuseError, UnknownOption
+from perfuse.precision.conversion import Conversion
 from perfuse.report.memory import TrainingReport, draw
 from perfuse.report.rows import CallRow as CallRow
 from perfuse.report.rows import GraphReport as GraphReport
@@ -27,6 +28,7 @@ class Explanation:
     seconds: float  # the whole first call, capture included
     training: tuple[TrainingReport, ...] = ()  # each capture that has a backward
     events: DynamoEvents = field(default_factory=DynamoEvents)  # graph breaks, recompiles
+    layers: Conversion | None = None  # linear layers in FP8 and others, where a recipe was given
 
     @property
     def sources(self) -> list[str]:

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfuse.precision.conversion import Conversion
 from perfuse.report.rows import CallRow, GraphReport, KernelRow
 from perfuse.sizes import spell_bytes
 
 WIDTH, HEIGHT = 80, 40
 MAX_KERNELS, MIN_KERNELS = 6, 3  # two lines each
 MAX_FALLBACKS, MAX_GRAPHS, MAX_REASONS, MAX_SAVED = 4, 4, 2, 2
+MAX_LEFT_ALONE = 3
 
 STAGE_NAMES = {
     "passes": "graph passes",
@@ -44,6 +46,7 @@ def screen(explanation: Any) -> list[Line]:
     """The whole screen; kernels get the lines that the other sections leave free."""
     graphs: Sequence[GraphReport] = explanation.graphs
     head = [*_headline(graphs), *_graph_lines(graphs), *_dynamo_lines(explanation)]
+    head += _layer_lines(explanation.layers)
     sections = [
         _library_lines(graphs),
         _fallback_lines(graphs),
@@ -69,6 +72,15 @@ def _headline(graphs: Sequence[GraphReport]) -> list[Line]:
         likely = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         lines.append(body(f"  dynamic sizes; figures below are for {likely}"))
     return lines
+
+
+def _layer_lines(layers: Conversion | None) -> list[Line]:
+    """How many layers run in FP8, and why the others do not."""
+    if layers is None:
+        return []
+    lines = [body(f"  {layers.headline()}")]
+    shown = sorted(layers.reasons.items(), key=lambda row: -row[1])[:MAX_LEFT_ALONE]
+    return [*lines, *(body(f"    {count} left alone: {reason}") for reason, count in shown)]
 
 
 def _counted(graphs: Sequence[GraphReport]) -> str:
