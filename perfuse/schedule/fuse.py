@@ -309,9 +309,11 @@ class Fuser:
 
     def _checked(self, merged: Group) -> Group:
         """The group, unless it stores single bytes far apart: a GPU moves 32 for each."""
+        if not self._is_gpu:
+            return merged
         inner = merged.inner or ()
         axes = [Axis(f"x{i}", size) for i, size in enumerate(merged.sizes)]
-        found = quantised_axes(axes, merged.members) if self._is_gpu else set()
+        found = quantised_axes(axes, merged.members)
         if found and any(inner):
             raise CannotMerge("an eight-bit result runs across the rows")
         if len(found) > 1:
