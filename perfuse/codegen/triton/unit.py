@@ -19,6 +19,11 @@ from perfuse.codegen.triton.rows import rows_text
 from perfuse.codegen.triton.scan import scan_text
 from perfuse.codegen.triton.sources import Launch, TritonKernel, TritonSources
 from perfuse.codegen.triton.split import split_texts
+from perfuse.codegen.triton.templates.attention import (
+    attention_texts,
+    attention_tile,
+    smaller_attention,
+)
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.templates.texts import template_texts
 from perfuse.codegen.triton.tiling import Machine, choose_tile, smaller, widest_of
@@ -93,6 +98,8 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
         return plan.tiles[kernel.name]
     if kernel.contraction is not None:
         return Template.of(plan.templates[kernel.name]).tile
+    if kernel.attention is not None:
+        return attention_tile(kernel.attention, plan.program.buffers)
     if kernel.batch is not None:
         return batch_tile(kernel.batch, machine_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
@@ -105,7 +112,8 @@ def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: 
     for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
         if any(launch.kernel in error.kernels for launch in launches):
             is_fixed = kernel.contraction is not None  # its template was chosen as it is
-            less = None if is_fixed else smaller(tile_of(kernel, plan, context))
+            step = smaller if kernel.attention is None else smaller_attention
+            less = None if is_fixed else step(tile_of(kernel, plan, context))
             if less is None:
                 raise error
             tiles[kernel.name] = less
@@ -137,6 +145,8 @@ def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[
     if kernel.contraction is not None:
         template = Template.of(plan.templates[kernel.name])
         return template_texts(kernel, plan.program.buffers, template, dialect)
+    if kernel.attention is not None:
+        return attention_texts(kernel, plan.program.buffers, tile, dialect)
     return kernel_texts(kernel, plan.program.buffers, tile, dialect)
 
 

@@ -1,0 +1,101 @@
+"""Attention forward: a block of queries a program, which goes over the keys with a running softmax.
+
+For each query it keeps the largest score so far, the sum of weights and the weighted sum of values;
+a larger score rescales what was summed before it. Scores never reach memory.
+"""
+
+from __future__ import annotations
+
+from perfuse.codegen.triton.emit import COLUMNS, ROWS
+from perfuse.codegen.triton.frame import KernelText
+from perfuse.codegen.triton.templates.attention_frame import LOG2_E, AttentionFrame, Side
+from perfuse.codegen.writer import Writer
+from perfuse.ir.attention import SCORE, BlockList
+
+
+def forward_text(frame: AttentionFrame) -> KernelText:
+    return _Forward(frame).text()
+
+
+class _Forward:
+    def __init__(self, frame: AttentionFrame) -> None:
+        self.frame, self.node = frame, frame.node
+        _, self.heads, queries, keys = self.node.sizes
+        self.rows = Side("q", queries, frame.tile.rows, ROWS)
+        self.columns = Side("k", keys, frame.tile.columns, COLUMNS)
+        # A score that is only scaled is scaled while it is exponentiated.
+        self.is_plain = self.node.score is SCORE and self.node.scale > 0
+        self.before = Writer()
+        self.factor = LOG2_E * (self.node.scale if self.is_plain else 1.0)
+
+    def text(self) -> KernelText:
+        frame, w, rows = self.frame, self.frame.w, self.rows
+        frame.place_program(w, rows, self.heads)
+        w.line("h = head")
+        groups = self.node.groups
+        w.line(f"shared = {'h' if groups == 1 else f'h // {frame.count(groups)}'}")
+        query = frame.base(self.node.query, "h")
+        w.line(f"queries = {frame.load_block(query, self.node.query, rows, frame.inner)}")
+        w.line(f"top = tl.full([{rows.step}], float('-inf'), tl.float32)")
+        w.line(f"total = tl.zeros([{rows.step}], tl.float32)")
+        w.line(f"acc = tl.zeros([{rows.step}, {frame.outer}], tl.float32)")
+        w.line(f"keys_at = {frame.base(self.node.key, 'shared')}")
+        w.line(f"values_at = {frame.base(self.node.value, 'shared')}")
+        self.before, loops = w.child(), w.child()
+        mask = self.node.blocks
+        self._loop(loops, "partial", mask.partial, is_full=False)
+        if mask.full is not None:
+            self._loop(loops, "full", mask.full, is_full=True)
+        w.take(self.before)
+        w.take(loops)
+        self._finish(w)
+        return frame.text(frame.grid(rows, self.heads))
+
+    def _loop(self, w: Writer, name: str, blocks: BlockList, *, is_full: bool) -> None:
+        frame, columns = self.frame, self.columns
+        row_block = f"tile * {self.rows.step} // {self.node.blocks.rows}"
+        start = frame.loop_over(w, name, blocks, row_block, columns, "h")
+        with w.indented(f"for step in tl.range(0, {name}):"):
+            frame.place(w, columns, start)
+            key = frame.load_block("keys_at", self.node.key, columns, frame.inner)
+            w.line(f"keys = {key}")
+            w.line(f"scores = {frame.dot('queries', 'tl.trans(keys)')}")
+            self._score(w, is_full=is_full)
+            self._accumulate(w)
+
+    def _score(self, w: Writer, *, is_full: bool) -> None:
+        frame, sides = self.frame, (self.rows, self.columns)
+        if not self.is_plain:
+            w.line(f"scores = scores * {self.node.scale!r}")
+        emitter = frame.functions(self.before, w, *sides)
+        score = "scores"
+        if self.node.score is not SCORE:
+            score = frame.in_block(emitter.value(self.node.score), *sides)
+        kept = frame.kept(emitter, [self.columns], is_full=is_full)
+        w.line(f"x = tl.where({kept}, {score}, float('-inf'))" if kept else f"x = {score}")
+
+    def _accumulate(self, w: Writer) -> None:
+        frame = self.frame
+        w.line(f"higher = tl.maximum(top, tl.max(x, 1) * {self.factor!r})")
+        # Where nothing counts so far the weights are zero, not NaN.
+        w.line("shift = tl.where(higher == float('-inf'), 0.0, higher)")
+        w.line(f"weights = tl.exp2(x * {self.factor!r} - shift[:, None])")
+        w.line("rescale = tl.exp2(top - shift)")
+        w.line("total = total * rescale + tl.sum(weights, 1)")
+        w.line("acc = acc * rescale[:, None]")
+        value = frame.load_block("values_at", self.node.value, self.columns, frame.outer)
+        w.line(f"values = {value}")
+        w.line(f"acc = {frame.dot(frame.narrow('weights'), 'values', 'acc')}")
+        w.line("top = higher")
+
+    def _finish(self, w: Writer) -> None:
+        frame, rows, stored = self.frame, self.rows, self.frame.kernel.stored
+        out, logsumexp, largest = self.node.results
+        if out in stored:
+            w.line("acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]")
+            frame.store_block(w, out, "acc", rows, "h")
+        if logsumexp in stored:
+            w.line("sums = tl.where(total == 0.0, float('-inf'), top + tl.log2(total))")
+            frame.store_numbers(w, logsumexp, "sums", rows, "h")
+        if largest in stored:
+            frame.store_numbers(w, largest, "top", rows, "h")
