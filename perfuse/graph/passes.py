@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from perfuse.context import Context
 from perfuse.graph.attention import fuse_attention
 from perfuse.graph.batch_matmuls import batch_matmuls
+from perfuse.graph.block_masks import drop_unread_lists
 from perfuse.graph.canonicalize import canonicalize
 from perfuse.graph.conv_matmuls import conv_matmuls
 from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
@@ -48,11 +49,13 @@ def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
 
 DYNAMO_PASSES: list[Row] = [("known_masks", plain(use_known_masks))]
 JOINT_PASSES: list[Row] = [
+    ("block_masks", plain(drop_unread_lists)),
     ("share_between_halves", plain(share_between_halves)),
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
 ]
 ATEN_PASSES: list[Row] = [
+    ("block_masks", plain(drop_unread_lists)),
     ("dead_code", plain(eliminate_dead_code)),
     ("canonicalize", plain(canonicalize)),
     ("cse", plain(eliminate_common_subexpressions)),

@@ -38,8 +38,8 @@ class AttentionPart(StrEnum):
 class BlockList:
     """For each block of rows, the blocks of the other side that it is computed with."""
 
-    counts: View  # [batch, head, block]
-    indices: View  # [batch, head, block, place in the list]
+    counts: View | None  # [batch, head, block]; None: one
+    indices: View | None  # [batch, head, block, place in the list]; None: there is one block
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class BlockMask:
 
     partial: BlockList
     full: BlockList | None
-    rows: int  # in a block of the side that the lists are of
-    others: int  # in a block that a list names
+    rows: int | None  # in a block of the side that the lists are of; None: all are one block
+    others: int | None  # in a block that a list names, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Attention(LibraryCall):
     def args(self) -> tuple[Any, ...]:
         mask, saved = self.blocks, self.saved
         lists = [mask.partial, *([] if mask.full is None else [mask.full])]
-        tables = [view for each in lists for view in (each.counts, each.indices)]
+        given = [view for each in lists for view in (each.counts, each.indices)]
+        tables = [view for view in given if view is not None]
         kept = [] if saved is None else [saved.grad_out, saved.logsumexp, saved.delta]
         return (self.query, self.key, self.value, *tables, *kept, *self.captured)
 

@@ -35,6 +35,7 @@ from perfuse.lower.functions import applied, function_of
 from perfuse.lower.layout import dense_strides, memory_order
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor
+from perfuse.lower.traced import value as value_of
 
 _DTYPES = (DType.F16, DType.BF16, DType.F32)
 _LARGEST_HEAD = 256
@@ -52,10 +53,10 @@ class _Mask:
     function: Any
 
     @staticmethod
-    def of(block_mask: Sequence[Any]) -> _Mask:
-        *_, query_block, key_block, function = block_mask
-        if not isinstance(query_block, int) or not isinstance(key_block, int):
-            raise CannotLower("the size of a block of its mask is not known")
+    def of(block_mask: Sequence[Any], traced: Sequence[Any]) -> _Mask:
+        # Code depends on the size of a block: a symbol that stands for it is guarded to be it.
+        query_block, key_block = (int(value_of(size)) for size in traced[-3:-1])
+        function = block_mask[-1]
         keys, queries = tuple(block_mask[2:6]), tuple(block_mask[6:10])
         return _Mask(keys, queries, query_block, key_block, function)
 
@@ -67,7 +68,7 @@ def flex_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     operands = (query, key, value)
     _check(builder, operands)
-    mask = _Mask.of(block_mask)
+    mask = _Mask.of(block_mask, builder.arguments[4])
     views = _views(builder, operands)
     sizes = (*query.shape[:3], key.shape[2])
     score, keep = _functions(builder, sizes, score_mod, score_buffers, mask.function, mask_buffers)
@@ -149,16 +150,27 @@ def _results(builder: Builder, function: Any, args: Sequence[Any]) -> Any:
 
 
 def _blocks(builder: Builder, tables: Sequence[Any], rows: int, others: int) -> BlockMask:
-    views = [None if table is None else builder.view_of(table) for table in tables]
-    counts, indices, full_counts, full_indices = views
+    counts, indices, full_counts, full_indices = tables
     if counts is None or indices is None:
-        raise CannotLower("its block mask has no list of blocks for the gradient")
-    for block, size in ((rows, counts.shape[2]), (others, indices.shape[3])):
-        if size != 1 and block % _SMALLEST_BLOCK:
+        raise CannotLower("its block mask has no lists of blocks for the gradient")
+    down = None if counts.shape[2] == 1 else rows
+    across = None if indices.shape[3] == 1 else others
+    for block in (down, across):
+        if block is not None and block % _SMALLEST_BLOCK:
             raise CannotLower(f"blocks of {block} in its mask are no multiple of {_SMALLEST_BLOCK}")
-    has_full = full_counts is not None and full_indices is not None
-    full = BlockList(full_counts, full_indices) if has_full else None  # type: ignore[arg-type]
-    return BlockMask(BlockList(counts, indices), full, rows, others)
+    partial = _block_list(builder, counts, indices)
+    full = None if full_counts is None else _block_list(builder, full_counts, full_indices)
+    return BlockMask(partial, full, down, across)
+
+
+def _block_list(builder: Builder, counts: Tensor, indices: Tensor) -> BlockList:
+    """The lists in memory; what is known of them is not read."""
+    is_one = indices.shape[3] == 1
+    is_always_one = is_one and counts.value.op == "const" and counts.value.attr == 1
+    return BlockList(
+        None if is_always_one else builder.view_of(counts),
+        None if is_one else builder.view_of(indices),
+    )
 
 
 def _result_strides(shape: Sequence[Dim], like: View) -> tuple[Dim, ...]:
@@ -213,7 +225,7 @@ def flex_attention_backward(
         raise CannotLower("the gradient of its result is not given")
     if key.shape[0] != query.shape[0]:
         raise CannotLower("the gradient of keys that a batch shares")
-    mask = _Mask.of(block_mask)
+    mask = _Mask.of(block_mask, builder.arguments[9])
     views = _views(builder, operands)
     sizes = (*query.shape[:3], key.shape[2])
     score, keep = _functions(builder, sizes, score_mod, score_buffers, mask.function, mask_buffers)

@@ -40,34 +40,33 @@ def attention_texts(
 
 
 # Of halves by the size of a head: rows, columns, warps, stages.
-_HALVES = {
+HALVES = {
     AttentionPart.FORWARD: {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
     AttentionPart.QUERY_GRADIENT: {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 2)},
     AttentionPart.KEY_GRADIENT: {64: (64, 64, 4, 3), 128: (64, 64, 8, 2), 256: (32, 32, 4, 2)},
 }
-_FLOATS = {64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 16, 4, 1)}
+FLOATS = {64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 16, 4, 1)}
 
 
 def attention_tile(node: Attention, buffers: Mapping[str, Buffer]) -> Tile:
     """How a kernel of attention is cut: by its dtype, the size of a head, and the block mask."""
     head = max(64, padded(node.query.shape[3]), padded(node.value.shape[3]))
     is_half = buffers[node.query.buffer].dtype is not DType.F32
-    rows, columns, num_warps, num_stages = (_HALVES[node.part] if is_half else _FLOATS)[head]
+    rows, columns, num_warps, num_stages = (HALVES[node.part] if is_half else FLOATS)[head]
     _, _, queries, keys = node.sizes
     down, across = queries, keys
     if node.part is AttentionPart.KEY_GRADIENT:
         down, across = keys, queries
     blocks = node.blocks
-    rows = _fitted(rows, down, blocks.rows, blocks.partial.counts.shape[2])
-    columns = _fitted(columns, across, blocks.others, blocks.partial.indices.shape[3])
+    rows, columns = _fitted(rows, down, blocks.rows), _fitted(columns, across, blocks.others)
     return Tile("attention", rows, columns, num_warps, num_stages)
 
 
-def _fitted(step: int, size: Dim, block: int, num_blocks: Dim) -> int:
+def _fitted(step: int, size: Dim, block: int | None) -> int:
     """A step that is not far above a size, and divides the blocks of a mask with several."""
     if isinstance(size, int):
         step = min(step, padded(size))
-    return step if num_blocks == 1 else min(step, block & -block)
+    return step if block is None else min(step, block & -block)
 
 
 def smaller_attention(tile: Tile) -> Tile | None:

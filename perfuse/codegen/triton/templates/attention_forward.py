@@ -34,13 +34,10 @@ class _Forward:
         w.line("h = head")
         groups = self.node.groups
         w.line(f"shared = {'h' if groups == 1 else f'h // {frame.count(groups)}'}")
-        query = frame.base(self.node.query, "h")
-        w.line(f"queries = {frame.load_block(query, self.node.query, rows, frame.inner)}")
+        w.line(f"queries = {frame.load_block(self.node.query, 'h', rows, frame.inner)}")
         w.line(f"top = tl.full([{rows.step}], float('-inf'), tl.float32)")
         w.line(f"total = tl.zeros([{rows.step}], tl.float32)")
         w.line(f"acc = tl.zeros([{rows.step}, {frame.outer}], tl.float32)")
-        w.line(f"keys_at = {frame.base(self.node.key, 'shared')}")
-        w.line(f"values_at = {frame.base(self.node.value, 'shared')}")
         self.before, loops = w.child(), w.child()
         mask = self.node.blocks
         self._loop(loops, "partial", mask.partial, is_full=False)
@@ -49,16 +46,14 @@ class _Forward:
         w.take(self.before)
         w.take(loops)
         self._finish(w)
-        return frame.text(frame.grid(rows, self.heads))
+        return frame.whole_text(rows, self.heads)
 
     def _loop(self, w: Writer, name: str, blocks: BlockList, *, is_full: bool) -> None:
         frame, columns = self.frame, self.columns
-        row_block = f"tile * {self.rows.step} // {self.node.blocks.rows}"
-        start = frame.loop_over(w, name, blocks, row_block, columns, "h")
+        start = frame.loop_over(w, name, blocks, columns)
         with w.indented(f"for step in tl.range(0, {name}):"):
             frame.place(w, columns, start)
-            key = frame.load_block("keys_at", self.node.key, columns, frame.inner)
-            w.line(f"keys = {key}")
+            w.line(f"keys = {frame.load_block(self.node.key, 'shared', columns, frame.inner)}")
             w.line(f"scores = {frame.dot('queries', 'tl.trans(keys)')}")
             self._score(w, is_full=is_full)
             self._accumulate(w)
@@ -83,7 +78,7 @@ class _Forward:
         w.line("rescale = tl.exp2(top - shift)")
         w.line("total = total * rescale + tl.sum(weights, 1)")
         w.line("acc = acc * rescale[:, None]")
-        value = frame.load_block("values_at", self.node.value, self.columns, frame.outer)
+        value = frame.load_block(self.node.value, "shared", self.columns, frame.outer)
         w.line(f"values = {value}")
         w.line(f"acc = {frame.dot(frame.narrow('weights'), 'values', 'acc')}")
         w.line("top = higher")

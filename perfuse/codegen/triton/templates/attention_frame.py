@@ -6,12 +6,15 @@ Places of a program, blocks of operands, lists of blocks, and the user's functio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Resolver, Scope
-from perfuse.codegen.triton.frame import Frame
+from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TensorMap
 from perfuse.codegen.triton.spelling import NARROW_TYPE
+from perfuse.codegen.triton.templates.maps import map_type
+from perfuse.codegen.triton.templates.persistent import ALIGNMENT
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
@@ -70,6 +73,38 @@ class Side:
         return f"{text}[:, None]" if self.lanes == ROWS else f"{text}[None, :]"
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An operand as one matrix, of which each head is some rows, or some columns."""
+
+    rows: int
+    columns: int
+    stride: int
+    batch_rows: int
+    head_rows: int
+    head_columns: int
+
+
+def matrix_of(view: View) -> Matrix | None:
+    """The matrix of which an operand is a part; None where its strides are not those of one."""
+    dims = (*view.shape, *view.strides)
+    if not all(isinstance(d, int) for d in dims):
+        return None
+    batch, heads, size, width, of_batch, of_head, stride, along = map(int, dims)  # type: ignore[arg-type]
+    if along != 1 or stride < width or (batch > 1 and of_batch % stride):
+        return None
+    batch_rows = of_batch // stride if batch > 1 else 0
+    rows = (batch - 1) * batch_rows + size
+    if heads == 1:
+        return Matrix(rows, width, stride, batch_rows, 0, 0)
+    if of_head % stride == 0:
+        rows += (heads - 1) * (of_head // stride)
+        return Matrix(rows, width, stride, batch_rows, of_head // stride, 0)
+    is_beside = width <= of_head and (heads - 1) * of_head + width <= stride
+    columns = (heads - 1) * of_head + width
+    return Matrix(rows, columns, stride, batch_rows, 0, of_head) if is_beside else None
+
+
 class AttentionFrame(Frame):
     """One kernel of attention being written; rows of its blocks are queries, or keys."""
 
@@ -82,6 +117,7 @@ class AttentionFrame(Frame):
         self.dtype = buffers[self.node.query.buffer].dtype
         self.names.is_rounded = self.dtype is DType.F32 and not dialect.approximates
         self.inner, self.outer = padded(self.node.query.shape[3]), padded(self.node.value.shape[3])
+        self.passed_maps: dict[str, TensorMap] = {}  # of the launcher, by parameter
         self._outside: Scope | None = None  # where functions compute what varies in no loop
 
     # -- places ----------------------------------------------------------------------------
@@ -99,7 +135,8 @@ class AttentionFrame(Frame):
 
     def place(self, w: Writer, side: Side, first: str) -> None:
         """The positions of a block of queries or keys, and which of them are inside."""
-        w.line(f"{side.name}_at = {first} + tl.arange(0, {side.step})")
+        w.line(f"{side.name}_first = {first}")
+        w.line(f"{side.name}_at = {side.name}_first + tl.arange(0, {side.step})")
         if side.is_masked:
             w.line(f"{side.mask}_end = {side.name}_at < {self.count(side.size)}")
             w.line(f"{side.mask} = {side.across(f'{side.mask}_end')}")
@@ -108,8 +145,13 @@ class AttentionFrame(Frame):
     def wide(self, position: str) -> str:
         return f"tl.cast({position}, tl.int64)" if self.is_wide else position
 
-    def grid(self, rows: Side, heads: Dim) -> tuple[Dim, Dim, Dim]:
-        return num_blocks(rows.size, rows.step), ix.mul(self.node.sizes[0], heads), 1
+    def whole_text(self, rows: Side, heads: Dim) -> KernelText:
+        """The function, a program for each block of rows of each head."""
+        batch = self.node.sizes[0]
+        text = self.text((num_blocks(rows.size, rows.step), ix.mul(batch, heads), 1))
+        maps = self.passed_maps
+        passed = ((name, map_type(made, is_gluon=False)) for name, made in maps.items())
+        return replace(text, parameters=(*text.parameters, *passed), maps=tuple(maps.values()))
 
     # -- operands --------------------------------------------------------------------------
 
@@ -123,26 +165,49 @@ class AttentionFrame(Frame):
                 parts.append(f"{self.wide(place)} * ({self.dim(stride)})")
         return " + ".join(parts)
 
-    def block_at(self, base: str, view: View, side: Side, width: int) -> str:
+    def load_block(self, view: View, head: str, side: Side, width: int) -> str:
+        """The text of a block of an operand, positions by features, zero past the end."""
+        found = self._mapped(view, head, side, width)
+        if found is not None:
+            return found
+        at, mask = self._block_at(view, head, side, width), self._block_mask(view, side, width)
+        return f"tl.load({at}, {mask}, other=0.0)" if mask else f"tl.load({at})"
+
+    def _mapped(self, view: View, head: str, side: Side, width: int) -> str | None:
+        """A block that is copied by a tensor map of the launcher; None where there can be none."""
+        is_whole = not side.is_masked and view.shape[3] == width
+        matrix = matrix_of(view) if is_whole and self.names.dialect.maps_on_host else None
+        buffer = self.buffers[view.buffer]
+        if matrix is None or not buffer.is_aligned or width * self.dtype.num_bytes < SWIZZLED_BYTES:
+            return None
+        apart = (matrix.stride, view.offset, matrix.head_columns)
+        if any(not isinstance(n, int) or n * self.dtype.num_bytes % ALIGNMENT for n in apart):
+            return None
+        assert isinstance(view.offset, int)
+        shape, block = (matrix.rows, matrix.columns), (side.step, width)
+        made = TensorMap(view.buffer, view.offset, self.dtype, shape, matrix.stride, block)
+        known = {each: name for name, each in self.passed_maps.items()}
+        name = known.get(made, f"map{len(known)}")
+        self.passed_maps[name] = made
+        row = f"b * {matrix.batch_rows} + {head} * {matrix.head_rows} + {side.name}_first"
+        return f"{name}.load([{row}, {head} * {matrix.head_columns}])"
+
+    def _block_at(self, view: View, head: str, side: Side, width: int) -> str:
         """Addresses of a block of an operand: positions of a side by features of a head."""
         down, right = view.strides[2:]
         place = self.scaled(self.wide(f"{side.name}_at[:, None]"), down)
-        return f"{base} + {place} + {self.scaled(f'tl.arange(0, {width})[None, :]', right)}"
+        feature = self.scaled(f"tl.arange(0, {width})[None, :]", right)
+        return f"{self.base(view, head)} + {place} + {feature}"
 
     def scaled(self, position: str, stride: Dim) -> str:
         return position if stride == 1 else f"{position} * ({self.dim(stride)})"
 
-    def block_mask(self, view: View, side: Side, width: int) -> str:
+    def _block_mask(self, view: View, side: Side, width: int) -> str:
         """The mask of a block of an operand; "" where all of it is inside."""
         parts = [f"{side.mask}_end[:, None]"] if side.is_masked else []
         if view.shape[3] != width:
             parts.append(f"(tl.arange(0, {width}) < {view.shape[3]})[None, :]")
         return " & ".join(parts)
-
-    def load_block(self, base: str, view: View, side: Side, width: int) -> str:
-        """The text of a block of an operand, zero past the end."""
-        at, mask = self.block_at(base, view, side, width), self.block_mask(view, side, width)
-        return f"tl.load({at}, {mask}, other=0.0)" if mask else f"tl.load({at})"
 
     def load_numbers(self, view: View, head: str, side: Side) -> str:
         """The text of a vector with one number for each position of a side."""
@@ -154,8 +219,7 @@ class AttentionFrame(Frame):
         """Store a block of a result that has a row for each position of a side."""
         view = self._result(name)
         width = padded(view.shape[3])
-        at = self.block_at(self.base(view, head), view, side, width)
-        mask = self.block_mask(view, side, width)
+        at, mask = self._block_at(view, head, side, width), self._block_mask(view, side, width)
         w.line(f"tl.store({at}, {self.narrow(value)}{f', {mask}' if mask else ''})")
 
     def _result(self, name: str) -> View:
@@ -184,42 +248,37 @@ class AttentionFrame(Frame):
 
     # -- blocks that are computed ----------------------------------------------------------
 
-    def loop_over(
-        self, w: Writer, name: str, blocks: BlockList, rows: str, side: Side, head: str
-    ) -> str:
-        """Write how many steps a list of blocks takes; the text of the first position of one.
+    def loop_over(self, w: Writer, name: str, blocks: BlockList, side: Side) -> str:
+        """Write the number of steps that a list of blocks takes; the text of a step's first
+        position.
 
         Blocks of the mask are walked in steps of a block of scores, one loop for all, so that
         what a step loads is on its way while the one before computes.
         """
-        others = self.node.blocks.others
-        is_one = blocks.indices.shape[3] == 1
-        at = self.scaled(f"({rows})", blocks.counts.strides[2])
-        place = "" if blocks.counts.shape[2] == 1 else f" + {at}"
-        w.line(f"{name} = tl.load({self.base(blocks.counts, head)}{place})")
-        if is_one:
-            per = self.count(num_blocks(self._smaller(side.size, others), side.step))
-            w.line(f"{name} = {name} * ({per})")
-            return f"step * {side.step}"
-        per_block = others // side.step
-        at = self.scaled(f"({rows})", blocks.indices.strides[2])
-        place = "" if blocks.indices.shape[2] == 1 else f" + {at}"
-        w.line(f"{name}_list = {self.base(blocks.indices, head)}{place}")
+        others, step = self.node.blocks.others, side.step
+        per_block = num_blocks(side.size if others is None else others, step)
+        count = "1" if blocks.counts is None else f"tl.load({self._entry(blocks.counts)})"
+        each = "" if per_block == 1 else f" * {self.count(per_block)}"
+        w.line(f"{name} = {count}{each}")
+        if blocks.indices is None:
+            return f"step * {step}"
+        w.line(f"{name}_list = {self._entry(blocks.indices)}")
+        stride = blocks.indices.strides[3]
         if per_block == 1:
-            listed = self.scaled("step", blocks.indices.strides[3])
-            return f"tl.load({name}_list + {listed}) * {others}"
-        w.line(f"{name} = {name} * {per_block}")
-        listed = self.scaled(f"(step // {per_block})", blocks.indices.strides[3])
-        return f"tl.load({name}_list + {listed}) * {others} + step % {per_block} * {side.step}"
+            return f"tl.load({name}_list + {self.scaled('step', stride)}) * {others}"
+        listed = self.scaled(f"(step // {per_block})", stride)
+        return f"tl.load({name}_list + {listed}) * {others} + step % {per_block} * {step}"
 
-    def _smaller(self, size: Dim, block: int) -> Dim:
-        return min(size, block) if isinstance(size, int) else size
+    def _entry(self, view: View) -> str:
+        """The address of what a table has for the block of rows of a program."""
+        base, rows = self.base(view, "h"), self.node.blocks.rows
+        if rows is None:
+            return base
+        return f"{base} + {self.scaled(f'(tile * {self.tile.rows} // {rows})', view.strides[2])}"
 
     # -- functions of scores ---------------------------------------------------------------
 
-    def functions(
-        self, before: Writer, inside: Writer, rows: Side, columns: Side
-    ) -> ScoreEmitter:
+    def functions(self, before: Writer, inside: Writer, rows: Side, columns: Side) -> ScoreEmitter:
         """The emitter of the user's functions in a loop over columns.
 
         What does not vary along the loop is computed before it.

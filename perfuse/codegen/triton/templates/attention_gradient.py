@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from perfuse.codegen.triton.emit import COLUMNS, ROWS
 from perfuse.codegen.triton.frame import KernelText
-from perfuse.codegen.triton.templates.attention_frame import LOG2_E, AttentionFrame, Side
+from perfuse.codegen.triton.templates.attention_frame import LOG2_E, AttentionFrame, Side, padded
 from perfuse.codegen.writer import Writer
 from perfuse.ir.attention import SCORE, SCORE_GRADIENT, BlockList, Saved
 from perfuse.ir.program import View
@@ -47,8 +47,7 @@ class _Gradient:
         w.take(loops)
 
     def _loop(self, w: Writer, name: str, blocks: BlockList, *, is_full: bool) -> None:
-        row_block = f"tile * {self.rows.step} // {self.node.blocks.rows}"
-        start = self.frame.loop_over(w, name, blocks, row_block, self.columns, "h")
+        start = self.frame.loop_over(w, name, blocks, self.columns)
         with w.indented(f"for step in tl.range(0, {name}):"):
             self.frame.place(w, self.columns, start)
             self.step(w, is_full=is_full)
@@ -56,8 +55,9 @@ class _Gradient:
     def step(self, w: Writer, *, is_full: bool) -> None:
         raise NotImplementedError
 
-    def load(self, w: Writer, name: str, base: str, view: View, side: Side, width: int) -> None:
-        w.line(f"{name} = {self.frame.load_block(base, view, side, width)}")
+    def load(self, w: Writer, name: str, view: View, head: str, side: Side) -> None:
+        width = padded(view.shape[3])
+        w.line(f"{name} = {self.frame.load_block(view, head, side, width)}")
 
     def load_numbers(self, w: Writer) -> None:
         """Two numbers for each query, as vectors along its side of a block of scores."""
@@ -105,22 +105,19 @@ class _QueryGradient(_Gradient):
         frame.place_program(w, rows, heads)
         w.line("h = head")
         w.line(f"shared = {'h' if groups == 1 else f'h // {frame.count(groups)}'}")
-        self.load(w, "queries", frame.base(node.query, "h"), node.query, rows, frame.inner)
-        grad_out = self.saved.grad_out
-        self.load(w, "grads", frame.base(grad_out, "h"), grad_out, rows, frame.outer)
+        self.load(w, "queries", node.query, "h", rows)
+        self.load(w, "grads", self.saved.grad_out, "h", rows)
         self.load_numbers(w)
-        w.line(f"keys_at = {frame.base(node.key, 'shared')}")
-        w.line(f"values_at = {frame.base(node.value, 'shared')}")
         w.line(f"acc = tl.zeros([{rows.step}, {frame.inner}], tl.float32)")
         self.loops(w)
         frame.store_block(w, node.results[0], f"(acc * {node.scale!r})", rows, "h")
-        return frame.text(frame.grid(rows, heads))
+        return frame.whole_text(rows, heads)
 
     def step(self, w: Writer, *, is_full: bool) -> None:
         frame, node = self.frame, self.node
-        self.load(w, "keys", "keys_at", node.key, self.columns, frame.inner)
+        self.load(w, "keys", node.key, "shared", self.columns)
         kept = self.weights(w, frame.dot("queries", "tl.trans(keys)"), is_full=is_full)
-        self.load(w, "values", "values_at", node.value, self.columns, frame.outer)
+        self.load(w, "values", node.value, "shared", self.columns)
         self.slopes(w, frame.dot("grads", "tl.trans(values)"), kept)
         w.line(f"acc = {frame.dot(frame.narrow('slopes'), 'keys', 'acc')}")
 
@@ -130,8 +127,8 @@ class _KeyGradient(_Gradient):
         frame, node, w, rows = self.frame, self.node, self.frame.w, self.rows
         heads, groups = node.key.shape[1], node.groups
         frame.place_program(w, rows, heads)
-        self.load(w, "keys", frame.base(node.key, "head"), node.key, rows, frame.inner)
-        self.load(w, "values", frame.base(node.value, "head"), node.value, rows, frame.outer)
+        self.load(w, "keys", node.key, "head", rows)
+        self.load(w, "values", node.value, "head", rows)
         w.line(f"of_keys = tl.zeros([{rows.step}, {frame.inner}], tl.float32)")
         w.line(f"of_values = tl.zeros([{rows.step}, {frame.outer}], tl.float32)")
         if groups == 1:
@@ -143,21 +140,19 @@ class _KeyGradient(_Gradient):
         of_key, of_value = node.results
         frame.store_block(w, of_key, f"(of_keys * {node.scale!r})", rows, "head")
         frame.store_block(w, of_value, "of_values", rows, "head")
-        return frame.text(frame.grid(rows, heads))
+        return frame.whole_text(rows, heads)
 
     def _head(self, w: Writer, head: str) -> None:
         """Add what one head of queries contributes."""
         w.line(f"h = {head}")
-        w.line(f"queries_at = {self.frame.base(self.node.query, 'h')}")
-        w.line(f"grads_at = {self.frame.base(self.saved.grad_out, 'h')}")
         self.loops(w)
 
     def step(self, w: Writer, *, is_full: bool) -> None:
         frame, node, columns = self.frame, self.node, self.columns
-        self.load(w, "queries", "queries_at", node.query, columns, frame.inner)
+        self.load(w, "queries", node.query, "h", columns)
         self.load_numbers(w)
         kept = self.weights(w, frame.dot("keys", "tl.trans(queries)"), is_full=is_full)
-        self.load(w, "grads", "grads_at", self.saved.grad_out, columns, frame.outer)
+        self.load(w, "grads", self.saved.grad_out, "h", columns)
         w.line(f"of_values = {frame.dot(frame.narrow('weights'), 'grads', 'of_values')}")
         self.slopes(w, frame.dot("values", "tl.trans(grads)"), kept)
         w.line(f"of_keys = {frame.dot(frame.narrow('slopes'), 'queries', 'of_keys')}")
