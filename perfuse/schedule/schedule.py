@@ -95,8 +95,10 @@ def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) ->
         else:
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, LibraryCall)
-            name, is_ours = f"k{len(steps)}", isinstance(node, Attention)
-            steps.append(attention_kernel(name, node, outside, program) if is_ours else node)
+            if isinstance(node, Attention):
+                steps.append(attention_kernel(f"k{len(steps)}", node, outside, program))
+            else:
+                steps.append(node)
     made, refused = batched(program, tuple(steps), context)
     settings, refusals = context.settings, (*fuser.refusals, *refused)
     plan = Plan(program, made, refusals, {}, 0, thresholds=settings.thresholds)

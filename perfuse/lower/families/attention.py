@@ -178,7 +178,7 @@ def _result_strides(shape: Sequence[Dim], like: View) -> tuple[Dim, ...]:
     order = memory_order(like.shape, like.strides) or list(range(len(shape)))
     last = len(shape) - 1
     order = [*(d for d in order if d != last), last]
-    steps = contiguous_strides([shape[d] for d in order])
+    steps = contiguous_strides(tuple(shape[d] for d in order))
     return tuple(steps[order.index(d)] for d in range(len(shape)))
 
 
