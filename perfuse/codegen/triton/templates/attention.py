@@ -13,11 +13,13 @@ from perfuse.codegen.triton.templates.attention_gradient import (
     key_gradient_text,
     query_gradient_text,
 )
+from perfuse.codegen.triton.tiling import Machine
 from perfuse.ir.attention import Attention, AttentionPart
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel
+from perfuse.schedule.size_hints import Hints, value_of
 from perfuse.schedule.tile import Tile
 
 TEXTS: dict[AttentionPart, Callable[[AttentionFrame], KernelText]] = {
@@ -39,6 +41,8 @@ def attention_texts(
     return [text]
 
 
+_MOST_SPLITS = 64
+
 # Of halves by the size of a head: rows, columns, warps, stages.
 HALVES = {
     AttentionPart.FORWARD: {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
@@ -48,7 +52,9 @@ HALVES = {
 FLOATS = {64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 16, 4, 1)}
 
 
-def attention_tile(node: Attention, buffers: Mapping[str, Buffer]) -> Tile:
+def attention_tile(
+    node: Attention, buffers: Mapping[str, Buffer], hints: Hints, machine: Machine
+) -> Tile:
     """How a kernel of attention is cut: by its dtype, the size of a head, and the block mask."""
     head = max(64, padded(node.query.shape[3]), padded(node.value.shape[3]))
     is_half = buffers[node.query.buffer].dtype is not DType.F32
@@ -59,7 +65,20 @@ def attention_tile(node: Attention, buffers: Mapping[str, Buffer]) -> Tile:
         down, across = keys, queries
     blocks = node.blocks
     rows, columns = _fitted(rows, down, blocks.rows), _fitted(columns, across, blocks.others)
-    return Tile("attention", rows, columns, num_warps, num_stages)
+    splits = 1
+    if node.part is AttentionPart.FORWARD:
+        splits = _splits(node, rows, columns, hints, machine)
+    return Tile("attention", rows, columns, num_warps, num_stages, splits=splits)
+
+
+def _splits(node: Attention, rows: int, columns: int, hints: Hints, machine: Machine) -> int:
+    """Programs that share the keys of a block of queries: some where there are few blocks."""
+    batch, heads, queries, keys = (value_of(size, hints) for size in node.sizes)
+    programs = batch * heads * -(-queries // rows)
+    steps = -(-keys // columns)
+    if 2 * programs > machine.num_processors:
+        return 1
+    return max(1, min(_MOST_SPLITS, steps // 2, 2 * machine.num_processors // programs))
 
 
 def _fitted(step: int, size: Dim, block: int | None) -> int:

@@ -148,7 +148,7 @@ class AttentionFrame(Frame):
     def whole_text(self, rows: Side, heads: Dim) -> KernelText:
         """The function, a program for each block of rows of each head."""
         batch = self.node.sizes[0]
-        text = self.text((num_blocks(rows.size, rows.step), ix.mul(batch, heads), 1))
+        text = self.text((num_blocks(rows.size, rows.step), ix.mul(batch, heads), self.tile.splits))
         maps = self.passed_maps
         passed = ((name, map_type(made, is_gluon=False)) for name, made in maps.items())
         return replace(text, parameters=(*text.parameters, *passed), maps=tuple(maps.values()))
