@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from perfuse.context import Context
 from perfuse.graph.attention import fuse_attention
+from perfuse.graph.attention_chunks import attend_by_chunks
 from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.block_masks import drop_unread_lists
 from perfuse.graph.canonicalize import canonicalize
@@ -69,6 +70,7 @@ ATEN_PASSES: list[Row] = [
     ("pad_matmuls", pad_matmuls),
     ("cse_of_padding", plain(eliminate_common_subexpressions)),
     ("dead_code_again", plain(eliminate_dead_code)),
+    ("attention_chunks", attend_by_chunks),
 ]
 
 

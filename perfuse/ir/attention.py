@@ -62,6 +62,18 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreScatter:
+    """What each score adds to an element of a float32 buffer, a captured tensor's gradient."""
+
+    buffer: str
+    index: Dim
+    value: Expr
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index!r}] += {self.value.text()}"
+
+
+@dataclass(frozen=True, slots=True)
 class Attention(LibraryCall):
     """out = softmax(score(scale * query @ key.T)) @ value over the keys that `mask` keeps, or a
     part of its gradient.
@@ -83,6 +95,8 @@ class Attention(LibraryCall):
     captured: tuple[View, ...] = ()  # buffers that the functions read
     score_gradient: Expr | None = None
     saved: Saved | None = None
+    scatters: tuple[ScoreScatter, ...] = ()
+    mutates: tuple[str, ...] = ()  # the buffers of `scatters`
     reason: str = "computed by a kernel"
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
@@ -109,7 +123,8 @@ class Attention(LibraryCall):
         functions = [("score", self.score.text()), ("mask", self.mask.text())]
         if self.score_gradient is not None:
             functions.append(("score_gradient", self.score_gradient.text()))
-        return (("scale", self.scale), *functions)
+        added = [("adds", str(scatter)) for scatter in self.scatters]
+        return (("scale", self.scale), *functions, *added)
 
     @property
     def sizes(self) -> tuple[Dim, Dim, Dim, Dim]:

@@ -16,7 +16,7 @@ def attention_kernel(
 ) -> Kernel:
     """The kernel that computes a node; results that nobody uses are not stored."""
     stored = frozenset(out for out in node.results if uses.get(out)) or frozenset(node.results[:1])
-    made = Kernel(name, (), (), stored, attention=node)
+    made = Kernel(name, (), (), stored | set(node.mutates), attention=node)
     num_bytes = arena.kernel_bytes(made, program.buffers)
     return replace(made, num_bytes=num_bytes, num_flops=attention_flops(node))
 

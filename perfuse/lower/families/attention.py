@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from perfuse.graph.attention_chunks import flex_attention_by_chunks
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.attention import (
@@ -22,6 +23,7 @@ from perfuse.ir.attention import (
     BlockList,
     BlockMask,
     Saved,
+    ScoreScatter,
     score_atom,
     score_position,
 )
@@ -30,10 +32,11 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer, View, contiguous_strides
 from perfuse.lower.builder import Builder
+from perfuse.lower.families.indexing import data_index
 from perfuse.lower.families.pointwise import add, multiply
-from perfuse.lower.functions import applied, function_of
+from perfuse.lower.functions import Scattered, applied, function_of
 from perfuse.lower.layout import dense_strides, memory_order
-from perfuse.lower.registry import CannotLower, lowers
+from perfuse.lower.registry import LOWERINGS, CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor
 from perfuse.lower.traced import value as value_of
 
@@ -59,6 +62,13 @@ class _Mask:
         function = block_mask[-1]
         keys, queries = tuple(block_mask[2:6]), tuple(block_mask[6:10])
         return _Mask(keys, queries, query_block, key_block, function)
+
+
+def _in_chunks(builder: Builder, *args: Any) -> Tensor:
+    raise CannotLower("on a CPU it is PyTorch's own, some queries at a time")
+
+
+LOWERINGS[flex_attention_by_chunks] = _in_chunks
 
 
 @lowers("higher_order.flex_attention")
@@ -229,37 +239,96 @@ def flex_attention_backward(
     views = _views(builder, operands)
     sizes = (*query.shape[:3], key.shape[2])
     score, keep = _functions(builder, sizes, score_mod, score_buffers, mask.function, mask_buffers)
-    gradient = _score_gradient(builder, joint, sizes, score_buffers)
+    gradient, scattered = _score_gradients(builder, joint, sizes, score_buffers)
     functions = (score, keep, gradient)
     saved = _saved(builder, out, logsumexp, grad_out, grad_logsumexp)
     by_query = _blocks(builder, mask.keys, mask.query_block, mask.key_block)
     by_key = _blocks(builder, mask.queries, mask.key_block, mask.query_block)
     made = [_gradient_of(builder, x, view) for x, view in zip(operands, views, strict=True)]
-    for part, blocks, results in (
-        (AttentionPart.QUERY_GRADIENT, by_query, made[:1]),
-        (AttentionPart.KEY_GRADIENT, by_key, made[1:]),
-    ):
-        builder.call(_node(builder, part, views, blocks, scale, functions, results, saved))
+    sums = [None if each is None else _zeros(builder, each.shape) for each in scattered]
+    places = _scatters(scattered, sums)
+    node = _node(
+        builder, AttentionPart.QUERY_GRADIENT, views, by_query, scale, functions, made[:1], saved
+    )
+    builder.call(_with_scatters(builder, node, places))
+    builder.call(
+        _node(builder, AttentionPart.KEY_GRADIENT, views, by_key, scale, functions, made[1:], saved)
+    )
     of_query, of_key, of_value = (builder.tensor_of(buffer) for buffer in made)
-    return of_query, of_key, of_value, (None,) * len(score_buffers)
+    captured = [
+        None if buffer is None else cast_tensor(builder.tensor_of(buffer), given.dtype)
+        for buffer, given in zip(sums, score_buffers, strict=True)
+    ]
+    return of_query, of_key, of_value, tuple(captured)
+
+
+def _zeros(builder: Builder, shape: Sequence[Dim]) -> Buffer:
+    buffer = builder.new_buffer(DType.F32, shape)
+    builder.store(Tensor(buffer.shape, DType.F32, ex.const(0.0, DType.F32)), buffer)
+    return buffer
+
+
+def _scatters(
+    scattered: Sequence[Scattered | None], sums: Sequence[Buffer | None]
+) -> list[ScoreScatter]:
+    """What each score adds to which element of the gradient of a captured tensor."""
+    return [
+        ScoreScatter(buffer.name, buffer.index(position), value)
+        for each, buffer in zip(scattered, sums, strict=True)
+        if each is not None and buffer is not None
+        for position, value in each.parts
+    ]
+
+
+def _with_scatters(builder: Builder, node: Attention, places: Sequence[ScoreScatter]) -> Attention:
+    """The node that also adds to the gradients of captured tensors."""
+    if not places:
+        return node
+    values = [place.value for place in places]
+    values += [atom.value for place in places for atom in ex.value_atoms(place.index)]
+    names = dict.fromkeys(place.buffer for place in places)
+    read = [*names, *(load.buffer for value in values for load in ex.loads_of(value))]
+    known = {view.buffer for view in node.captured} | REGISTERS
+    whole = [builder.buffers[name] for name in dict.fromkeys(read) if name not in known]
+    more = tuple(View(b.name, b.shape, b.strides) for b in whole)
+    return replace(
+        node, captured=(*node.captured, *more), scatters=tuple(places), mutates=tuple(names)
+    )
 
 
 def _gradient_of(builder: Builder, tensor: Tensor, view: View) -> Buffer:
     return builder.new_buffer(tensor.dtype, tensor.shape, _result_strides(tensor.shape, view))
 
 
-def _score_gradient(
+def _score_gradients(
     builder: Builder, joint: Any, sizes: Sequence[Dim], score_buffers: Sequence[Any]
-) -> Expr:
-    """The gradient of the score of a product, of that of the score that was exponentiated."""
+) -> tuple[Expr, list[Scattered | None]]:
+    """The gradient of the score of a product, of that of the score that was exponentiated; and
+    what is added to the gradient of each captured tensor."""
     given = Tensor((), DType.F32, SCORE_GRADIENT)
     args = [_SCORE, *_places(sizes), given, *score_buffers]
     first, *rest = _results(builder, joint, args)
-    if any(gradient is not None for gradient in rest):
-        raise CannotLower("the gradient of a tensor that a function of scores reads")
-    if first is None:  # the score that is exponentiated does not depend on it
-        return ex.const(0.0, DType.F32)
-    return ex.cast(first.value, DType.F32)
+    captured = rest[4:]
+    if any(gradient is not None and not isinstance(gradient, Scattered) for gradient in rest):
+        raise CannotLower("the gradient of a tensor that a score function reads without an index")
+    # A score that does not depend on the product has no gradient.
+    of_score = ex.const(0.0, DType.F32) if first is None else ex.cast(first.value, DType.F32)
+    return of_score, captured
+
+
+@lowers("flex_lib.zeros_and_scatter.default")
+def zeros_and_scatter(
+    builder: Builder, shape: Sequence[Dim], indices: Sequence[Tensor | None], value: Tensor
+) -> Scattered:
+    if len(indices) != len(shape) or value.ndim:
+        raise CannotLower("the gradient of a tensor that a score function reads in part")
+    if any(index is None or index.ndim for index in indices):
+        raise CannotLower("the gradient of a tensor that a score function reads in part")
+    position = tuple(
+        data_index(index.value, size, wrap=True)  # type: ignore[union-attr]
+        for index, size in zip(indices, shape, strict=True)
+    )
+    return Scattered(tuple(shape), ((position, ex.cast(value.value, DType.F32)),))
 
 
 def _saved(

@@ -29,9 +29,10 @@ class _Forward:
         self.rows = Side("q", queries, frame.tile.rows, ROWS)
         self.columns = Side("k", keys, frame.tile.columns, COLUMNS)
         # A score that is only scaled is scaled while it is exponentiated.
-        self.is_plain = self.node.score is SCORE and self.node.scale > 0
+        is_plain = self.node.score is SCORE and self.node.scale > 0
+        self.is_scaled = frame.is_late or not is_plain
         self.before = Writer()
-        self.factor = LOG2_E * (self.node.scale if self.is_plain else 1.0)
+        self.factor = frame.factor(is_scaled=self.is_scaled)
 
     def text(self) -> KernelText:
         frame, w, rows = self.frame, self.frame.w, self.rows
@@ -71,7 +72,7 @@ class _Forward:
 
     def _score(self, w: Writer, *, is_full: bool) -> None:
         frame, sides = self.frame, (self.rows, self.columns)
-        if not self.is_plain:
+        if self.is_scaled:
             w.line(f"scores = scores * {self.node.scale!r}")
         emitter = frame.functions(self.before, w, *sides)
         score = "scores"
@@ -82,11 +83,12 @@ class _Forward:
 
     def _accumulate(self, w: Writer) -> None:
         frame = self.frame
-        w.line(f"higher = tl.maximum(top, tl.max(x, 1) * {self.factor!r})")
+        to_base = "" if frame.is_late else f" * {self.factor!r}"
+        w.line(f"higher = tl.maximum(top, tl.max(x, 1){to_base})")
         # Where nothing counts so far the weights are zero, not NaN.
         w.line("shift = tl.where(higher == float('-inf'), 0.0, higher)")
-        w.line(f"weights = tl.exp2(x * {self.factor!r} - shift[:, None])")
-        w.line("rescale = tl.exp2(top - shift)")
+        w.line(f"weights = {frame.power('x', 'shift[:, None]', self.factor)}")
+        w.line(f"rescale = {frame.power('top', 'shift')}")
         w.line("total = total * rescale + tl.sum(weights, 1)")
         w.line("acc = acc * rescale[:, None]")
         value = frame.load_block(self.node.value, "shared", self.columns, frame.outer)
@@ -136,7 +138,8 @@ class _Forward:
         """Add what another program found, rescaled to the larger of the largest scores."""
         w.line("higher = tl.maximum(top, its_top)")
         w.line("shift = tl.where(higher == float('-inf'), 0.0, higher)")
-        w.line("rescale, rescale_its = tl.exp2(top - shift), tl.exp2(its_top - shift)")
+        w.line(f"rescale = {self.frame.power('top', 'shift')}")
+        w.line(f"rescale_its = {self.frame.power('its_top', 'shift')}")
         w.line("total = total * rescale + its_total * rescale_its")
         w.line("acc = acc * rescale[:, None] + found * rescale_its[:, None]")
         w.line("top = higher")
@@ -144,6 +147,8 @@ class _Forward:
     def _finish(self, w: Writer) -> None:
         frame, rows, stored = self.frame, self.rows, self.frame.kernel.stored
         out, logsumexp, largest = self.node.results
+        if frame.is_late:
+            w.line(f"top = top * {LOG2_E!r}")
         if out in stored:
             w.line("acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]")
             frame.store_block(w, out, "acc", rows, "h")

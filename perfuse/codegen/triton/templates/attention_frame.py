@@ -246,6 +246,25 @@ class AttentionFrame(Frame):
         inner = f"{left}, {right}{f', {added}' if added else ''}"
         return f"tl.dot({inner}{option})"
 
+    # -- powers ----------------------------------------------------------------------------
+
+    @property
+    def is_late(self) -> bool:
+        """Whether scores are brought to base 2 after a difference is taken: of large ones the
+        product would be rounded, which halves hide."""
+        return self.dtype is DType.F32
+
+    def factor(self, *, is_scaled: bool) -> float:
+        """The factor of a score, which is the product alone or scaled already, in base 2."""
+        return LOG2_E if is_scaled else LOG2_E * self.node.scale
+
+    def power(self, score: str, shift: str, factor: float = 1.0) -> str:
+        """e to a score less a shift; the shift, and a score without a factor, are of base 2 unless
+        differences are taken first."""
+        if self.is_late:
+            return f"tl.exp2(({score} - {shift}) * {LOG2_E!r})"
+        return f"tl.exp2({score}{'' if factor == 1.0 else f' * {factor!r}'} - {shift})"
+
     # -- blocks that are computed ----------------------------------------------------------
 
     def loop_over(self, w: Writer, name: str, blocks: BlockList, side: Side) -> str:

@@ -10,7 +10,8 @@ from perfuse.codegen.triton.emit import COLUMNS, ROWS
 from perfuse.codegen.triton.frame import KernelText
 from perfuse.codegen.triton.templates.attention_frame import LOG2_E, AttentionFrame, Side, padded
 from perfuse.codegen.writer import Writer
-from perfuse.ir.attention import SCORE, SCORE_GRADIENT, BlockList, Saved
+from perfuse.ir import expr as ex
+from perfuse.ir.attention import SCORE, SCORE_GRADIENT, BlockList, Saved, ScoreScatter
 from perfuse.ir.program import View
 
 
@@ -33,8 +34,9 @@ class _Gradient:
         self.rows = Side(rows, sizes[rows], frame.tile.rows, ROWS)
         self.columns = Side(columns, sizes[columns], frame.tile.columns, COLUMNS)
         self.queries = self.rows if rows == "q" else self.columns
-        self.is_plain = self.node.score is SCORE and self.node.score_gradient is SCORE_GRADIENT
-        self.factor = LOG2_E * (self.node.scale if self.is_plain else 1.0)
+        is_plain = self.node.score is SCORE and self.node.score_gradient is SCORE_GRADIENT
+        self.is_scaled = frame.is_late or not is_plain
+        self.factor = frame.factor(is_scaled=self.is_scaled)
         self.before = Writer()  # what functions compute before the loops
 
     def loops(self, w: Writer) -> None:
@@ -64,21 +66,22 @@ class _Gradient:
         numbers = self.frame.load_numbers(self.saved.logsumexp, "h", self.queries)
         w.line(f"sums = {numbers}")
         # A query without keys has no weights.
-        w.line("sums = tl.where(sums == float('-inf'), 0.0, sums)")
+        of_base = f" * {1 / LOG2_E!r}" if self.frame.is_late else ""
+        w.line(f"sums = tl.where(sums == float('-inf'), 0.0, sums{of_base})")
         w.line(f"delta = {self.frame.load_numbers(self.saved.delta, 'h', self.queries)}")
 
     def weights(self, w: Writer, product: str, *, is_full: bool) -> str:
         """Write the weights of a block of scores; which of them count, "" for all."""
         frame, sides = self.frame, (self.rows, self.columns)
         w.line(f"scores = {product}")
-        if not self.is_plain:
+        if self.is_scaled:
             w.line(f"scores = scores * {self.node.scale!r}")
         self.emitter = frame.functions(self.before, w, *sides)
         score = "scores"
         if self.node.score is not SCORE:
             score = frame.in_block(self.emitter.value(self.node.score), *sides)
         sums = self.queries.across("sums")
-        w.line(f"weights = tl.exp2({score} * {self.factor!r} - {sums})")
+        w.line(f"weights = {frame.power(score, sums, self.factor)}")
         kept = frame.kept(self.emitter, [self.columns], is_full=is_full)
         if kept:
             w.line(f"kept = {kept}")
@@ -89,6 +92,8 @@ class _Gradient:
         """Write the gradients of a block of scores, from those of its weights."""
         delta = self.queries.across("delta")
         w.line(f"slopes = weights * ({product} - {delta})")
+        for scatter in self.node.scatters:
+            self._scatter(w, scatter, kept)
         gradient = self.node.score_gradient
         assert gradient is not None
         if gradient is not SCORE_GRADIENT:
@@ -96,6 +101,27 @@ class _Gradient:
             w.line(f"slopes = {self.frame.in_block(value, self.rows, self.columns)}")
             if kept:
                 w.line(f"slopes = tl.where({kept}, slopes, 0.0)")
+
+    def _scatter(self, w: Writer, scatter: ScoreScatter, kept: str) -> None:
+        """Add what a block of scores contributes to a captured tensor's gradient.
+
+        What goes to one element is summed first, as far as its place shows.
+        """
+        frame, emitter = self.frame, self.emitter
+        added = frame.in_block(emitter.value(scatter.value), self.rows, self.columns)
+        masks = [side.mask for side in (self.rows, self.columns) if side.is_masked]
+        masks += [kept] if kept else []
+        if masks:
+            added = f"tl.where({' & '.join(dict.fromkeys(masks))}, {added}, 0.0)"
+        lanes = emitter.block.lanes(ex.index_variables(scatter.index))
+        for axis, side in ((1, self.columns), (0, self.rows)):
+            if not lanes & side.lanes:
+                added = f"tl.sum({added}, {axis}, keep_dims=True)"
+        at, own = emitter.place(scatter.buffer, scatter.index, lanes)
+        mask = emitter.block.mask(own)
+        if not lanes:
+            at = f"{at} + tl.zeros([1, 1], tl.int32)"
+        w.line(f"tl.atomic_add({at}, {added}{f', {mask}' if mask else ''}, sem='relaxed')")
 
 
 class _QueryGradient(_Gradient):
