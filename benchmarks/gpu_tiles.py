@@ -37,7 +37,7 @@ from perfuse.build.bundle import read_bundle
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.codegen.triton.tiling import candidates, widest_of
-from perfuse.codegen.triton.unit import generate_triton, machine_of
+from perfuse.codegen.triton.unit import generate_triton, limits_of
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.decision import Choice
@@ -152,9 +152,9 @@ def _approximates(alone: Plan, context: Context) -> bool:
 
 def _entrants(kernel: Kernel, alone: Plan, context: Context, *, runs: bool) -> list[Entrant]:
     """Every candidate, the model's choice first, compiled together."""
-    machine, widest = machine_of(context.target), widest_of(kernel, alone.program.buffers)
-    tiles = candidates(kernel, machine, widest)
-    tiles = list(dict.fromkeys([*tiles, *wider(kernel, tiles[0], machine, widest)]))
+    limits, widest = limits_of(context.target), widest_of(kernel, alone.program.buffers)
+    tiles = candidates(kernel, limits, widest)
+    tiles = list(dict.fromkeys([*tiles, *wider(kernel, tiles[0], limits, widest)]))
     ways = [Way(str(tile), tile, context) for tile in tiles]
     if _approximates(alone, context):
         ways.append(Way(f"{tiles[0]}, {APPROXIMATE}", tiles[0], _approximating(context)))

@@ -32,6 +32,8 @@ ROUNDS, STEPS_COMPARED = 15, 3
 SIZES = {
     "mixed": (64, 1000, 4096, 65_536, 262_144, 1 << 20),
     "small": (64, 128, 300, 1024),
+    # The weights and biases of a GPT-2 medium, which has 292 of them.
+    "model": (1024, 3072, 4096, 1 << 20, 3 << 20, 4 << 20),
 }
 Step = Callable[[], Any]
 NOTHING = "dynamo"

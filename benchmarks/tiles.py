@@ -6,33 +6,33 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from perfuse.codegen.triton.tiling import (
-    Machine,
-    Tile,
+    GpuLimits,
     columns_of,
     fitted,
     power_of_two,
     rows_of,
 )
 from perfuse.schedule.plan import Kernel, static_product
+from perfuse.schedule.tile import Tile, TileKind
 
 
-def wider(kernel: Kernel, best: Tile, machine: Machine, widest: int) -> list[Tile]:
+def wider(kernel: Kernel, best: Tile, limits: GpuLimits, widest: int) -> list[Tile]:
     """Candidates of a kernel that reduces: pipelined or not, much or little on its way."""
     height = static_product([a.size for a in rows_of(kernel)])
     width = static_product([a.size for a in columns_of(kernel)])
-    if best.kind == "flat" and best.programs is not None:
-        found = list(_flat(best, machine))
-    elif best.kind == "columns" and height is not None and width is not None:
-        found = [*_columns(height, width, machine), *_columns_as_rows(height, width, machine)]
-    elif best.kind == "rows" and best.programs is not None and not best.is_swept:
-        found = list(_carrying(best, machine))
-    elif best.kind == "rows" and best.is_swept:
+    if best.kind is TileKind.FLAT and best.programs is not None:
+        found = list(_flat(best, limits))
+    elif best.kind is TileKind.COLUMNS and height is not None and width is not None:
+        found = [*_columns(height, width, limits), *_columns_as_rows(height, width, limits)]
+    elif best.kind is TileKind.ROWS and best.programs is not None and not best.is_swept:
+        found = list(_carrying(best, limits))
+    elif best.kind is TileKind.ROWS and best.is_swept:
         found = list(_swept(best))
-    elif best.kind == "rows":
-        found = [*_held(best), *_swept(best), *_round(best, machine)]
+    elif best.kind is TileKind.ROWS:
+        found = [*_held(best), *_swept(best), *_round(best, limits)]
     else:
         found = []
-    return [fitted(tile, kernel, machine, widest) for tile in found]
+    return [fitted(tile, kernel, limits, widest) for tile in found]
 
 
 def _held(best: Tile) -> Iterator[Tile]:
@@ -62,26 +62,26 @@ def _swept(best: Tile) -> Iterator[Tile]:
     yield replace(cut, columns=2048, num_warps=16, streams=False)
 
 
-def _round(best: Tile, machine: Machine) -> Iterator[Tile]:
+def _round(best: Tile, limits: GpuLimits) -> Iterator[Tile]:
     for warps, stages, per_processor in ((4, 3, 4), (8, 2, 4), (8, 3, 2), (16, 3, 2)):
-        programs = machine.num_processors * per_processor
+        programs = limits.num_processors * per_processor
         yield replace(best, num_warps=warps, num_stages=stages, programs=programs)
 
 
-def _flat(best: Tile, machine: Machine) -> Iterator[Tile]:
+def _flat(best: Tile, limits: GpuLimits) -> Iterator[Tile]:
     cuts = (
         (2048, 8, 1, 8), (2048, 16, 1, 4), (4096, 4, 1, 8), (4096, 16, 1, 4), (8192, 8, 1, 8),
         (8192, 16, 1, 4), (16384, 8, 1, 8), (16384, 16, 1, 4), (2048, 8, 4, 8), (2048, 4, 4, 8),
         (4096, 8, 4, 4), (4096, 8, 3, 2), (1024, 4, 4, 8),
     )  # fmt: skip
     for columns, warps, stages, per_processor in cuts:
-        programs = machine.num_processors * per_processor
+        programs = limits.num_processors * per_processor
         yield replace(best, columns=columns, num_warps=warps, num_stages=stages, programs=programs)
-    many = power_of_two(machine.num_processors * 16)
+    many = power_of_two(limits.num_processors * 16)
     yield replace(best, columns=4096, num_warps=8, num_stages=1, programs=many)
 
 
-def _columns(height: int, width: int, machine: Machine) -> Iterator[Tile]:
+def _columns(height: int, width: int, limits: GpuLimits) -> Iterator[Tile]:
     """The last rows are for kernels that compute much: few elements a thread, many threads."""
     shapes = (
         (32, 128, 4, 4, 2), (32, 128, 4, 5, 2), (64, 64, 4, 4, 2), (32, 64, 4, 4, 4),
@@ -94,13 +94,13 @@ def _columns(height: int, width: int, machine: Machine) -> Iterator[Tile]:
     )  # fmt: skip
     for rows, columns, warps, stages, per_processor in shapes:
         across = -(-width // columns)
-        splits = max(1, min(machine.num_processors * per_processor // across, height // rows))
-        yield Tile("columns", rows, columns, warps, stages, splits=splits)
+        splits = max(1, min(limits.num_processors * per_processor // across, height // rows))
+        yield Tile(TileKind.COLUMNS, rows, columns, warps, stages, splits=splits)
         if stages == 4:
-            yield Tile("columns", rows, columns, warps, stages, splits=splits, streams=False)
+            yield Tile(TileKind.COLUMNS, rows, columns, warps, stages, splits=splits, streams=False)
 
 
-def _columns_as_rows(height: int, width: int, machine: Machine) -> Iterator[Tile]:
+def _columns_as_rows(height: int, width: int, limits: GpuLimits) -> Iterator[Tile]:
     """Whole rows by persistent blocks, each with the sums of all columns."""
     if width > 4096:
         return
@@ -111,16 +111,16 @@ def _columns_as_rows(height: int, width: int, machine: Machine) -> Iterator[Tile
         (1, 16, 1, 2),
         (2, 16, 3, 1),
     ):
-        programs = min(machine.num_processors * per_processor, -(-height // rows))
-        yield Tile("rows", rows, block, warps, stages, programs=programs)
+        programs = min(limits.num_processors * per_processor, -(-height // rows))
+        yield Tile(TileKind.ROWS, rows, block, warps, stages, programs=programs)
 
 
-def _carrying(best: Tile, machine: Machine) -> Iterator[Tile]:
+def _carrying(best: Tile, limits: GpuLimits) -> Iterator[Tile]:
     shapes = (
         (1, 2, 3, 8), (1, 2, 4, 8), (1, 4, 1, 8), (2, 4, 1, 8), (2, 8, 1, 4), (4, 8, 1, 2),
         (4, 4, 3, 3), (4, 8, 3, 2), (4, 4, 4, 2), (8, 8, 3, 1), (2, 2, 3, 6), (1, 1, 3, 8),
     )  # fmt: skip
     for rows, warps, stages, per_processor in shapes:
-        programs = machine.num_processors * per_processor
+        programs = limits.num_processors * per_processor
         yield replace(best, rows=rows, num_warps=warps, num_stages=stages, programs=programs)
     yield replace(best, streams=False)

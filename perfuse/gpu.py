@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -15,11 +16,18 @@ KIB, MIB = 1 << 10, 1 << 20
 BLOCK_THREADS = 1024  # the most threads of a block, on every GPU known here
 
 
+class Platform(StrEnum):
+    """Where kernels run."""
+
+    CPU, CUDA, HIP = "cpu", "cuda", "hip"
+    INTERPRETED = "interpreted"  # a GPU's kernels, by Triton's interpreter
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU as code generation sees it: what it can do, and its rooflines."""
 
-    kind: str  # "cuda" or "hip"
+    kind: Platform
     arch: str  # "sm_90", "gfx942"
     warp: int  # threads that run in step
     multiprocessors: int
@@ -46,12 +54,12 @@ class Gpu:
     @property
     def capability(self) -> int:
         """The number of an NVIDIA architecture: 90 for sm_90; 0 for others."""
-        return int(self.arch.removeprefix("sm_")) if self.kind == "cuda" else 0
+        return int(self.arch.removeprefix("sm_")) if self.kind is Platform.CUDA else 0
 
     @property
     def triton_arch(self) -> int | str:
         """The architecture as Triton names it."""
-        return self.capability if self.kind == "cuda" else self.arch
+        return self.capability if self.kind is Platform.CUDA else self.arch
 
 
 # The most common part of each architecture, for machines that do not have one. Columns:
@@ -70,7 +78,7 @@ ROWS: dict[str, tuple[int, float, float, float, int, int, int, int]] = {
 
 def _known(arch: str) -> Gpu:
     count, rate, f32, f16, l2, shared, registers, threads = ROWS[arch]
-    kind, warp = ("cuda", 32) if arch.startswith("sm_") else ("hip", 64)
+    kind, warp = (Platform.CUDA, 32) if arch.startswith("sm_") else (Platform.HIP, 64)
     return Gpu(
         kind=kind,
         arch=arch,
@@ -120,7 +128,7 @@ def _nearest(arch: str, is_hip: bool) -> Gpu:
     if is_hip:
         return KNOWN["gfx942"]
     number = int(arch.removeprefix("sm_"))
-    older = [gpu for gpu in KNOWN.values() if gpu.kind == "cuda" and gpu.capability <= number]
+    older = [gpu for gpu in KNOWN.values() if 0 < gpu.capability <= number]
     return older[-1] if older else KNOWN["sm_80"]
 
 

@@ -16,7 +16,6 @@ from perfuse.autotune.tune import tune
 from perfuse.backends import Backend, Sources, backend_of
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
-from perfuse.codegen.triton.unit import retiled
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import Decision
@@ -30,6 +29,7 @@ from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import fuse, place
 from perfuse.schedule.verify import verify_plan
+from perfuse.torch_compat.graphs import GraphKind
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,13 +73,14 @@ class Compiled:
     context: Context  # what it was compiled for, and under which settings
 
     @property
-    def kind(self) -> str:
-        """The kind: "backward" for a graph that takes tangents, else "forward" (or inference).
+    def kind(self) -> GraphKind:
+        """The kind: a graph that takes tangents is a backward, others count as a forward.
 
         Marks on nodes do not say: a forward may compute early what the backward needs.
         """
         inputs = self.module.graph.find_nodes(op="placeholder")
-        return "backward" if any("tangents" in node.name for node in inputs) else "forward"
+        is_backward = any("tangents" in node.name for node in inputs)
+        return GraphKind.BACKWARD if is_backward else GraphKind.FORWARD
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -151,7 +152,9 @@ def _built(
         try:
             return plan, sources, backend.build(sources, context)
         except KernelTooLarge as error:
-            plan = retiled(plan, sources, error, context)
+            if backend.retile is None:
+                raise
+            plan = backend.retile(plan, sources, error, context)
             context.counters.inc("build.tiles_made_smaller", len(error.kernels))
             sources = backend.generate(plan, context)
 

@@ -17,7 +17,7 @@ import torch
 
 from perfuse.config import Settings
 from perfuse.errors import CompilerMissing, ConfigError
-from perfuse.gpu import Gpu, gpu_of_device, gpu_of_name
+from perfuse.gpu import Gpu, Platform, gpu_of_device, gpu_of_name
 
 LANES = {"avx512": 16, "avx2": 8, "neon": 8, "scalar": 8}
 
@@ -58,19 +58,16 @@ ZIG_FLAGS = ("-mcpu=baseline", "-nostdlib++")
 DEFAULT_CACHE_BYTES = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
 
 # The GPU whose code the interpreter runs where no setting names one.
-INTERPRETED = "sm_90"
+INTERPRETED_ARCH = "sm_90"
 
 SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A CPU with its caches and compiler, and the GPU that code is generated for, if any.
+    """A CPU with its caches and compiler, and the GPU that code is generated for, if any."""
 
-    `kind` says where kernels run: "cpu", "cuda" or "hip".
-    """
-
-    kind: str
+    kind: Platform  # where kernels run
     arch: str
     isa: str
     lanes: int  # float32 values in one vector of the generated code
@@ -227,10 +224,20 @@ def _compiler(wanted: str) -> tuple[str, str]:
 def _target(simd: str, num_threads: int, compiler: str) -> Target:
     arch, isas, caches = _machine()
     isa = choose_isa(simd, isas)
-    sizes = (caches[1], caches[2], caches[3])
-    found = _compiler(compiler)
-    lanes = LANES[isa]
-    return Target("cpu", arch, isa, lanes, num_threads, *sizes, *found, compiler_wanted=compiler)
+    command, version = _compiler(compiler)
+    return Target(
+        kind=Platform.CPU,
+        arch=arch,
+        isa=isa,
+        lanes=LANES[isa],
+        num_threads=num_threads,
+        l1_bytes=caches[1],
+        l2_bytes=caches[2],
+        l3_bytes=caches[3],
+        compiler=command,
+        compiler_version=version,
+        compiler_wanted=compiler,
+    )
 
 
 def host_target(settings: Settings) -> Target:
@@ -252,7 +259,7 @@ def target_of(name: str, settings: Settings) -> Target:
 def device_target(settings: Settings, device: torch.device) -> Target:
     """The target of tensors on this device; triton.arch may name another GPU than the one there."""
     if settings.gpu.interpret and device.type == "cpu":
-        return gpu_target(settings, gpu_of_name(settings.triton.arch or INTERPRETED))
+        return gpu_target(settings, gpu_of_name(settings.triton.arch or INTERPRETED_ARCH))
     if device.type != "cuda":
         return host_target(settings)
     if settings.triton.arch:

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from perfuse.build.triton import triton_version
-from perfuse.gpu import Gpu
+from perfuse.gpu import Gpu, Platform
 from perfuse.target import Target, cpu_model
 
 Versions = tuple[tuple[str, str], ...]
@@ -31,16 +31,16 @@ def _gpu_kind(gpu: Gpu) -> str:
 
 
 @functools.cache
-def library_versions(kind: str) -> Versions:
-    """PyTorch and the matmul libraries that it calls on a device of this kind: cpu, cuda, hip."""
+def library_versions(kind: Platform) -> Versions:
+    """PyTorch and the matmul libraries that it calls on a device of this kind."""
     found = {"torch": str(torch.__version__)}
-    if kind == "cpu":
+    if kind == Platform.CPU:
         built = str(torch.__config__.show())
         rows = {name: re.search(pattern, built) for name, pattern in _LIBRARIES.items()}
         found |= {name: row[1] for name, row in rows.items() if row is not None}
     else:
-        found[kind] = str(getattr(torch.version, kind, None))
-        found["cublas" if kind == "cuda" else "hipblas"] = _blas_version(kind)
+        found[str(kind)] = str(getattr(torch.version, kind, None))
+        found["cublas" if kind == Platform.CUDA else "hipblas"] = _blas_version(kind)
     return tuple(sorted(found.items()))
 
 
@@ -52,11 +52,11 @@ def generated_versions() -> Versions:
 def current_versions(target: Target) -> dict[str, str]:
     """All versions that a decision for this target may depend on."""
     if target.gpu is None:
-        return {**dict(library_versions("cpu")), "compiler": target.compiler_version}
+        return {**dict(library_versions(Platform.CPU)), "compiler": target.compiler_version}
     return dict(library_versions(target.gpu.kind)) | dict(generated_versions())
 
 
-def _blas_version(kind: str) -> str:
+def _blas_version(kind: Platform) -> str:
     major = str(getattr(torch.version, kind, "")).partition(".")[0]
     for package in (f"nvidia-cublas-cu{major}", "nvidia-cublas", "hipblaslt"):
         try:

@@ -30,6 +30,7 @@ from perfuse.autotune.time_limit import seconds_left
 from perfuse.cache import keys
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question
+from perfuse.gpu import Platform
 from perfuse.ir.matmul import RIVALS
 from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Plan
@@ -127,7 +128,7 @@ def question_of(problem: Problem, choices: Sequence[Choice], context: Context) -
         f"threads of PyTorch: {torch.get_num_threads()}",
         tuple(choices),
         device_kind(context.target),
-        library_versions("cpu"),
+        library_versions(Platform.CPU),
         f"{RULES}, error {MOST_ERROR}",
     )
 

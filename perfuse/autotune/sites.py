@@ -10,7 +10,7 @@ from perfuse.codegen.ck.launch import SOURCE as CK
 from perfuse.codegen.triton.templates.propose import MOST, is_mixed, problem_of, proposed
 from perfuse.codegen.triton.templates.template import FUSED, SOURCE, Template
 from perfuse.decision import Choice, library
-from perfuse.gpu import Gpu
+from perfuse.gpu import Gpu, Platform
 from perfuse.ir import index as ix
 from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.arena import output_buffers
@@ -140,8 +140,8 @@ def choices_of(
     site: Site, program: Program, gpu: Gpu, tf32: bool, most: int = MOST
 ) -> list[Choice]:
     """Ways to compute a site: the library first, then templates by rank."""
-    precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind == "cuda" else ("ieee",)
-    if tf32 and gpu.kind == "cuda":
+    precisions = ("ieee", "bf16x6", "tf32x3") if gpu.kind is Platform.CUDA else ("ieee",)
+    if tf32 and gpu.kind is Platform.CUDA:
         precisions = ("tf32", *precisions)
     found = [library(site.matmuls[0].op)]
     if site.fused is not None:

@@ -15,6 +15,7 @@ from perfuse.autotune.request import BenchmarkRequest
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.errors import ConfigError, UnknownOption
+from perfuse.gpu import Platform
 from perfuse.ir.program import Matmul
 from perfuse.logs import channel
 from perfuse.schedule.plan import Plan
@@ -62,7 +63,7 @@ def _is_gpu(target: Target) -> bool:
 ATEN = Source("ATEN", lambda target: True, _library_choices, _library_request)
 TRITON = Source("TRITON", _is_gpu)
 CPP = Source("CPP", lambda target: target.gpu is None)
-CK = Source("CK", lambda target: target.kind == "hip")
+CK = Source("CK", lambda target: target.kind is Platform.HIP)
 
 # In the order of proposal, which decides between candidates that are equally fast.
 SOURCES: list[Source] = [ATEN, TRITON, CPP, CK]

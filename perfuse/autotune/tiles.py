@@ -20,14 +20,14 @@ from perfuse.autotune.run_alone import are_sizes_shown, plan_of_one
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.cache import keys
 from perfuse.codegen.triton.tiling import candidates, widest_of
-from perfuse.codegen.triton.unit import generate_triton, machine_of
+from perfuse.codegen.triton.unit import generate_triton, limits_of
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question, identified
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Indirect
 from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Kernel, Plan, with_tile
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 # Readings are the GPU's own, with caches flushed before each turn: rounds are long enough for few.
 RULES = Rules(margin=0.97, fewest_rounds=15, most_rounds=15)
@@ -90,13 +90,14 @@ def _has_matmuls(plan: Plan) -> bool:
 
 
 def choice_of(tile: Tile) -> Choice:
-    return Choice("tile", str(tile), tuple(asdict(tile).items()))
+    options = {**asdict(tile), "kind": str(tile.kind)}  # plain text, in keys too
+    return Choice("tile", str(tile), tuple(options.items()))
 
 
 def tile_of(choice: Choice) -> Tile:
-    """The tile of a choice; TypeError where its options are those of another version."""
+    """The tile of a choice of this version."""
     options: dict[str, Any] = dict(choice.options)
-    return Tile(**options)
+    return Tile(**{**options, "kind": TileKind(options["kind"])})
 
 
 def is_measurable(kernel: Kernel, plan: Plan) -> bool:
@@ -121,7 +122,7 @@ def question_of(alone: Plan, context: Context) -> Question:
     """
     (kernel,) = alone.kernels
     widest = widest_of(kernel, alone.program.buffers)
-    tiles = candidates(kernel, machine_of(context.target), widest)
+    tiles = candidates(kernel, limits_of(context.target), widest)
     sources = generate_triton(with_tile(alone, tiles[0]), context)
     grids = [launch.grid for launches in sources.launches for launch in launches]
     layouts = [(b.dtype, b.shape, b.strides) for b in alone.program.buffers.values()]

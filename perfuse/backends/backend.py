@@ -1,4 +1,4 @@
-"""`Backend`: the four functions that one kind of device adds to the pipeline."""
+"""`Backend`: the functions that one kind of device adds to the pipeline."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.program import HostSource
 from perfuse.context import Context
+from perfuse.errors import KernelTooLarge
 from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
 from perfuse.target import Target
@@ -24,7 +25,10 @@ class Sources(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Four functions, called in this order. `load` runs no compiler and needs no plan."""
+    """Four functions, called in this order. `load` runs no compiler and needs no plan.
+
+    If `build` raises KernelTooLarge, `retile` gives the plan that is generated next.
+    """
 
     name: str
     serves: Callable[[Target], bool]
@@ -32,3 +36,4 @@ class Backend:
     build: Callable[[Any, Context], tuple[Entry, ...]]  # may raise KernelTooLarge
     host: Callable[[Plan, Any, Context], HostSource]
     load: Callable[[HostSource, Sequence[Entry], Mapping[str, Any], Context], Call]
+    retile: Callable[[Plan, Any, KernelTooLarge, Context], Plan] | None = None

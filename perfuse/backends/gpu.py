@@ -17,7 +17,7 @@ from perfuse.codegen.ck.launch import ck_unit_name
 from perfuse.codegen.host.gpu import generate_gpu_host
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.triton.sources import TritonSources
-from perfuse.codegen.triton.unit import generate_triton
+from perfuse.codegen.triton.unit import generate_triton, retiled
 from perfuse.context import Context
 from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
 from perfuse.runtime.host_library import HostLibrary
@@ -54,4 +54,6 @@ def load(
     return bind_gpu(host, launcher, constants)
 
 
-GPU_BACKEND = Backend("gpu", lambda target: target.gpu is not None, generate, build, host, load)
+GPU_BACKEND = Backend(
+    "gpu", lambda target: target.gpu is not None, generate, build, host, load, retile=retiled
+)

@@ -15,9 +15,9 @@ from typing import Any
 
 from perfuse.codegen.triton.sources import TritonKernel
 from perfuse.errors import MALFORMED, CacheDamaged
+from perfuse.gpu import Platform
 
 BUNDLE, MODULE = "bundle.json", "module.py"
-INTERPRETED = "interpreted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CodeObject:
 class Bundle:
     """Compiled kernels; or, to be interpreted, their text and signatures."""
 
-    kind: str  # "cuda", "hip" or "interpreted"
+    kind: Platform
     arch: str
     objects: tuple[CodeObject, ...] = ()
     text: str = ""
@@ -71,7 +71,7 @@ def read_bundle(read: Callable[[str], bytes]) -> Bundle:
         objects = [CodeObject(code=read(row.pop("file")), **row) for row in document["objects"]]
         kernels = tuple(_kernel_of(row) for row in document["kernels"])
         text = read(MODULE).decode()
-        return Bundle(document["kind"], document["arch"], tuple(objects), text, kernels)
+        return Bundle(Platform(document["kind"]), document["arch"], tuple(objects), text, kernels)
     except MALFORMED as error:
         raise CacheDamaged(f"not a bundle: {type(error).__name__}: {error}") from error
 

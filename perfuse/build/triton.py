@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from perfuse.build.bundle import INTERPRETED, Bundle, CodeObject, bundle_files, facts_of
+from perfuse.build.bundle import Bundle, CodeObject, bundle_files, facts_of
 from perfuse.build.compiler import build_shared_library
 from perfuse.build.triton_compile import Job, compile_kernel, load_module
 from perfuse.cache import keys
@@ -26,7 +26,7 @@ from perfuse.cache.store import Store
 from perfuse.codegen.triton.sources import TritonKernel, TritonSources
 from perfuse.context import Context
 from perfuse.errors import MALFORMED, CacheDamaged, KernelTooLarge
-from perfuse.gpu import BLOCK_THREADS, Gpu
+from perfuse.gpu import BLOCK_THREADS, Gpu, Platform
 
 FACTS, CODE, ASSEMBLY = "kernel.json", "code.bin", "assembly.txt"
 LAUNCHER = Path(__file__).with_name("launcher.cpp")
@@ -37,7 +37,7 @@ def build_bundle(sources: TritonSources, ctx: Context) -> Entry:
     gpu = ctx.target.gpu
     assert gpu is not None
     if ctx.settings.gpu.interpret and ctx.device.type == "cpu":
-        bundle = Bundle(INTERPRETED, gpu.arch, (), sources.text, sources.kernels)
+        bundle = Bundle(Platform.INTERPRETED, gpu.arch, (), sources.text, sources.kernels)
     else:
         bundle = Bundle(gpu.kind, gpu.arch, _objects(sources, gpu, ctx))
     return _stored(bundle, ctx)
@@ -78,13 +78,14 @@ def check_limits(objects: Sequence[CodeObject], gpu: Gpu) -> None:
     limits = gpu.shared_bytes, BLOCK_THREADS
     large = [m for m in objects if m.shared_bytes > limits[0] or m.num_threads > limits[1]]
     if large:
-        said = "; ".join(
+        message = "; ".join(
             f"{m.name} has {m.shared_bytes} bytes of shared memory and {m.num_threads} "
             f"threads per block"
             for m in large
         )
         most = f"{gpu.shared_bytes} bytes and {BLOCK_THREADS} threads"
-        raise KernelTooLarge(f"{said}: {gpu.arch} allows at most {most}", [m.name for m in large])
+        names = [m.name for m in large]
+        raise KernelTooLarge(f"{message}: {gpu.arch} allows at most {most}", names)
 
 
 def _compiled(

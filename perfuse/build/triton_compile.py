@@ -21,13 +21,13 @@ from perfuse.build.elf import SECTION
 from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TritonKernel
 from perfuse.errors import CompilerFailed, CompilerMissing
 from perfuse.forking import ForkLock
-from perfuse.gpu import Gpu
+from perfuse.gpu import Gpu, Platform
 
 # Python's own parser is not safe in threads (AST constructor recursion depth mismatch), and this
 # stage holds the GIL anyway.
 _FRONT = ForkLock()
 
-BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
+BINARY = {Platform.CUDA: ("cubin", "ptx"), Platform.HIP: ("hsaco", "amdgcn")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ def compile_kernel(job: Job) -> tuple[CodeObject, str]:
     """The kernel's machine code, and its assembly for reports."""
     compiler = importlib.import_module("triton.backends.compiler")
     make_backend = importlib.import_module("triton.compiler.compiler").make_backend
-    backend = make_backend(compiler.GPUTarget(job.gpu.kind, job.gpu.triton_arch, job.gpu.warp))
+    backend = make_backend(compiler.GPUTarget(str(job.gpu.kind), job.gpu.triton_arch, job.gpu.warp))
     options = backend.parse_options(_options(job))
     try:
         stages, metadata = _run(job, backend, options)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         raise CompilerFailed(
-            ("triton", job.kernel.name, job.gpu.arch), f"{said}\n\n{job.text}"
+            ("triton", job.kernel.name, job.gpu.arch), f"{message}\n\n{job.text}"
         ) from error
     binary, assembly = (stages[name] for name in BINARY[job.gpu.kind])
     return _object(job, metadata, binary, assembly), assembly
@@ -127,18 +127,20 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
         what = "thread block clusters are" if is_cluster else "profiling scratch memory is"
         raise CompilerFailed(("triton", job.kernel.name), f"{what} not supported")
     _check_maps(job, metadata.get("tensordesc_meta") or ())
-    if job.gpu.kind == "hip":
-        usage = (_noted(assembly, "vgpr_count"), _noted(assembly, "private_segment_fixed_size"))
+    if job.gpu.kind is Platform.HIP:
+        registers = _noted(assembly, "vgpr_count")
+        stack = _noted(assembly, "private_segment_fixed_size")
     else:
-        usage = (cubin_attribute(binary, REGISTERS), cubin_attribute(binary, STACK))
+        registers, stack = (cubin_attribute(binary, number) for number in (REGISTERS, STACK))
     return CodeObject(
-        job.kernel.name,
-        metadata["name"],
-        metadata["num_warps"] * job.gpu.warp,
-        metadata["shared"],
-        metadata.get("global_scratch_size") or 0,
-        *usage,
-        bytes(binary),
+        name=job.kernel.name,
+        symbol=metadata["name"],
+        num_threads=metadata["num_warps"] * job.gpu.warp,
+        shared_bytes=metadata["shared"],
+        scratch_bytes=metadata.get("global_scratch_size") or 0,
+        num_registers=registers,
+        stack_bytes=stack,
+        code=bytes(binary),
     )
 
 

@@ -15,6 +15,7 @@ from perfuse.errors import ArtefactError, UnsupportedOp
 from perfuse.lower.symbols import host_formula
 from perfuse.runtime.saved import pack_tensors
 from perfuse.runtime.tree import describe
+from perfuse.runtime.variant import InputKind
 from perfuse.torch_compat.graphs import tree_leaves
 from perfuse.torch_compat.guards import SizeNames
 
@@ -84,10 +85,12 @@ def _place(
     """Where an input of the graph comes from: an argument, a size of one, or the function."""
     if isinstance(value, torch.Tensor):
         known = numbers.get(id(value))
-        return ["held", held.name_of(value)] if known is None else ["argument", known]
+        if known is None:
+            return [InputKind.HELD, held.name_of(value)]
+        return [InputKind.ARGUMENT, known]
     if isinstance(value, bool | int | float):
         size = _size(traced, names) if isinstance(traced, torch.SymInt) else value
-        return ["size", size] if isinstance(size, str) else ["number", value]
+        return [InputKind.SIZE, size] if isinstance(size, str) else [InputKind.NUMBER, value]
     raise ArtefactError(f"the graph depends on a {type(value).__name__}", hint=NO_VIEWS)
 
 

@@ -24,6 +24,7 @@ from perfuse.graph.canonical import NotCanonical
 from perfuse.graph_cache import Executable, load_graph
 from perfuse.logs import channel
 from perfuse.runtime.wrapper import RuntimeFacts, facts_from, wrap
+from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.guards import CannotSpell, SymbolTable
 
 CAPTURE = "capture.json"
@@ -100,10 +101,9 @@ def _load(key: str, symbols: SymbolTable, context: Context) -> Callable[..., Any
         context.counters.inc("capture.guards_failed")
         return None
     context.counters.inc("capture.cache_hit")
-    ahead = replayed(
-        ahead, "forward" if facts.is_training else "inference", facts.num_outputs, context
-    )
-    back = None if back is None else replayed(back, "backward", 0, context)
+    first = GraphKind.FORWARD if facts.is_training else GraphKind.INFERENCE
+    ahead = replayed(ahead, first, facts.num_outputs, context)
+    back = None if back is None else replayed(back, GraphKind.BACKWARD, 0, context)
     return wrap(ahead.call, None if back is None else partial(getattr, back, "call"), facts)
 
 

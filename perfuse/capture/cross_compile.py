@@ -21,24 +21,25 @@ from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
 from perfuse.errors import CannotBuild
+from perfuse.gpu import Platform
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.partition import Cut, Joint, plain_cut
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.host_names import Call
 from perfuse.target import Target, target_of
 from perfuse.torch_compat.devices import as_if_on, fake_gpu, faked_on
-from perfuse.torch_compat.graphs import tree_leaves, tree_map
+from perfuse.torch_compat.graphs import GraphKind, tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
 # What is done with each graph of a call: its kind, the graph, and the context of its target.
-Take = Callable[[str, GraphModule, Context], None]
+Take = Callable[[GraphKind, GraphModule, Context], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGraph:
     """One graph's artefacts: its plan, its sources, and the machine code of its kernels."""
 
-    kind: str  # forward, backward or inference
+    kind: GraphKind
     plan: str
     kernels: str  # the Triton module; for a CPU, the C++ source
     host: str
@@ -208,38 +209,38 @@ class CrossCompile:
         """Take both halves as each target would have them cut; any cut will do to run."""
         for context in self.contexts:
             cut, _ = cut_for(context, moved_graph(joint, context.device), num_results)
-            self.take("backward", cut.backward, context)
-            self.take("forward", cut.forward, context)
+            self.take(GraphKind.BACKWARD, cut.backward, context)
+            self.take(GraphKind.FORWARD, cut.forward, context)
         context = self.contexts[0]
         return plain_cut(Joint.of(joint, num_results, context), context.settings)
 
-    def _run(self, kind: str, graph: GraphModule) -> Call:
-        if kind == "inference":
+    def _run(self, kind: GraphKind, graph: GraphModule) -> Call:
+        if kind is GraphKind.INFERENCE:
             for context in self.contexts:
                 self.take(kind, moved_graph(graph, context.device), context)
         return eager_call(graph)
 
 
-def generated(kind: str, graph: GraphModule, context: Context) -> GeneratedGraph:
+def generated(kind: GraphKind, graph: GraphModule, context: Context) -> GeneratedGraph:
     """The graph compiled for the target of a context, as text and machine code."""
     made = compile_graph(graph, context, loads=False)
     bundle, assembly = _code(made, context)
     kernels, host = "\n".join(made.texts()[:-1]), made.host.text
     return GeneratedGraph(
-        kind,
-        str(made.plan),
-        kernels,
-        host,
-        bundle.objects,
-        assembly,
-        ck_reports(made.plan.program, context),
+        kind=kind,
+        plan=str(made.plan),
+        kernels=kernels,
+        host=host,
+        objects=bundle.objects,
+        assembly=assembly,
+        candidates=ck_reports(made.plan.program, context),
     )
 
 
 def _code(made: Compiled, context: Context) -> tuple[Bundle, tuple[str, ...]]:
     gpu = context.target.gpu
     if gpu is None or not isinstance(made.sources, TritonSources) or made.library is None:
-        return Bundle("cpu", ""), ()
+        return Bundle(Platform.CPU, ""), ()
     entry = open_store(context).get(made.library)
     if entry is None:
         raise CannotBuild("the bundle that was just built cannot be read back")

@@ -13,15 +13,15 @@ from perfuse.lower.symbols import host_formula
 from perfuse.runtime.size_formula import names_in
 from perfuse.runtime.wrapper import RuntimeFacts, Tangent
 from perfuse.torch_compat.autograd import SimpleMetadata, simple_metadata
+from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.sizes import sym_expression
 from perfuse.torch_compat.state import is_autocast_enabled
 
 SYMBOLIC = "symbolic_shape"
+Graphs = Mapping[GraphKind, GraphModule]
 
 
-def facts_of(
-    graphs: Mapping[str, GraphModule], num_inputs: int, context: Context
-) -> RuntimeFacts | None:
+def facts_of(graphs: Graphs, num_inputs: int, context: Context) -> RuntimeFacts | None:
     """The facts of the capture just traced; None, with the reason counted, where it has more."""
     facts = facts_or_reason(graphs, num_inputs)
     if isinstance(facts, RuntimeFacts):
@@ -33,7 +33,7 @@ def facts_of(
 
 
 def facts_or_reason(
-    graphs: Mapping[str, GraphModule], num_inputs: int, takes_any_size: bool = False
+    graphs: Graphs, num_inputs: int, takes_any_size: bool = False
 ) -> RuntimeFacts | str:
     """The facts of the capture just traced, or why they do not suffice to run it.
 
@@ -47,9 +47,9 @@ def facts_or_reason(
     if reason is not None:
         return reason
     needs_grad = found.output_needs_grad
-    is_training = "backward" in graphs
-    tangents = _tangents(graphs["backward"], found) if is_training else ()
-    sizes = _bound_sizes(graphs["forward"], tangents) if is_training else ()
+    is_training = GraphKind.BACKWARD in graphs
+    tangents = _tangents(graphs[GraphKind.BACKWARD], found) if is_training else ()
+    sizes = _bound_sizes(graphs[GraphKind.FORWARD], tangents) if is_training else ()
     if sizes is None:
         return "sizes_from_data"
     return RuntimeFacts(
@@ -66,22 +66,22 @@ def facts_or_reason(
 
 
 def _reason_unfit(
-    graphs: Mapping[str, GraphModule], num_inputs: int, found: SimpleMetadata, takes_any_size: bool
+    graphs: Graphs, num_inputs: int, found: SimpleMetadata, takes_any_size: bool
 ) -> str | None:
     """Why AOTAutograd's analysis does not fit the way we would call the graphs."""
-    first = graphs.get("forward") or graphs.get("inference")
-    if first is None or ("forward" in graphs) != ("backward" in graphs):
+    first = graphs.get(GraphKind.FORWARD) or graphs.get(GraphKind.INFERENCE)
+    if first is None or (GraphKind.FORWARD in graphs) != (GraphKind.BACKWARD in graphs):
         return "missing_half"
     if len(first.graph.find_nodes(op="placeholder")) != num_inputs:
         return "inputs"
     is_symbolic = any(_is_symbolic(node.meta.get("val")) for node in first.graph.nodes)
     if is_symbolic and not takes_any_size:
         return SYMBOLIC
-    if "backward" not in graphs:
+    if GraphKind.BACKWARD not in graphs:
         return None
-    if len(output_leaves(graphs["backward"].graph)) != num_inputs:
+    if len(output_leaves(graphs[GraphKind.BACKWARD].graph)) != num_inputs:
         return "gradients"
-    tangents = _tangents(graphs["backward"], found)
+    tangents = _tangents(graphs[GraphKind.BACKWARD], found)
     if len(tangents) != len(found.tangent_outputs) or not all(map(_is_dense, tangents)):
         return "tangents"
     return None

@@ -10,6 +10,7 @@ from perfuse.codegen.host.native import cannot, generate_native, layout
 from perfuse.pipeline import Compiled
 from perfuse.runtime.artefact import ARTEFACT, LIBRARY, PARAMETERS
 from perfuse.runtime.saved import CONSTANTS, PROGRAM
+from perfuse.runtime.variant import InputKind
 
 NATIVE = "native.txt"
 
@@ -34,7 +35,7 @@ def native_table(
 def _arguments(compiled: Compiled, document: Mapping[str, Any]) -> Iterator[str]:
     """Each tensor argument, and which input of the graph it is."""
     inputs = dict(zip(compiled.program.inputs, document["inputs"], strict=True))
-    names = {where: name for name, (kind, where) in inputs.items() if kind == "argument"}
+    names = {where: name for name, (kind, where) in inputs.items() if kind == InputKind.ARGUMENT}
     for number, row in enumerate(document["tensors"]):
         name = names.get(number, "-")
         buffer = compiled.program.buffers.get(name)
@@ -51,9 +52,9 @@ def _held(
     """Where in which file each tensor begins that the function, or its graph, holds."""
     held = {row["name"]: row["offset"] for row in json.loads(files[ARTEFACT])["held"]}
     for name, (kind, where) in zip(compiled.program.inputs, document["inputs"], strict=True):
-        if kind == "held":
+        if kind == InputKind.HELD:
             yield f"held {name} {PARAMETERS} {held[where]}"
-        elif kind != "argument":
+        elif kind != InputKind.ARGUMENT:
             raise cannot("sizes are not fixed")
     for row in json.loads(files[f"0-{PROGRAM}"])["constants"]:
         yield f"held {row['name']} 0-{CONSTANTS} {row['offset']}"

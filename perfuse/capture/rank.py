@@ -14,6 +14,7 @@ from perfuse.capture.request import Request
 from perfuse.context import Context
 from perfuse.errors import ConfigError
 from perfuse.pipeline import fused_plan
+from perfuse.torch_compat.graphs import GraphKind
 
 _DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i8": torch.int8,
@@ -36,7 +37,7 @@ def rank_for(
     """
     found: dict[Any, Ranking] = {}
 
-    def take(kind: str, graph: GraphModule, context: Context) -> None:
+    def take(kind: GraphKind, graph: GraphModule, context: Context) -> None:
         if context.target.gpu is None:
             raise ConfigError(f"{target} is not a GPU", hint='name one, such as "cuda:90".')
         for ranking in rank_templates(fused_plan(graph, context), context):

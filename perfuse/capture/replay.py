@@ -5,12 +5,13 @@ import dataclasses
 from perfuse.context import Context
 from perfuse.graph_cache import Executable
 from perfuse.runtime.cuda_graph import GpuRecorder, Replayed
+from perfuse.torch_compat.graphs import GraphKind
 
 # A backward reads what its forward saved: that stays in place once the forward is recorded.
-WARM_UP_CALLS = {"forward": 1, "inference": 1, "backward": 2}
+WARM_UP_CALLS = {GraphKind.FORWARD: 1, GraphKind.INFERENCE: 1, GraphKind.BACKWARD: 2}
 
 
-def replayed(made: Executable, kind: str, num_results: int, context: Context) -> Executable:
+def replayed(made: Executable, kind: GraphKind, num_results: int, context: Context) -> Executable:
     """The executable as it is; under the setting `cudagraphs`, one that records and replays.
 
     The first `num_results` results are the user's.

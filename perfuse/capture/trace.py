@@ -23,6 +23,7 @@ from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.host_names import Call
 from perfuse.torch_compat.autograd import aot_compile_graph
+from perfuse.torch_compat.graphs import GraphKind
 
 
 def cut_for(context: Context, joint: GraphModule, num_results: int) -> tuple[Cut, bool]:
@@ -35,12 +36,12 @@ def cut_for(context: Context, joint: GraphModule, num_results: int) -> tuple[Cut
 
 @dataclass(slots=True)
 class Capture:
-    """The ATen graphs of one Dynamo graph, by kind: "inference", or "forward" and "backward"."""
+    """The ATen graphs of one Dynamo graph: one for inference, or a forward and a backward."""
 
     context: Context
     cut: Callable[[GraphModule, int], Cut]  # of a joint graph and its number of results
-    run: Callable[[str, GraphModule], Call]  # takes each graph, and returns its callable
-    graphs: dict[str, GraphModule] = field(default_factory=dict)
+    run: Callable[[GraphKind, GraphModule], Call]  # takes each graph, and returns its callable
+    graphs: dict[GraphKind, GraphModule] = field(default_factory=dict)
 
     def trace(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that runs the graphs under AOTAutograd."""
@@ -53,7 +54,7 @@ class Capture:
             partition=self.partition,
         )
 
-    def take(self, kind: str, graph: GraphModule) -> Call:
+    def take(self, kind: GraphKind, graph: GraphModule) -> Call:
         """Pass on one of the graphs."""
         self.graphs[kind] = graph
         return self.run(kind, graph)
@@ -63,7 +64,7 @@ class Capture:
     ) -> tuple[GraphModule, GraphModule]:
         """Cut the joint graph. The backward is passed on when it first runs, if ever."""
         cut = self.cut(joint, num_fwd_outputs)
-        self.graphs["backward"] = cut.backward
+        self.graphs[GraphKind.BACKWARD] = cut.backward
         return cut.forward, cut.backward
 
 
@@ -74,27 +75,27 @@ class TrainingGraphs:
         self.context = context
         self.watching = watching
         self.capture = Capture(context, self._cut, self._compile)
-        self.executables: dict[str, Executable] = {}
+        self.executables: dict[GraphKind, Executable] = {}
         # How many of the results are the user's: the rest is saved, or gradients.
-        self.num_results = {"inference": sys.maxsize, "forward": 0, "backward": 0}
+        self.num_results = {**dict.fromkeys(GraphKind, 0), GraphKind.INFERENCE: sys.maxsize}
         self.keeps_budget = True
 
     @property
     def forward(self) -> Executable:
         """The graph that runs first: the forward or the inference graph."""
-        return self.executables.get("forward") or self.executables["inference"]
+        return self.executables.get(GraphKind.FORWARD) or self.executables[GraphKind.INFERENCE]
 
     def backward(self) -> Executable:
         """The backward, compiled now."""
-        self.capture.take("backward", self.capture.graphs.pop("backward"))
-        return self.executables["backward"]
+        self.capture.take(GraphKind.BACKWARD, self.capture.graphs.pop(GraphKind.BACKWARD))
+        return self.executables[GraphKind.BACKWARD]
 
     def _cut(self, joint: GraphModule, num_results: int) -> Cut:
         cut, self.keeps_budget = cut_for(self.context, joint, num_results)
-        self.num_results["forward"] = num_results
+        self.num_results[GraphKind.FORWARD] = num_results
         return cut
 
-    def _compile(self, kind: str, graph: GraphModule) -> Call:
+    def _compile(self, kind: GraphKind, graph: GraphModule) -> Call:
         observe = self._observe if self.watching else None
         made = compile_or_eager(
             graph, self.context, kind, lambda: load_or_compile(graph, self.context, observe)

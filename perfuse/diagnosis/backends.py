@@ -65,8 +65,8 @@ def _state(row: Needs, checks: Mapping[Key, Check]) -> BackendState:
     advice = absent[0].advice if absent[0].state == "problem" else ""
     if not row.is_cross:
         return BackendState(row.backend, row.device, "no", _why(absent[0]), advice)
-    told = f"{row.does}; {_why(absent[0])}"
-    return BackendState(row.backend, row.device, "builds", told, advice)
+    detail = f"{row.does}; {_why(absent[0])}"
+    return BackendState(row.backend, row.device, "builds", detail, advice)
 
 
 def _why(check: Check) -> str:

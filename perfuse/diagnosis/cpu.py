@@ -49,26 +49,26 @@ def pytorch(machine: Machine) -> Finding:
     version = machine.torch_version()
     oldest, newest = (".".join(map(str, v)) for v in (OLDEST, NEWEST))
     libraries = ", ".join(f"{name} {v}" for name, v in machine.libraries().items())
-    told = f"{version} (tested: {oldest} to {newest}){libraries and f', {libraries}'}"
+    detail = f"{version} (tested: {oldest} to {newest}){libraries and f', {libraries}'}"
     if is_supported(version):
-        return Finding("ok", told)
-    return Finding("note", told, f"install a tested version: pip install 'torch=={newest}.*'.")
+        return Finding("ok", detail)
+    return Finding("note", detail, f"install a tested version: pip install 'torch=={newest}.*'.")
 
 
 def cpp_compiler(machine: Machine) -> Finding:
     """The C++ compiler, its version and the bugs it is known for."""
     target = machine.target(machine.settings_or_defaults())
-    told = f"{' '.join(target.compiler_command())} ({target.compiler_version})"
+    detail = f"{' '.join(target.compiler_command())} ({target.compiler_version})"
     family = "clang" if target.is_clang() else "g++"
     major = _major(target.compiler_version)
     oldest = OLDEST_COMPILER[family]
     if major is not None and major < oldest:
-        return Finding("problem", f"{told}: no C++20", f"install {family} {oldest} or newer.")
+        return Finding("problem", f"{detail}: no C++20", f"install {family} {oldest} or newer.")
     bugs = [
         b.effect for b in WORKED_AROUND if b.compiler == family and _is_in(major, b.first, b.last)
     ]
     known = f"; known bugs, worked around: {', '.join(bugs)}" if bugs else ""
-    return Finding("ok", told + known)
+    return Finding("ok", detail + known)
 
 
 def _major(version: str) -> int | None:
@@ -86,31 +86,31 @@ def vectors(machine: Machine) -> Finding:
     target = machine.target(machine.settings_or_defaults())
     bits = VECTOR_BITS[target.isa]
     width = f"{bits} bits, {LANES[target.isa]} lanes of float32" if bits else "no vectors"
-    told = f"{target.arch} {target.isa} ({width})"
+    detail = f"{target.arch} {target.isa} ({width})"
     widest = machine.isas()[0]
     if target.isa != widest:
-        return Finding("note", f"{told}; this CPU has {widest}", "set cpu.simd to auto.")
+        return Finding("note", f"{detail}; this CPU has {widest}", "set cpu.simd to auto.")
     if not bits:
-        return Finding("note", told, "use a CPU with AVX2 or NEON for speed.")
-    return Finding("ok", told)
+        return Finding("note", detail, "use a CPU with AVX2 or NEON for speed.")
+    return Finding("ok", detail)
 
 
 def cores(machine: Machine) -> Finding:
     """The threads of a kernel and the cores they run on."""
     num_threads = machine.target(machine.settings_or_defaults()).num_threads
     num_cores = machine.num_cores()
-    told = f"{num_threads} threads on {num_cores} cores"
+    detail = f"{num_threads} threads on {num_cores} cores"
     if num_threads > num_cores:
-        return Finding("note", told, "set OMP_NUM_THREADS or cpu.threads to the number of cores.")
-    return Finding("ok", told)
+        return Finding("note", detail, "set OMP_NUM_THREADS or cpu.threads to the number of cores.")
+    return Finding("ok", detail)
 
 
 def openmp(machine: Machine) -> Finding:
     """The OpenMP runtime that PyTorch has loaded, which kernels share."""
     found = machine.openmp_runtimes()
     if len(found) > 1:
-        told = f"several are loaded: {', '.join(found)}"
-        return Finding("problem", told, "remove all but PyTorch's, or unset LD_PRELOAD.")
+        detail = f"several are loaded: {', '.join(found)}"
+        return Finding("problem", detail, "remove all but PyTorch's, or unset LD_PRELOAD.")
     if not found:
         return Finding(
             "note", "none is loaded: kernels run on one thread", "apt-get install libgomp1."

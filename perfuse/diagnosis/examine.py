@@ -12,6 +12,7 @@ from perfuse.diagnosis.limits import found_within
 from perfuse.diagnosis.machine import DEVICES_S, KERNEL_S, Machine
 from perfuse.diagnosis.report import Check, Finding, Report
 from perfuse.diagnosis.screen import CPU, CUDA, ROCM, SURROUNDINGS
+from perfuse.gpu import Platform
 
 QUICK_S = 20.0
 
@@ -36,19 +37,19 @@ PROBES = (
     Probe(CPU, "cores", cpu.cores),
     Probe(CPU, "OpenMP", cpu.openmp),
     Probe(CPU, "a small kernel", cpu.kernel, KERNEL_S, is_essential=True, needs="C++ compiler"),
-    Probe(CUDA, "PyTorch", gpu.build("cuda")),
-    Probe(CUDA, "driver", gpu.driver("cuda")),
-    Probe(CUDA, "devices", gpu.devices("cuda"), 2 * DEVICES_S, needs="PyTorch"),
+    Probe(CUDA, "PyTorch", gpu.build(Platform.CUDA)),
+    Probe(CUDA, "driver", gpu.driver(Platform.CUDA)),
+    Probe(CUDA, "devices", gpu.devices(Platform.CUDA), 2 * DEVICES_S, needs="PyTorch"),
     Probe(CUDA, "Triton", gpu.triton),
     Probe(CUDA, "ptxas", gpu.ptxas),
-    Probe(CUDA, "a small kernel", gpu.kernel("cuda"), 2 * KERNEL_S, needs="devices"),
-    Probe(ROCM, "PyTorch", gpu.build("hip")),
-    Probe(ROCM, "driver", gpu.driver("hip")),
-    Probe(ROCM, "devices", gpu.devices("hip"), 2 * DEVICES_S, needs="PyTorch"),
+    Probe(CUDA, "a small kernel", gpu.kernel(Platform.CUDA), 2 * KERNEL_S, needs="devices"),
+    Probe(ROCM, "PyTorch", gpu.build(Platform.HIP)),
+    Probe(ROCM, "driver", gpu.driver(Platform.HIP)),
+    Probe(ROCM, "devices", gpu.devices(Platform.HIP), 2 * DEVICES_S, needs="PyTorch"),
     Probe(ROCM, "ROCm", rocm.rocm),
     Probe(ROCM, "hipcc", rocm.hipcc),
     Probe(ROCM, "CK", rocm.ck, 2 * DEVICES_S),
-    Probe(ROCM, "a small kernel", gpu.kernel("hip"), 2 * KERNEL_S, needs="devices"),
+    Probe(ROCM, "a small kernel", gpu.kernel(Platform.HIP), 2 * KERNEL_S, needs="devices"),
     Probe(SURROUNDINGS, "settings", surroundings.settings, is_essential=True),
     Probe(SURROUNDINGS, "variables", surroundings.variables),
     Probe(SURROUNDINGS, "cache", surroundings.cache),

@@ -8,39 +8,43 @@ from collections.abc import Callable
 
 from perfuse.diagnosis.machine import TOOL_S, Machine
 from perfuse.diagnosis.report import Finding
+from perfuse.gpu import Platform
 
-NAMES = {"cuda": "CUDA", "hip": "ROCm"}
-DEVICE_FILE = {"cuda": "/dev/nvidiactl", "hip": "/dev/kfd"}
-DRIVER_FILE = {"cuda": "/proc/driver/nvidia/version", "hip": "/sys/module/amdgpu/version"}
+NAMES = {Platform.CUDA: "CUDA", Platform.HIP: "ROCm"}
+DEVICE_FILE = {Platform.CUDA: "/dev/nvidiactl", Platform.HIP: "/dev/kfd"}
+DRIVER_FILE = {
+    Platform.CUDA: "/proc/driver/nvidia/version",
+    Platform.HIP: "/sys/module/amdgpu/version",
+}
 INSTALL = {
-    "cuda": "pip install torch, from https://download.pytorch.org/whl/cu128 or newer.",
-    "hip": "pip install torch, from https://download.pytorch.org/whl/rocm6.4 or newer.",
+    Platform.CUDA: "pip install torch, from https://download.pytorch.org/whl/cu128 or newer.",
+    Platform.HIP: "pip install torch, from https://download.pytorch.org/whl/rocm6.4 or newer.",
 }
 TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
 OLDEST_TRITON = (3, 6)
 INSTALL_TRITON = "pip install 'perfuse[gpu]', or a PyTorch with CUDA or ROCm, which includes it."
 
 
-def _has_device(machine: Machine, kind: str) -> bool:
+def _has_device(machine: Machine, kind: Platform) -> bool:
     return machine.exists(DEVICE_FILE[kind])
 
 
-def build(kind: str) -> Callable[[Machine], Finding]:
+def build(kind: Platform) -> Callable[[Machine], Finding]:
     """The probe of PyTorch's own support of a kind of GPU."""
 
     def look(machine: Machine) -> Finding:
         version = machine.gpu_build(kind)
         if version:
             return Finding("ok", f"built for {NAMES[kind]} {version}")
-        told = f"built without {NAMES[kind]}"
+        detail = f"built without {NAMES[kind]}"
         if _has_device(machine, kind):
-            return Finding("problem", f"{told}, though there is a GPU", INSTALL[kind])
-        return Finding("absent", told)
+            return Finding("problem", f"{detail}, though there is a GPU", INSTALL[kind])
+        return Finding("absent", detail)
 
     return look
 
 
-def driver(kind: str) -> Callable[[Machine], Finding]:
+def driver(kind: Platform) -> Callable[[Machine], Finding]:
     """The probe of a GPU's kernel driver."""
 
     def look(machine: Machine) -> Finding:
@@ -55,7 +59,7 @@ def driver(kind: str) -> Callable[[Machine], Finding]:
     return look
 
 
-def devices(kind: str) -> Callable[[Machine], Finding]:
+def devices(kind: Platform) -> Callable[[Machine], Finding]:
     """The probe of the GPUs that PyTorch can use."""
 
     def look(machine: Machine) -> Finding:
@@ -69,7 +73,7 @@ def devices(kind: str) -> Callable[[Machine], Finding]:
     return look
 
 
-def kernel(kind: str) -> Callable[[Machine], Finding]:
+def kernel(kind: Platform) -> Callable[[Machine], Finding]:
     """The probe that compiles and runs a small kernel, where there is a GPU."""
 
     def look(machine: Machine) -> Finding:

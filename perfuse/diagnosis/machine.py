@@ -31,6 +31,7 @@ from perfuse.cache.resp import RedisAddress, command
 from perfuse.config import Settings, snapshot
 from perfuse.environment import child_environment
 from perfuse.errors import ConfigError, PerfuseError
+from perfuse.gpu import Platform
 from perfuse.system import Exited, system
 from perfuse.target import Target, host_target, machine_isas
 
@@ -46,10 +47,10 @@ LIST_DEVICES = """
 import json, torch
 rows = []
 for k in range(torch.cuda.device_count()):
-    told = torch.cuda.get_device_properties(k)
-    arch = getattr(told, "gcnArchName", "").partition(":")[0]
-    arch = arch if torch.version.hip else f"sm_{told.major}{told.minor}"
-    rows.append([told.name, arch, told.total_memory])
+    properties = torch.cuda.get_device_properties(k)
+    arch = getattr(properties, "gcnArchName", "").partition(":")[0]
+    arch = arch if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+    rows.append([properties.name, arch, properties.total_memory])
 if not rows:
     torch.cuda.init()
 print("DEVICES" + json.dumps(rows))
@@ -101,10 +102,10 @@ class Machine:
 
     def libraries(self) -> Mapping[str, str]:
         """The versions of the matmul libraries that PyTorch calls on a CPU."""
-        return {name: v for name, v in library_versions("cpu") if name != "torch"}
+        return {name: v for name, v in library_versions(Platform.CPU) if name != "torch"}
 
-    def gpu_build(self, kind: str) -> str:
-        """The version of CUDA ("cuda") or ROCm ("hip") that PyTorch is built for; "" if none."""
+    def gpu_build(self, kind: Platform) -> str:
+        """The version of CUDA or ROCm that PyTorch is built for; "" if none."""
         return str(getattr(torch.version, kind, None) or "")
 
     def target(self, settings: Settings) -> Target:

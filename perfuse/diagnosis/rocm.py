@@ -12,6 +12,7 @@ from perfuse.diagnosis.gpu import tool
 from perfuse.diagnosis.machine import Machine
 from perfuse.diagnosis.report import Finding
 from perfuse.errors import PerfuseError
+from perfuse.gpu import Platform
 
 
 def rocm(machine: Machine) -> Finding:
@@ -37,8 +38,8 @@ def hipcc(machine: Machine) -> Finding:
     path = machine.ck_compiler(settings)
     if not path:
         named = settings.rocm.compiler
-        told = f"{named} was not found" if named else "not found"
-        return Finding("problem" if named else "absent", told, COMPILER_ADVICE)
+        detail = f"{named} was not found" if named else "not found"
+        return Finding("problem" if named else "absent", detail, COMPILER_ADVICE)
     is_plain = PurePath(path).name == "clang++" and not settings.rocm.compiler
     if is_plain and not machine.exists(machine.rocm_folder(settings)):
         return Finding("absent", f"only {path}, without ROCm's headers", COMPILER_ADVICE)
@@ -47,7 +48,7 @@ def hipcc(machine: Machine) -> Finding:
 
 def _refused_devices(machine: Machine) -> list[str]:
     """Why CK supports none of the GPUs that are here; nothing where it does, or there are none."""
-    if not machine.gpu_build("hip"):
+    if not machine.gpu_build(Platform.HIP):
         return []
     try:
         refusals = [why_no_device(device.arch) for device in machine.devices()]
@@ -65,13 +66,13 @@ def ck(machine: Machine) -> Finding:
             "problem", f"rocm.arch: {why}", "correct the setting rocm.arch, or unset it."
         )
     found = machine.ck(settings)
-    told = str(found).removeprefix("Composable Kernel ").removeprefix("is ")
+    detail = str(found).removeprefix("Composable Kernel ").removeprefix("is ")
     if found.state is CkState.COMPLETE:
         refused = [] if settings.rocm.arch else _refused_devices(machine)
         if refused:
-            return Finding("absent", f"{told}; {refused[0]}", "matmuls are ATen's and Triton's.")
+            return Finding("absent", f"{detail}; {refused[0]}", "matmuls are ATen's and Triton's.")
         unread = f"; {found.num_unread} lines were not understood" if found.num_unread else ""
-        return Finding("ok", told + unread)
+        return Finding("ok", detail + unread)
     # A folder that somebody named, or that is damaged, is a mistake; that there is none is not.
     is_mistake = bool(settings.rocm.ck_dir) or found.state is CkState.INCOMPLETE
-    return Finding("problem" if is_mistake else "absent", told, found.advice)
+    return Finding("problem" if is_mistake else "absent", detail, found.advice)

@@ -19,15 +19,15 @@ MARKS = {"ok": "ok", "note": "note", "absent": "-", "problem": "NO"}
 ABILITIES = {"runs": "runs", "builds": "builds", "no": "-"}
 STYLES = {"NO": "bold red", "note": "yellow", "ok": "green", "runs": "green"}
 
-Row = tuple[str, ...]  # a mark, names, and at the end what was found and what to do
+ReportRow = tuple[str, ...]  # a mark, names, and at the end what was found and what to do
 
 
-def _parts(report: Report) -> Iterator[tuple[str, list[Row]]]:
+def _parts(report: Report) -> Iterator[tuple[str, list[ReportRow]]]:
     """The titles and rows of the tables."""
     for section in SECTIONS:
         rows = [check for check in report.checks if check.section == section]
         yield section, [(MARKS[c.state], c.name, _told(c.found, c.advice)) for c in rows]
-    backends: list[Row] = [
+    backends: list[ReportRow] = [
         (ABILITIES[b.ability], b.backend, b.device, _told(b.found, b.advice))
         for b in report.backends
     ]
@@ -50,9 +50,9 @@ def lines_of(report: Report) -> Iterator[str]:
     """The report without colours or wrapping."""
     for title, rows in _parts(report):
         yield title
-        for *names, told in rows:
+        for *names, text in rows:
             head = f"  {names[0]:7}{''.join(map('{:18}'.format, names[1:]))}"
-            first, *rest = told.split("\n")
+            first, *rest = text.split("\n")
             yield head + first
             yield from (" " * len(head) + line for line in rest)
     yield _verdict(report)
@@ -66,13 +66,13 @@ def renderables(report: Report) -> Iterator[RenderableType]:
     yield Text(_verdict(report), "bold")
 
 
-def _table(title: str, rows: Iterable[Row]) -> Table:
+def _table(title: str, rows: Iterable[ReportRow]) -> Table:
     table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
-    for *names, told in rows:
+    for *names, text in rows:
         if not table.columns:
             for width in (6, 16, 5)[: len(names)]:
                 table.add_column(width=width, overflow="fold")
             table.add_column(overflow="fold")
         mark = Text(names[0], STYLES.get(names[0], ""))
-        table.add_row(mark, *map(Text, names[1:]), Text(told))
+        table.add_row(mark, *map(Text, names[1:]), Text(text))
     return table

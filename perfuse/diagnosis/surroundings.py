@@ -25,8 +25,8 @@ def variables(machine: Machine) -> Finding:
         return Finding("ok", "all PERFUSE_* variables are known")
     hints = [f"rename {name} to {nearest}" for name, nearest in unknown.items() if nearest]
     advice = "; ".join(hints) or "unset them"
-    told = f"unknown, ignored: {', '.join(unknown)}"
-    return Finding("note", told, f"{advice}; `perfuse config` lists the settings.")
+    detail = f"unknown, ignored: {', '.join(unknown)}"
+    return Finding("note", detail, f"{advice}; `perfuse config` lists the settings.")
 
 
 def cache(machine: Machine) -> Finding:
@@ -40,9 +40,9 @@ def cache(machine: Machine) -> Finding:
     try:
         machine.check_cache(folder)
     except (OSError, PerfuseError) as error:
-        told = error.message if isinstance(error, PerfuseError) else error.strerror or str(error)
+        detail = error.message if isinstance(error, PerfuseError) else error.strerror or str(error)
         advice = "set PERFUSE_CACHE_DIR to a folder that only you can write to."
-        return Finding("problem", f"{folder}: {told}", advice)
+        return Finding("problem", f"{folder}: {detail}", advice)
     free = machine.free_bytes(folder)
     found = f"{folder}, private and writable, {free / 2**30:.1f} GiB free"
     if free < LOW_BYTES:
@@ -88,6 +88,6 @@ def lock_file(machine: Machine) -> Finding:
         return Finding("note", f"{found}; not used", f"set PERFUSE_LOCK_FILE={path}.")
     stale = [v for v in verdicts if not v.fits and not v.is_elsewhere]
     if stale or (verdicts and not num_fitting):
-        told = f"{found}; {stale[0].problem}" if stale else found
-        return Finding("note", told, f"pin the choices again: perfuse lock write {path}.")
+        detail = f"{found}; {stale[0].problem}" if stale else found
+        return Finding("note", detail, f"pin the choices again: perfuse lock write {path}.")
     return Finding("ok", found)

@@ -4,6 +4,7 @@ One formula a function. Where the textbook form overflows or cancels, the commen
 does not.
 """
 
+import ctypes
 import math
 
 import torch
@@ -130,3 +131,16 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
     kept = torch.rand_like(x, dtype=torch.float32) >= p
     scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
     return x * kept * scale, kept
+
+
+def lerp(start: Tensor, end: Tensor, weight: float) -> Tensor:
+    """Between two tensors, from the nearer one, chosen here: the standard rule computes the choice.
+
+    As in eager, the weight is rounded to the precision of the arithmetic before it is used.
+    """
+    if not isinstance(weight, int | float) or not start.is_floating_point():
+        return torch.lerp(start, end, start.new_full((), weight))
+    exact = float(weight) if start.dtype == torch.float64 else ctypes.c_float(weight).value
+    a, b = opmath(start), opmath(end)
+    result = exact * (b - a) + a if abs(exact) < 0.5 else (exact - 1.0) * (b - a) + b
+    return result.to(start.dtype)

@@ -121,6 +121,7 @@ OWN: dict[str, Decomposition] = {
     "aten.softplus_backward.default": pointwise.softplus_backward,
     "aten.log_sigmoid_forward.default": pointwise.log_sigmoid_forward,
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
+    "aten.lerp.Scalar": pointwise.lerp,
     "aten.roll.default": layouts.roll,
     "aten.narrow_copy.default": layouts.narrow_copy,
     "aten.split.Tensor": layouts.split,

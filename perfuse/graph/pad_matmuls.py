@@ -44,7 +44,7 @@ class _Padding:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PaddingConditions:
     """The conditions under which padding pays: the GPU, the settings, the layout of tensors."""
 
     gpu: Gpu
@@ -55,30 +55,30 @@ class Machine:
 def pad_matmuls(gm: GraphModule, context: Context) -> GraphModule:
     """The pass."""
     gpu = context.target.gpu
-    return gm if gpu is None else padded(gm, Machine(gpu, context.settings.thresholds))
+    return gm if gpu is None else padded(gm, PaddingConditions(gpu, context.settings.thresholds))
 
 
-def padded(gm: GraphModule, machine: Machine) -> GraphModule:
-    """The module with matmuls padded where that pays on a machine.
+def padded(gm: GraphModule, conditions: PaddingConditions) -> GraphModule:
+    """The module with matmuls padded where that pays.
 
     Below `padded_matmul_work` launches count, not bytes. Of the eight matmuls that fill a
     result each should have `filled_matmul_elements`, two tiles of 128x256 for each processor of an
     H200: copies of smaller results take less time than eight launches.
     """
-    every = {n: _padding_of(n, machine) for n in gm.graph.nodes}
+    every = {n: _padding_of(n, conditions) for n in gm.graph.nodes}
     found = {node: padding for node, padding in every.items() if padding is not None}
     return replace_calls(gm, found, _padded)
 
 
-def _padding_of(node: Node, machine: Machine) -> _Padding | None:
+def _padding_of(node: Node, conditions: PaddingConditions) -> _Padding | None:
     """The padding of a matmul; None if it needs none."""
-    thresholds = machine.thresholds
+    thresholds = conditions.thresholds
     row = _matrix_row(node)
     if row is None or node.kwargs:
         return None
     given = row.operands(node.args)
     a, b = tensor_of(given.a), tensor_of(given.b)
-    if a is None or b is None or a.device.type != machine.device or a.dtype not in _HALVES:
+    if a is None or b is None or a.device.type != conditions.device or a.dtype not in _HALVES:
         return None
     bias = tensor_of(given.bias)
     if given.bias is not None and (bias is None or bias.shape != b.shape[1:]):
@@ -101,7 +101,7 @@ def _padding_of(node: Node, machine: Machine) -> _Padding | None:
     is_large = columns >= _FEWEST_COLUMNS and num_each >= thresholds.filled_matmul_elements
     if columns != padded.columns and is_large and _is_kept(node) and _can_fill(given, padded, unit):
         padded = _Padding(rows, padded.depth, columns, fills_result=True)
-    gain = _gain_bytes(a, b, unit, machine.gpu)
+    gain = _gain_bytes(a, b, unit, conditions.gpu)
     return padded if gain > _copied_bytes(node, given, padded) else None
 
 

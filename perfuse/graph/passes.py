@@ -33,7 +33,7 @@ from perfuse.graph.seed_random import seed_random
 from perfuse.graph.simplify import simplify
 
 Pass = Callable[[GraphModule, Context], GraphModule]
-Row = tuple[str, Pass]
+PassRow = tuple[str, Pass]
 Record = Callable[[str, int, int, float], None]
 
 
@@ -48,14 +48,14 @@ def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
     return without_context
 
 
-DYNAMO_PASSES: list[Row] = [("known_masks", plain(use_known_masks))]
-JOINT_PASSES: list[Row] = [
+DYNAMO_PASSES: list[PassRow] = [("known_masks", plain(use_known_masks))]
+JOINT_PASSES: list[PassRow] = [
     ("block_masks", plain(drop_unread_lists)),
     ("share_between_halves", plain(share_between_halves)),
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
 ]
-ATEN_PASSES: list[Row] = [
+ATEN_PASSES: list[PassRow] = [
     ("block_masks", plain(drop_unread_lists)),
     ("dead_code", plain(eliminate_dead_code)),
     ("canonicalize", plain(canonicalize)),
@@ -75,7 +75,7 @@ ATEN_PASSES: list[Row] = [
 
 
 def run_passes(
-    gm: GraphModule, context: Context, rows: Sequence[Row], record: Record | None = None
+    gm: GraphModule, context: Context, rows: Sequence[PassRow], record: Record | None = None
 ) -> GraphModule:
     """All passes of a level; `record` gets each one's name, nodes before and after, and seconds."""
     settled: dict[Pass, GraphModule] = {}  # what each pass made: it would make the same of it again

@@ -31,9 +31,10 @@ class Variable(Atom):
 class Symbol(Atom):
     """A size known only at run time, at least `lower`."""
 
-    __slots__ = ("lower", "name")
+    __slots__ = ("is_from_data", "lower", "name")
     name: str
     lower: int
+    is_from_data: bool  # a library call of the program computes it
 
 
 class Indirect(Atom):

@@ -54,7 +54,7 @@ class BlockMask:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the gradients need besides: the gradient of the result, and two numbers per query."""
+    """Operands of the gradients: that of the result, and two numbers for each query."""
 
     grad_out: View
     logsumexp: View  # of base 2
@@ -63,7 +63,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class ScoreScatter:
-    """What each score adds to an element of a float32 buffer, a captured tensor's gradient."""
+    """A sum over scores, at an element of a float32 buffer: a captured tensor's gradient."""
 
     buffer: str
     index: Dim

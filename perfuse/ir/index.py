@@ -83,9 +83,9 @@ def var(name: str, size: Dim) -> Dim:
     return _of(atoms.interned(Variable, name, name=name, size=size))
 
 
-def symbol(name: str, lower: int = 0) -> Index:
+def symbol(name: str, lower: int = 0, is_from_data: bool = False) -> Index:
     """A size known only at run time, at least `lower`."""
-    return _of(atoms.interned(Symbol, name, name=name, lower=lower))
+    return _of(atoms.interned(Symbol, name, name=name, lower=lower, is_from_data=is_from_data))
 
 
 def indirect(value: Expr, size: Dim) -> Index:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfuse.decision import Choice
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom, Symbol
+from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr, loads_of, value_atoms
 from perfuse.ir.index import Dim
@@ -43,6 +43,28 @@ class BufferKind(StrEnum):
     TEMP = "temp"  # made by the program
     EXTERN = "extern"  # the result of a library call, in memory of its own
     SEEDS = "seeds"  # one for each random op, drawn at every call
+
+
+class LoopKind(StrEnum):
+    """The way a loop combines its values: stores, reduces, scans or accumulates them."""
+
+    MAP = "map"
+    SUM, PROD, MAX, MIN, ANY, ALL = "sum", "prod", "max", "min", "any", "all"
+    ARGMAX, ARGMIN = "argmax", "argmin"
+    CUMSUM, CUMPROD = "cumsum", "cumprod"  # along the last axis
+    SCATTER_ADD = "scatter_add"  # a map whose stores accumulate
+
+    @property
+    def is_position(self) -> bool:
+        return self in (LoopKind.ARGMAX, LoopKind.ARGMIN)
+
+    @property
+    def is_truth(self) -> bool:
+        return self in (LoopKind.ANY, LoopKind.ALL)
+
+    @property
+    def is_scan(self) -> bool:
+        return self in (LoopKind.CUMSUM, LoopKind.CUMPROD)
 
 
 # Kinds that the caller or the graph module owns.
@@ -95,18 +117,25 @@ KEPT: Any = field(default=None, init=False, compare=False, repr=False)
 class Loop:
     """out[index] = value for every step of the axes, reduced over the axes marked so.
 
-    `kind`: "map" or a reduction name (sum, prod, max, min, any, all, argmax, argmin) or a scan
-    (cumsum, cumprod, ...) along the last axis, or "scatter_add" (a map whose stores accumulate).
     Axes are in the natural order of the tensor that is read, reduced ones among the others.
     """
 
     out: str
     axes: tuple[Axis, ...]
-    kind: str
+    kind: LoopKind
     value: Expr
     index: Dim
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[Expr, ...] | None = KEPT
+
+    @property
+    def is_map(self) -> bool:
+        return self.kind is LoopKind.MAP
+
+    @property
+    def is_scatter(self) -> bool:
+        is_indirect = any(isinstance(atom, Indirect) for atom in ix.atoms_of(self.index))
+        return is_indirect or self.kind is LoopKind.SCATTER_ADD
 
     @property
     def is_reduction(self) -> bool:
@@ -157,7 +186,7 @@ class Opaque:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SizeFromData:
     """A size that depends on data: `symbol` is the size of a call's result along an axis."""
 
     symbol: str
@@ -172,7 +201,7 @@ class LibraryCall:
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
     returns_view: bool = False
-    measured: tuple[Measured, ...] = ()
+    new_sizes: tuple[SizeFromData, ...] = ()
     window: View | None = None
     if TYPE_CHECKING:
         reason: str
@@ -210,7 +239,7 @@ class LibraryCall:
 
     def makes(self) -> list[str]:
         """Buffers, carried values and sizes that are there after the call."""
-        return [o for o in self.outs if o is not None] + [m.symbol for m in self.measured]
+        return [o for o in self.outs if o is not None] + [m.symbol for m in self.new_sizes]
 
     def views(self) -> tuple[View, ...]:
         return tuple(v for v in self.leaves() if isinstance(v, View))
@@ -256,7 +285,7 @@ class Extern(LibraryCall):
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
     returns_view: bool = False  # the result aliases an argument and must be copied
-    measured: tuple[Measured, ...] = ()  # sizes that are known after the call
+    new_sizes: tuple[SizeFromData, ...] = ()  # sizes that are known after the call
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 
@@ -341,9 +370,9 @@ class Program:
 
 
 def sizes_from_data(dims: Iterable[Dim]) -> list[str]:
-    """The size symbols among these that an earlier call of the program computes (u0, u1, ...)."""
-    names = {a.name for dim in dims for a in ix.atoms_of(dim) if isinstance(a, Symbol)}
-    return sorted(name for name in names if name.startswith("u"))
+    """The size symbols among these that an earlier call of the program computes."""
+    found = {a for dim in dims for a in ix.atoms_of(dim) if isinstance(a, Symbol)}
+    return sorted({a.name for a in found if a.is_from_data})
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

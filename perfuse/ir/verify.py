@@ -85,7 +85,7 @@ def _problems(loop: Loop, program: Program) -> list[str]:
     if strange:
         found.append(f"variables {_texts(strange)} belong to no axis")
     reduced = {axis.atom for axis in loop.axes if axis.reduced and axis.atom is not None}
-    if not loop.kind.startswith("cum") and reduced & index_variables(loop.index):
+    if not loop.kind.is_scan and reduced & index_variables(loop.index):
         found.append("it stores along an axis that it reduces")
     runs = not any(axis.size == 0 for axis in loop.axes)
     for read in loop.reads():

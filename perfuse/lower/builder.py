@@ -19,6 +19,7 @@ from perfuse.ir.program import (
     BufferKind,
     LibraryCall,
     Loop,
+    LoopKind,
     Node,
     Origin,
     View,
@@ -112,7 +113,7 @@ class Builder:
             self._passed.clear()  # formulas refer to the previous contents of memory
         # A formula belongs to the op that computes it, not to the call that needs it in memory.
         origin = self.formula_origins.get(tensor.value, self.origin)
-        self.emit(Loop(buffer.name, axes, "map", tensor.value, where, origin))
+        self.emit(Loop(buffer.name, axes, LoopKind.MAP, tensor.value, where, origin))
 
     def window_on(self, tensor: Tensor) -> View | None:
         """The tensor as a strided window on one of the buffers, if its formula is just that."""
@@ -175,33 +176,33 @@ class Builder:
         return reindex(self.tensor_of(buffer), tensor.shape, [mine[d] for d in order])
 
     def reduce(
-        self, kind: str, tensor: Tensor, dims: Sequence[int], dtype: DType, keepdim: bool = False
+        self, kind: LoopKind, x: Tensor, dims: Sequence[int], dtype: DType, keepdim: bool = False
     ) -> Tensor:
         """A reduction over dimensions, accumulated in the compute type of `dtype`."""
-        reduced = {d % tensor.ndim for d in dims} if tensor.ndim else set()
-        at = positions(tensor.shape)
-        axes = axes_over(tensor.shape, reduced)
-        kept = [i for i in range(tensor.ndim) if i not in reduced]
-        shape = [tensor.shape[i] for i in kept]
-        picked = self._picked(kind, tensor.value, axes)
+        reduced = {d % x.ndim for d in dims} if x.ndim else set()
+        at = positions(x.shape)
+        axes = axes_over(x.shape, reduced)
+        kept = [i for i in range(x.ndim) if i not in reduced]
+        shape = [x.shape[i] for i in kept]
+        picked = self._picked(kind, x.value, axes)
         if picked is not None:
             new = iter(positions(shape))
-            source = [0 if i in reduced else next(new) for i in range(tensor.ndim)]
-            result = reindex(Tensor(tensor.shape, dtype, picked), shape, source)
+            source = [0 if i in reduced else next(new) for i in range(x.ndim)]
+            result = reindex(Tensor(x.shape, dtype, picked), shape, source)
         else:
             buffer = self.new_buffer(dtype, shape)
             index = buffer.index(tuple(at[i] for i in kept))
             is_reduction = any(a.reduced for a in axes)
-            value = tensor.value if is_reduction else _of_single(kind, tensor.value)
-            kind = kind if is_reduction else "map"
+            value = x.value if is_reduction else _of_single(kind, x.value)
+            kind = kind if is_reduction else LoopKind.MAP
             self.emit(Loop(buffer.name, axes, kind, value, index, self.origin))
             result = self.tensor_of(buffer)
-        return unsqueeze_dims(result, sorted(reduced)) if keepdim and tensor.ndim else result
+        return unsqueeze_dims(result, sorted(reduced)) if keepdim and x.ndim else result
 
-    def _picked(self, kind: str, value: Expr, axes: tuple[Axis, ...]) -> Expr | None:
+    def _picked(self, kind: LoopKind, value: Expr, axes: tuple[Axis, ...]) -> Expr | None:
         """The sum of a row of which all but one element is zero."""
         reduced = [a for a in axes if a.reduced]
-        if kind != "sum" or len(reduced) != 1:
+        if kind is not LoopKind.SUM or len(reduced) != 1:
             return None
         maker = self._maker(value)
         return sum_of_one_hot(value if maker is None else maker.value, reduced[0])
@@ -214,7 +215,7 @@ class Builder:
         for node in reversed(self.nodes):
             if isinstance(node, Loop):
                 if node.out == value.buffer:
-                    is_same = node.kind == "map" and node.index is value.index
+                    is_same = node.is_map and node.index is value.index
                     is_kept = is_same and not written & {r.buffer for r in node.reads()}
                     return node if is_kept else None
                 written.add(node.out)
@@ -233,11 +234,11 @@ def axes_over(shape: Sequence[Dim], reduced: Collection[int] = ()) -> tuple[Axis
     return tuple(Axis(f"d{i}", size, i in reduced) for i, size in enumerate(shape) if size != 1)
 
 
-def _of_single(kind: str, value: Expr) -> Expr:
+def _of_single(kind: LoopKind, value: Expr) -> Expr:
     """A reduction over sizes of one only."""
-    if kind in ("argmax", "argmin"):
+    if kind.is_position:
         return ex.const(0, DType.I64)
-    return ex.cast(value, DType.BOOL) if kind in ("any", "all") else value
+    return ex.cast(value, DType.BOOL) if kind.is_truth else value
 
 
 def unsqueeze_dims(tensor: Tensor, dims: Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ from perfuse.ir.atoms import Symbol
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Index
 from perfuse.ir.matmul import matmul_op
-from perfuse.ir.program import BufferKind, Extern, Matmul, Measured, Opaque, View
+from perfuse.ir.program import BufferKind, Extern, Matmul, Opaque, SizeFromData, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.layout import dense_order
 from perfuse.lower.tensor import Tensor, as_view, permuted, positions
@@ -61,7 +61,7 @@ def call_aten(
     several = isinstance(expected, list | tuple)
     results = [_result(builder, e) for e in (expected if several else [expected])]
     outs = tuple(_out_name(r) for r in results)
-    measured = _measured(builder, outs, expected if several else [expected])
+    new_sizes = _new_sizes(builder, outs, expected if several else [expected])
     argument = partial(_argument, builder, is_exact=not isinstance(call.target, OpOverload))
     made = Extern(
         op_name(call.target),
@@ -72,7 +72,7 @@ def call_aten(
         mutates=_mutated(call, args, kwargs, builder.settings.fallback_random),
         returns_list=several,
         returns_view=is_view_op(call.target) and not call.is_alias,
-        measured=measured,
+        new_sizes=new_sizes,
         origin=builder.origin,
     )
     if ":" in made.op:
@@ -154,17 +154,17 @@ def _out_name(result: Any) -> str | None:
     return atom.name if isinstance(atom, Symbol) else None
 
 
-def _measured(
+def _new_sizes(
     builder: Builder, outs: Sequence[str | None], expected: Sequence[Any]
-) -> tuple[Measured, ...]:
+) -> tuple[SizeFromData, ...]:
     """Sizes that are unknown before the call: the number of nonzero elements, for example."""
     found = []
     for out, value in zip(outs, expected, strict=True):
         shape = value.shape if out is not None and isinstance(value, torch.Tensor) else ()
         for axis, size in enumerate(builder.symbols.dims(shape)):
-            for symbol in builder.symbols.newly_measured(size):
+            for symbol in builder.symbols.newly_known(size):
                 assert out is not None
-                found.append(Measured(symbol, out, axis))
+                found.append(SizeFromData(symbol, out, axis))
     return tuple(found)
 
 

@@ -38,7 +38,7 @@ def function_of(builder: Builder, value: Any) -> GraphModule:
 def applied(
     builder: Builder, module: GraphModule, args: Sequence[Any], own: Collection[Atom]
 ) -> Any:
-    """What a traced function returns for these tensors, as formulas.
+    """The results of a traced function for these tensors, as formulas.
 
     Values that vary with the variables `own` cannot be stored: where they would have to be, or an
     op has no lowering, it raises CannotLower.

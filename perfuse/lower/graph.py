@@ -114,7 +114,7 @@ class _Lowering:
         )
 
     def _constants(self) -> dict[str, Any]:
-        """What the graph module holds; functions that became formulas are left out."""
+        """The values that the graph module holds, without functions that became formulas."""
         calls = [node for node in self.builder.nodes if isinstance(node, LibraryCall)]
         passed = {name for call in calls for name in call.reads()}
         held = self.builder.constants.items()

@@ -9,14 +9,14 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Index
 from perfuse.lower.tensor import Tensor
 
-Operand = Tensor | bool | int | float | Index | Expr
+Promotable = Tensor | bool | int | float | Index | Expr
 
 
 def _category(dtype: DType) -> int:
     return 0 if dtype is DType.BOOL else 2 if dtype.is_float else 1
 
 
-def _scalar_dtype(value: Operand) -> DType:
+def _scalar_dtype(value: Promotable) -> DType:
     if isinstance(value, bool):
         return DType.BOOL
     if isinstance(value, int | Index):
@@ -34,7 +34,7 @@ def _join(a: DType | None, b: DType) -> DType:
     return joined
 
 
-def promote(*operands: Operand, int_to_float: bool = False) -> DType:
+def promote(*operands: Promotable, int_to_float: bool = False) -> DType:
     """The dtype of an elementwise result: tensors with dimensions outrank 0-d, then scalars."""
     ranks: list[DType | None] = [None, None, None]
     for operand in operands:

@@ -11,7 +11,7 @@ from perfuse.errors import UnsupportedOp
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
 from perfuse.ir.program import sizes_from_data
-from perfuse.torch_compat.sizes import UNKNOWN_LEAST, least_values
+from perfuse.torch_compat.sizes import UNKNOWN_LEAST, is_from_data, least_values
 
 
 class Symbols:
@@ -40,7 +40,7 @@ class Symbols:
             found = self._converted[expr] = self._convert(self._expression(value))
         return found
 
-    def newly_measured(self, size: Dim) -> list[str]:
+    def newly_known(self, size: Dim) -> list[str]:
         """The symbol that this size is, where it comes from data and is met for the first time."""
         is_symbol = ix.as_atom(size) is not None
         found = [s for s in sizes_from_data([size]) if is_symbol and s not in self._known]
@@ -69,23 +69,23 @@ class Symbols:
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
-            return ix.symbol(expr.name, self._least[expr.name])
+            return ix.symbol(expr.name, self._least[expr.name], is_from_data(expr))
         if expr.is_Add:
             return sum(self._convert(arg) for arg in expr.args)
         if expr.is_Mul and all(a.is_integer for a in expr.args):
             return ix.product([self._convert(a) for a in expr.args])
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
             return ix.product([self._convert(expr.base)] * int(expr.exp))
-        kind = type(expr).__name__
-        if kind in ("FloorDiv", "CleanDiv"):
+        function = type(expr).__name__
+        if function in ("FloorDiv", "CleanDiv"):
             return ix.floordiv(*(self._convert(a) for a in expr.args))
-        if kind in ("Mod", "PythonMod"):
+        if function in ("Mod", "PythonMod"):
             return ix.mod(*(self._convert(a) for a in expr.args))
         return self._opaque(expr)
 
     def _opaque(self, expr: sympy.Expr) -> Dim:
         """A formula outside the algebra: the host computes it once, kernels see a symbol."""
-        if any(str(s).startswith("u") for s in expr.free_symbols):
+        if any(map(is_from_data, expr.free_symbols)):
             # Such formulas are computed at the start of a call, before any data is known.
             raise UnsupportedOp(f"size formula {expr} of a size that depends on data")
         formula = host_formula(expr)
@@ -119,21 +119,21 @@ def host_formula(expr: sympy.Expr) -> str:
     if expr.is_Float or expr.is_Rational:
         return repr(float(expr))
     args = [host_formula(a) for a in expr.args]
-    kind = type(expr).__name__
+    function = type(expr).__name__
     infix = {"Add": " + ", "Mul": " * ", "Pow": " ** ", "FloorDiv": " // ", "CleanDiv": " // ",
              "Mod": " % ", "PythonMod": " % ", "IntTrueDiv": " / ", "FloatTrueDiv": " / ",
              "And": " and ", "Or": " or ", "StrictLessThan": " < ", "LessThan": " <= ",
              "StrictGreaterThan": " > ", "GreaterThan": " >= ", "Equality": " == ",
              "Unequality": " != "}  # fmt: skip
-    if kind in infix:
-        return "(" + infix[kind].join(args) + ")"
+    if function in infix:
+        return "(" + infix[function].join(args) + ")"
     calls = {"Max": "max", "Min": "min", "ToFloat": "float", "TruncToInt": "int",
              "CeilToInt": "math.ceil", "FloorToInt": "math.floor", "RoundToInt": "round",
              "OpaqueUnaryFn_sqrt": "math.sqrt", "Identity": "int", "Abs": "abs"}  # fmt: skip
-    if kind in calls:
-        return f"{calls[kind]}({', '.join(args)})"
-    if kind == "Not":
+    if function in calls:
+        return f"{calls[function]}({', '.join(args)})"
+    if function == "Not":
         return f"(not {args[0]})"
-    if kind == "Where":
+    if function == "Where":
         return f"({args[1]} if {args[0]} else {args[2]})"
-    raise UnsupportedOp(f"size formula {expr} ({kind})")
+    raise UnsupportedOp(f"size formula {expr} ({function})")

@@ -16,7 +16,7 @@ from perfuse.graph.partition import Cut
 from perfuse.graph.saving.costs import num_bytes, num_flops
 from perfuse.schedule.timeline import Timeline
 from perfuse.sizes import spell_bytes
-from perfuse.torch_compat.graphs import source_line
+from perfuse.torch_compat.graphs import GraphKind, source_line
 from perfuse.torch_compat.records import module_path
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -84,7 +84,7 @@ class TrainingReport:
     def sparkline(self) -> str:
         """Memory over time in one line, forward and backward separated by a bar."""
         parts = []
-        for half in ("forward", "backward"):
+        for half in (GraphKind.FORWARD, GraphKind.BACKWARD):
             totals = [m.total for m in self.timeline.moments if m.half == half]
             parts.append("".join(_bar(total, self.peak) for total in _shortened(totals)))
         return "|".join(parts)
@@ -132,7 +132,8 @@ def _draw_one(axis: Any, report: TrainingReport) -> None:
     moments = report.timeline.moments
     series = [[getattr(m, kind) / 2**20 for m in moments] for kind in KINDS]
     axis.stackplot(range(len(moments)), series, labels=KINDS, step="mid")
-    axis.axvline(sum(m.half == "forward" for m in moments) - 0.5, color="black", linestyle=":")
+    num_forward = sum(m.half is GraphKind.FORWARD for m in moments)
+    axis.axvline(num_forward - 0.5, color="black", linestyle=":")
     axis.axhline(report.peak / 2**20, color="red", linewidth=0.8)
     axis.set_xlabel("turn: forward, then backward")
     axis.set_ylabel("MiB")

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from torch.fx import Node
@@ -15,27 +16,37 @@ from perfuse.ir.program import LibraryCall, Matmul, Origin
 from perfuse.pipeline import Compiled
 from perfuse.report.roofline import Roofline, contraction_flops, kernel_bytes, kernel_flops
 from perfuse.schedule.plan import Kernel
+from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.records import op_identity
+
+
+class LibraryKind(StrEnum):
+    """The subjects of vendor libraries."""
+
+    ATTENTION, CONVOLUTION = "attention", "convolution"
+    RECURRENT, MATMUL = "recurrent", "matmul"
+    FALLBACK = ""  # no library's: the op has no lowering
+
 
 # Ops for which vendor libraries beat generated code, by words in their names.
 LIBRARIES = {
-    "attention": ("attention", "flash", "cudnn_sdp"),
-    "convolution": ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose"),
-    "recurrent": ("lstm", "gru", "rnn"),
-    "matmul": ("mm", "linear"),  # beside those of the table: _scaled_mm
+    LibraryKind.ATTENTION: ("attention", "flash", "cudnn_sdp"),
+    LibraryKind.CONVOLUTION: ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose"),
+    LibraryKind.RECURRENT: ("lstm", "gru", "rnn"),
+    LibraryKind.MATMUL: ("mm", "linear"),  # beside those of the table: _scaled_mm
 }
 
 
-def library_kind(op: str) -> str:
-    """The kind of library call that an op is (`matmul`, ...), "" for a fallback."""
+def library_kind(op: str) -> LibraryKind:
+    """The kind of library call that an op is."""
     if matmul_op(op) is not None:
-        return "matmul"
+        return LibraryKind.MATMUL
     name = op.split(".")[1] if "." in op else op
     words = {name, *name.split("_")}
     for kind, known in LIBRARIES.items():
-        if words & set(known) or (kind == "convolution" and "convolution" in name):
+        if words & set(known) or (kind is LibraryKind.CONVOLUTION and "convolution" in name):
             return kind
-    return ""
+    return LibraryKind.FALLBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +98,12 @@ class CallRow:
     reason: str
     origin: str  # the user's line
     module: str
-    kind: str  # matmul, convolution, attention, ...; "" for a fallback
+    kind: LibraryKind
 
     @staticmethod
     def of(step: LibraryCall) -> "CallRow":
         origin: Origin = step.origin
-        kind = "matmul" if isinstance(step, Matmul) else library_kind(step.op)
+        kind = LibraryKind.MATMUL if isinstance(step, Matmul) else library_kind(step.op)
         return CallRow(step.op, step.reason, origin.line, origin.module, kind)
 
 
@@ -113,7 +124,7 @@ class GraphReport:
     refusals: tuple[str, ...]
     calls: tuple[CallRow, ...]
     decisions: tuple[Decision, ...]
-    library_flops: dict[str, int]  # by kind
+    library_flops: dict[LibraryKind, int]
     seconds: dict[str, float]  # by stage
     sources: tuple[str, ...]  # C++ or Triton, then the host program
 
@@ -124,7 +135,7 @@ class GraphReport:
         calls = [step for step in compiled.plan.steps if isinstance(step, LibraryCall)]
         return GraphReport(
             name=f"graph {number} ({compiled.kind})",
-            is_backward=compiled.kind == "backward",
+            is_backward=compiled.kind is GraphKind.BACKWARD,
             num_ops=num_ops(nodes),
             target=str(compiled.context.target),
             settings=changed_settings(compiled.context.settings),
@@ -146,11 +157,11 @@ class GraphReport:
     @property
     def fallbacks(self) -> tuple[CallRow, ...]:
         """Ops that Perfuse could not compile."""
-        return tuple(call for call in self.calls if not call.kind)
+        return tuple(call for call in self.calls if call.kind is LibraryKind.FALLBACK)
 
     @property
     def library_calls(self) -> tuple[CallRow, ...]:
-        return tuple(call for call in self.calls if call.kind)
+        return tuple(call for call in self.calls if call.kind is not LibraryKind.FALLBACK)
 
 
 def num_ops(nodes: Sequence[Node]) -> int:
@@ -168,15 +179,15 @@ def changed_settings(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _library_flops(nodes: Sequence[Node], compiled: Compiled) -> dict[str, int]:
+def _library_flops(nodes: Sequence[Node], compiled: Compiled) -> dict[LibraryKind, int]:
     """Operations of library calls by kind; matmuls that are kernels of ours are none of them."""
-    found: Counter[str] = Counter()
+    found: Counter[LibraryKind] = Counter()
     hints = compiled.program.hints
     kernels = [kernel for kernel in compiled.plan.kernels if kernel.attention is None]
-    found["matmul"] -= sum(contraction_flops(kernel, hints) for kernel in kernels)
+    found[LibraryKind.MATMUL] -= sum(contraction_flops(kernel, hints) for kernel in kernels)
     for node in nodes:
-        kind = library_kind(str(node.target)) if node.op == "call_function" else ""
-        if kind:
+        kind = library_kind(str(node.target))
+        if node.op == "call_function" and kind is not LibraryKind.FALLBACK:
             found[kind] += num_flops(node)
     return {kind: count for kind, count in found.items() if count > 0}
 

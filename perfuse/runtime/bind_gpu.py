@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from perfuse.build.bundle import INTERPRETED, Bundle
+from perfuse.build.bundle import Bundle
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
 from perfuse.errors import ForkedGpuCall
 from perfuse.forking import is_forked
+from perfuse.gpu import Platform
 from perfuse.runtime.driver import Driver, open_library
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.guard import Guard, GuardLayout
@@ -52,7 +53,7 @@ def launcher_of(
     units: Mapping[str, HostLibrary] = NO_UNITS,
 ) -> Launcher:
     """The launcher of these kernels on the context's device: the library, if one was built."""
-    if bundle.kind == INTERPRETED:
+    if bundle.kind is Platform.INTERPRETED:
         return Interpreter(bundle.text, bundle.kernels, units)
     if library is None:
         context.counters.inc("launcher.python")

@@ -16,15 +16,9 @@ import torch
 
 from perfuse.build import load_library
 from perfuse.build.bundle import Bundle, CodeObject
-from perfuse.codegen.host.tables import (
-    UNKNOWN,
-    CallRow,
-    FillRow,
-    LaunchRow,
-    MappedLaunchRow,
-)
+from perfuse.codegen.host.tables import UNKNOWN, FillRow, HostCallRow, LaunchRow, MappedLaunchRow
 from perfuse.errors import PerfuseError
-from perfuse.gpu import gpu_of_device
+from perfuse.gpu import Platform, gpu_of_device
 from perfuse.runtime.frame import GpuFrame
 from perfuse.runtime.host_library import NO_UNITS, CallArguments, HostLibrary
 from perfuse.runtime.records import kind_of
@@ -51,7 +45,7 @@ class Library(Protocol):
 
 
 @cache
-def open_library(data: bytes, kind: str) -> Library:
+def open_library(data: bytes, kind: Platform) -> Library:
     """The launcher, with the driver of this kind of GPU open."""
     library = load_library(data)
     library.pf_load.argtypes = [
@@ -64,7 +58,7 @@ def open_library(data: bytes, kind: str) -> Library:
     library.pf_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.pf_launch.restype = ctypes.c_int
     library.pf_error.restype = ctypes.c_char_p
-    if library.pf_open(int(kind == "hip")) != 0:
+    if library.pf_open(int(kind is Platform.HIP)) != 0:
         raise PerfuseError(f"the driver of {kind} GPUs is not installed, or too old")
     opened: Any = library
     found: Library = opened
@@ -135,7 +129,7 @@ class Driver:
         shape = (made.num_threads, made.shared_bytes, grid)
         return (function, *shape, passed, 0, 0, 0, first, len(maps))
 
-    def call_words(self, arguments: Arguments, row: CallRow) -> tuple[int, ...]:
+    def call_words(self, arguments: Arguments, row: HostCallRow) -> tuple[int, ...]:
         unit = self.units[row.unit]
         size = unit.workspace_bytes(row)
         memory = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None

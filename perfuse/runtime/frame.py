@@ -25,7 +25,7 @@ class GpuFrame:
         self.home = home  # where it waits between calls: those of one stream
         self.pointers = array("q", bytes(8 * host.num_pointers))
         self.sizes = array("q", bytes(8 * host.num_sizes))
-        self.grids = array("q", _grids(self.tables))
+        self.grids = array("q", [number for row in self.tables.records for number in row.grid])
         self.segments: list[Any] = []
         self.memory: Any = None  # what the segments point to
         # The same for all calls, whatever mode the first is made in.
@@ -54,10 +54,6 @@ class GpuFrame:
         """The grid of a record; of a fill, the count and two numbers that mean nothing."""
         x, y, z = self.grids[3 * number : 3 * number + 3]
         return x, y, z
-
-
-def _grids(tables: GpuTables) -> list[int]:
-    return [number for row in tables.records for number in row.grid]
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

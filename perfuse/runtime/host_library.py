@@ -10,7 +10,7 @@ from typing import Any
 
 from perfuse.build import load_library
 from perfuse.codegen.ck.source import RUN, WORKSPACE
-from perfuse.codegen.host.tables import CallRow
+from perfuse.codegen.host.tables import HostCallRow
 from perfuse.errors import PerfuseError
 from perfuse.runtime.frame import GpuFrame
 
@@ -26,14 +26,14 @@ class HostLibrary:
         self._run: Any = getattr(library, RUN)
         self.address = ctypes.cast(self._run, ctypes.c_void_p).value or 0
 
-    def workspace_bytes(self, row: CallRow) -> int:
+    def workspace_bytes(self, row: HostCallRow) -> int:
         """The bytes of workspace for a row; PerfuseError where its sizes are not supported."""
         found = int(self._workspace(_numbers(row), _factors(row)))
         if found < 0:
             raise PerfuseError(f"Composable Kernel does not support {row.sizes} in {self.name}")
         return found
 
-    def run(self, frame: GpuFrame, row: CallRow) -> None:
+    def run(self, frame: GpuFrame, row: HostCallRow) -> None:
         """Call it on memory of the CPU, without a stream."""
         workspace = ctypes.create_string_buffer(self.workspace_bytes(row) or 1)
         places = zip(row.pointers, row.offsets, strict=True)
@@ -47,18 +47,18 @@ class HostLibrary:
 NO_UNITS: Mapping[str, HostLibrary] = MappingProxyType({})
 
 
-def _numbers(row: CallRow) -> Any:
+def _numbers(row: HostCallRow) -> Any:
     return (ctypes.c_int64 * len(row.sizes))(*row.sizes)
 
 
-def _factors(row: CallRow) -> Any:
+def _factors(row: HostCallRow) -> Any:
     return (ctypes.c_double * len(row.factors))(*row.factors)
 
 
 class CallArguments:
     """The tables of one host call as `launcher.cpp` reads them, kept alive with their frame."""
 
-    def __init__(self, pointers: int, row: CallRow, workspace: Any) -> None:
+    def __init__(self, pointers: int, row: HostCallRow, workspace: Any) -> None:
         self.workspace = workspace
         self.addresses = array("Q", [pointers + 8 * place for place in row.pointers])
         self.offsets = array("q", row.offsets)

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from perfuse.errors import PerfuseError
+from perfuse.gpu import Platform
 
 # The names of the functions in the driver of NVIDIA and in that of AMD.
 NAMES = {
@@ -17,7 +18,7 @@ NAMES = {
     "load_module": ("cuModuleLoadData", "hipModuleLoadData"),
     "get_function": ("cuModuleGetFunction", "hipModuleGetFunction"),
 }
-LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+LIBRARIES = {Platform.CUDA: "libcuda.so.1", Platform.HIP: "libamdhip64.so"}
 INVALID_CONTEXT = 201
 MAX_DYNAMIC_SHARED, PREFER_SHARED, SHARED_WITHOUT_ASKING = 8, 1, 48 << 10
 
@@ -69,8 +70,8 @@ class Segment(ctypes.Structure):
 class PythonLibrary:
     """The functions of launcher.cpp, calling the driver through ctypes."""
 
-    def __init__(self, kind: str) -> None:
-        self.is_hip = kind == "hip"
+    def __init__(self, kind: Platform) -> None:
+        self.is_hip = kind is Platform.HIP
         try:
             self.driver = ctypes.CDLL(LIBRARIES[kind])
             self.calls: dict[str, Any] = {

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfuse.codegen.host.tables import (
-    CallRow,
     FillRow,
     GpuTables,
+    HostCallRow,
     KeptRow,
     LaunchRow,
     MappedLaunchRow,
@@ -56,7 +56,7 @@ KINDS: list[RecordKind] = [
     ),
     RecordKind(
         "call",
-        CallRow,
+        HostCallRow,
         lambda driver, arguments, number, row: driver.call_words(arguments, row),
         lambda interpreter, frame, number, row: interpreter.units[row.unit].run(frame, row),
     ),

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import CodeType
 from typing import Any
 
@@ -29,6 +30,13 @@ OTHER_SIZES = (
     "add example arguments of such sizes to variants=[...]; if the function itself does not need "
     "this, compile it with example sizes that differ from one another."
 )
+
+
+class InputKind(StrEnum):
+    """Where an input of a graph comes from."""
+
+    HELD, ARGUMENT = "held", "argument"  # the function holds it, or the call passes it
+    SIZE, NUMBER = "size", "number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,7 @@ class Variant:
 
     def _texts(self) -> set[str]:
         sizes = [size for row in self.rows for size in (*row.shape, *row.strides)]
-        sizes += [where for kind, where in self._places if kind == "size"]
+        sizes += [where for kind, where in self._places if kind == InputKind.SIZE]
         return {text for text in [*sizes, *self._guards] if isinstance(text, str)}
 
     def inputs_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -200,11 +208,11 @@ class Variant:
         return [_bare(guard) for guard in self._guards]
 
     def _input(self, kind: str, where: Any, tensors: Sequence[Any], sizes: Sizes) -> Any:
-        if kind == "held":
+        if kind == InputKind.HELD:
             return self._held[where]
-        if kind == "argument":
+        if kind == InputKind.ARGUMENT:
             return tensors[where]
-        return sizes.value(where) if kind == "size" else where
+        return sizes.value(where) if kind == InputKind.SIZE else where
 
     def _check_apart(self, tensors: Mapping[int, torch.Tensor]) -> None:
         """Refuse a written tensor that shares memory with another: not what was compiled."""

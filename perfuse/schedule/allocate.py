@@ -15,7 +15,7 @@ from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, Opaque, View
 from perfuse.schedule import arena
 from perfuse.schedule.arena import first_and_last, num_bytes, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Plan, Step
-from perfuse.schedule.turns import Allocation, MemoryPlan, Scratch, Source, Turn
+from perfuse.schedule.turns import Allocation, MemoryPlan, MemorySource, Scratch, Turn
 
 # Scratch of one kernel that shares a piece of memory starts at multiples of this.
 ALIGNMENT = 256
@@ -102,7 +102,7 @@ class _Decision:
     def _add(self, step: Step, number: int) -> None:
         added = tuple(self._added(step))
         self.allocated.append(added)
-        own = {a.name for a in added if a.source is not Source.PART} - self.buffers.keys()
+        own = {a.name for a in added if a.source is not MemorySource.PART} - self.buffers.keys()
         names = sorted(touched(step) | own)
         dying = [n for n in names if n in self.alive and self.last_use.get(n, number) == number]
         self.freed += dying
@@ -146,7 +146,7 @@ class _Decision:
         elif not step.into_out:
             for name in filter(None, step.outs):
                 if self.is_gpu or name in self.buffers:
-                    yield self._owned(Allocation(name, Source.CALL, self._bytes(name)))
+                    yield self._owned(Allocation(name, MemorySource.CALL, self._bytes(name)))
 
     def _is_missing(self, name: str) -> bool:
         if name in self.made or name not in self.buffers:
@@ -161,13 +161,13 @@ class _Decision:
         buffer, size = self.buffers[name], self._bytes(name)
         if name in self.plan.places:
             self.made.add(name)
-            return Allocation(name, Source.ARENA, size, offset=self.plan.places[name])
+            return Allocation(name, MemorySource.ARENA, size, offset=self.plan.places[name])
         old = self.plan.over.get(name) or self._spare_for(buffer)
         if old is None:
-            return self._owned(Allocation(name, Source.NEW, size))
+            return self._owned(Allocation(name, MemorySource.NEW, size))
         self.spare.pop(old, None)
         self.first_owner[name] = self.first_owner.get(old, old)
-        return self._owned(Allocation(name, Source.REUSED, size, of=old))
+        return self._owned(Allocation(name, MemorySource.REUSED, size, of=old))
 
     def _owned(self, made: Allocation) -> Allocation:
         """Memory that is freed after its last use, unless the program returns it."""
@@ -203,22 +203,23 @@ class _Decision:
             known = {}
         for name, size in sizes.items():
             if name not in known:
-                yield self._owned(Allocation(name, Source.NEW, size))
+                yield self._owned(Allocation(name, MemorySource.NEW, size))
 
     def _in_arena(self, sizes: Mapping[str, int]) -> Iterator[Allocation]:
         """Behind the plan's places, at one place for all kernels: they run one after another."""
         offset = self.arena_start
         for name, size in sizes.items():
-            yield Allocation(name, Source.ARENA, size, offset=offset)
+            yield Allocation(name, MemorySource.ARENA, size, offset=offset)
             band = ALIGNMENT if self.plan.is_guarded else 0
             offset += band + _rounded_up(size)
         self.arena_bytes = max(self.arena_bytes, offset)
 
     def _in_one_piece(self, piece: str, sizes: Mapping[str, int]) -> Iterator[Allocation]:
-        yield self._owned(Allocation(piece, Source.NEW, sum(map(_rounded_up, sizes.values()))))
+        total = sum(map(_rounded_up, sizes.values()))
+        yield self._owned(Allocation(piece, MemorySource.NEW, total))
         offset = 0
         for name, size in sizes.items():
-            yield Allocation(name, Source.PART, size, of=piece, offset=offset)
+            yield Allocation(name, MemorySource.PART, size, of=piece, offset=offset)
             offset += _rounded_up(size)
 
 

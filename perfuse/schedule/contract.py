@@ -23,7 +23,6 @@ from perfuse.schedule.plan import (
     Kernel,
     Member,
     Plan,
-    Role,
     Step,
     static_product,
     written_by,
@@ -193,7 +192,7 @@ def _why_not_pointwise(kernel: Kernel) -> str:
     axes = {axis.name for axis in kernel.axes}
     for member in kernel.members:
         loop = member.loop
-        if member.role != Role.FULL or loop.kind != "map" or {a.name for a in loop.axes} != axes:
+        if not member.is_map or {a.name for a in loop.axes} != axes:
             return f"{loop.out} is not computed element by element"
         indices = [loop.index, *(read.index for read in loop.reads())]
         if any(isinstance(atom, Indirect) for at in indices for atom in ix.atoms_of(at)):

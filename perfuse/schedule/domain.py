@@ -83,7 +83,7 @@ def rewrite(loop: Loop, mapping: dict[Atom, Dim], axes: tuple[Axis, ...]) -> Loo
 
 def natural_order(loop: Loop) -> tuple[Axis, ...]:
     """A loop's axes, slowest in memory first, judged by what it writes (or reads, to reduce)."""
-    if loop.kind.startswith("cum"):
+    if loop.kind.is_scan:
         return loop.axes
     guide = loop.index
     if loop.is_reduction:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom, Indirect
+from perfuse.ir.atoms import Atom
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer, LibraryCall, Loop, Node, Program, sizes_from_data
 from perfuse.schedule import domain
@@ -61,18 +61,18 @@ def _group_over(number: int, node: Loop, axes: tuple[Axis, ...]) -> Group:
 
 
 def _role(node: Loop, axes: tuple[Axis, ...]) -> tuple[Role, tuple[bool, ...] | None]:
-    if node.kind.startswith("cum"):
+    if node.kind.is_scan:
         return Role.SCAN, (*[False] * (len(axes) - 1), True)
-    if node.kind == "scatter_add" or any(isinstance(a, Indirect) for a in ix.atoms_of(node.index)):
+    if node.is_scatter:
         return Role.SCATTER, None
     flags = tuple(a.reduced for a in axes)
     if not any(flags):
         return Role.FULL, None
     if all(flags):
         # Positions are combined with their values, which only the lanes of one row do.
-        return (Role.INNER, flags) if node.kind.startswith("arg") else (Role.ALL, None)
+        return (Role.INNER, flags) if node.kind.is_position else (Role.ALL, None)
     lead = flags.index(False)
-    if lead and not any(flags[lead:]) and not node.kind.startswith("arg"):
+    if lead and not any(flags[lead:]) and not node.kind.is_position:
         columns = static_product([a.size for a in axes[lead:]])
         if columns is None or columns <= _MOST_OUTER_COLUMNS:
             return Role.OUTER, (*[False] * lead, *[True] * (len(flags) - lead))
@@ -159,9 +159,9 @@ def _moved(
         target = domain.joined(sizes, variables, positions)
         if atom is not None and ix.as_atom(target) is not atom:
             mapping[atom] = target
-    made = []
+    made, parts_of = [], {f"x{i}": positions for i, positions in enumerate(parts)}
     for member in group.members:
-        pieces = [(p, a.reduced) for a in member.loop.axes for p in parts[int(a.name[1:])]]
+        pieces = [(p, a.reduced) for a in member.loop.axes for p in parts_of[a.name]]
         axes = tuple(Axis(f"x{p}", sizes[p], reduced) for p, reduced in sorted(pieces))
         loop = domain.rewrite(member.loop, mapping, axes)
         made.append(replace(member, loop=loop, role=role or member.role))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import BufferKind, LibraryCall, Program
 from perfuse.schedule.arena import first_and_last, output_buffers, touched
-from perfuse.schedule.plan import Kernel, Role, Step
+from perfuse.schedule.plan import Kernel, Step
 
 # Makes new memory of its own, as matmuls that compete with ATen's do: what other calls return may
 # be an argument of theirs.
@@ -54,7 +54,7 @@ def _only_result(step: Step) -> str | None:
         return None  # other blocks still read the operands
     (name,) = step.stored
     writers = [m for m in step.members if m.loop.out == name]
-    if len(writers) != 1 or writers[0].role != Role.FULL or writers[0].loop.kind != "map":
+    if len(writers) != 1 or not writers[0].is_map:
         return None
     return name if writers[0].stage == max(m.stage for m in step.members) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
 
 from perfuse.context import Context
@@ -11,7 +12,7 @@ from perfuse.ir.program import Buffer, BufferKind, LibraryCall, View
 from perfuse.schedule.arena import allocated_bytes, output_buffers
 from perfuse.schedule.plan import Plan, Step
 from perfuse.schedule.size_hints import Hints, value_of
-from perfuse.schedule.turns import Source
+from perfuse.schedule.turns import MemorySource
 from perfuse.schedule.workspace import workspace_of_call, workspace_of_kernel
 
 ARENA_SLACK = 64  # the runtime aligns the arena itself
@@ -34,14 +35,20 @@ class Placement:
 ONE_THREAD = Placement()
 
 
+class HeldAs(StrEnum):
+    """The purpose that memory is held for."""
+
+    TEMPORARY, RESULT = "temporary", "result"
+    INPUT = "input"  # one that is donated to the program
+    WORKSPACE = "workspace"  # what a step takes while it runs
+
+
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """One buffer outside the arena: alive from turn `first` to turn `last`, both included."""
 
     buffer: str
-    # "temporary", "result", "input" (one that is donated to the program) or "workspace" (what a
-    # step takes while it runs)
-    kind: str
+    kind: HeldAs
     num_bytes: int
     first: int
     last: int  # the number of turns, where it outlives the program
@@ -61,9 +68,9 @@ class Lifetimes:
     def num_turns(self) -> int:
         return len(self.labels)
 
-    def series(self, kind: str) -> list[int]:
+    def series(self, kind: HeldAs) -> list[int]:
         """Bytes of the buffers of one kind, by turn."""
-        return held((item for item in self.items if item.kind == kind), self.num_turns)
+        return held((item for item in self.items if item.kind is kind), self.num_turns)
 
     def peak(self) -> int:
         """The peak of what the program holds, including donated inputs."""
@@ -112,12 +119,12 @@ def _spans(plan: Plan, leaving: set[str]) -> tuple[dict[str, int], dict[str, int
     owner: dict[str, str] = {}
     for number, turn in enumerate(memory.turns):
         for made in (a for added in turn.allocated for a in added):
-            if made.source is Source.REUSED:
+            if made.source is MemorySource.REUSED:
                 first = owner.get(made.of, made.of)
                 owner[made.name] = first
                 if made.name in leaving:
                     begins[made.name] = begins.pop(first)
-            elif made.source in (Source.NEW, Source.CALL):
+            elif made.source in (MemorySource.NEW, MemorySource.CALL):
                 begins[made.name] = number
         ends |= {owner.get(name, name): number for name in turn.freed}
     return begins, ends
@@ -141,7 +148,7 @@ def _workspaces(
         size = sum(map(taken, steps))
         if size:
             label = f"workspace of {_label(steps)}"
-            yield Lifetime(label, "workspace", size, number, number)
+            yield Lifetime(label, HeldAs.WORKSPACE, size, number, number)
 
 
 def _label(steps: Sequence[Step]) -> str:
@@ -149,10 +156,10 @@ def _label(steps: Sequence[Step]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
 
 
-def _kind(buffer: Buffer, leaving: set[str]) -> str:
+def _kind(buffer: Buffer, leaving: set[str]) -> HeldAs:
     if buffer.kind == BufferKind.INPUT:
-        return "input"
-    return "result" if buffer.name in leaving else "temporary"
+        return HeldAs.INPUT
+    return HeldAs.RESULT if buffer.name in leaving else HeldAs.TEMPORARY
 
 
 def _arena(num_bytes: int, device: str) -> int:

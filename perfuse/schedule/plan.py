@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -35,6 +35,11 @@ class Member:
     role: Role
     number: int  # place of the node in its program
     stage: int = 0
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it computes one element at every row and column."""
+        return self.role is Role.FULL and self.loop.is_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,11 @@ class Batch:
     buffers: Mapping[str, Buffer] = field(compare=False)
     parts: tuple[Part, ...]
     kernels: tuple[Kernel, ...]  # what the parts were
+
+    def in_part(self, part: Part, names: Iterable[str]) -> list[str]:
+        """The buffers that these names of the template stand for in a part."""
+        known = dict(zip(self.buffers, part.buffers, strict=True))
+        return [known[name] for name in names]
 
     def __str__(self) -> str:
         sizes = sorted(part.count for part in self.parts)

@@ -65,7 +65,7 @@ def _source(member: Member, plan: Plan) -> str | None:
     value: Expr = member.loop.value
     while value.op in ("round_to", "cast"):
         value = value.args[0]
-    if value.op != "load" or value.args or member.loop.kind != "map":
+    if value.op != "load" or value.args or not member.loop.is_map:
         return None
     source, index = value.attr
     wide = plan.program.buffers[member.loop.out].dtype

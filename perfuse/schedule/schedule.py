@@ -9,7 +9,7 @@ from dataclasses import replace
 from perfuse.context import Context
 from perfuse.ir.attention import Attention
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
-from perfuse.ir.program import BufferKind, LibraryCall, Loop, Opaque, Program
+from perfuse.ir.program import ARGUMENTS, BufferKind, LibraryCall, Loop, Opaque, Program
 from perfuse.schedule import arena, shape
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.attention import attention_kernel
@@ -169,7 +169,8 @@ def _kernel(
     name: str, group: Group, home: int, uses: dict[str, set[int]], program: Program
 ) -> Kernel:
     axes, members = shape.collapse(shape.axes_of(group), group.members)
-    members = shape.stage(members)
+    arguments = [m.loop.out for m in members if program.buffers[m.loop.out].kind in ARGUMENTS]
+    members = shape.stage(members, arguments)
     stored = set()
     several = Counter(m.loop.out for m in members)
     for m in members:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from perfuse.ir import expr as ex
@@ -86,12 +86,12 @@ def _merge_axes(
     return (*axes[:position], merged, *axes[position + 2 :]), tuple(rewritten)
 
 
-def stage(members: tuple[Member, ...]) -> tuple[Member, ...]:
+def stage(members: tuple[Member, ...], arguments: Collection[str]) -> tuple[Member, ...]:
     """Number the sweeps over a row: a reduction's result is there one stage after its sweep.
 
     Row values of stage s are computed before sweep s. Maps that only later sweeps use move there,
     so that nothing has to be kept between sweeps. What overwrites a buffer that others read comes
-    last of all: their formulas may be recomputed in any sweep.
+    last of all: their formulas may be recomputed in any sweep. Stores to `arguments` stay in place.
     """
     overwriting = [m for i, m in enumerate(members) if _overwrites(m, members[:i])]
     members = (*(m for m in members if m not in overwriting), *overwriting)
@@ -104,7 +104,7 @@ def stage(members: tuple[Member, ...]) -> tuple[Member, ...]:
                 level = max(level, levels[j] + (members[j].role == Role.INNER))
         levels.append(max([level, *levels]) if m in overwriting else level)
         made.setdefault(m.loop.out, []).append(len(levels) - 1)
-    _move_later(members, levels)
+    _move_later(members, levels, arguments)
     return tuple(replace(m, stage=s) for m, s in zip(members, levels, strict=True))
 
 
@@ -113,7 +113,7 @@ def _overwrites(member: Member, earlier: Sequence[Member]) -> bool:
     return any(r.buffer == member.loop.out for m in earlier for r in m.loop.reads())
 
 
-def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:
+def _move_later(members: tuple[Member, ...], levels: list[int], arguments: Collection[str]) -> None:
     users: dict[str, list[int]] = {}
     for i, m in enumerate(members):
         for read in m.loop.reads():
@@ -124,7 +124,8 @@ def _move_later(members: tuple[Member, ...], levels: list[int]) -> None:
         m = members[i]
         reads_old = any(r.buffer in overwritten for r in m.loop.reads())
         overwritten.add(m.loop.out)
-        if m.role != Role.FULL or writers[m.loop.out] > 1 or reads_old or m.loop.out[0] != "b":
+        is_fixed = reads_old or writers[m.loop.out] > 1 or m.loop.out in arguments
+        if is_fixed or m.role != Role.FULL:
             continue
         later = [levels[j] for j in users.get(m.loop.out, ()) if members[j].role != Role.ROW]
         if later:

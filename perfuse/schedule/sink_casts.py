@@ -18,7 +18,7 @@ def narrow_reductions(program: Program) -> Program:
     nodes = list(program.nodes)
     gone: set[int] = set()
     for number, node in enumerate(program.nodes):
-        if not isinstance(node, Loop) or not node.is_reduction or node.kind.startswith("arg"):
+        if not isinstance(node, Loop) or not node.is_reduction or node.kind.is_position:
             continue
         users = readers.get(node.out, [])
         is_temporary = program.buffers[node.out].kind == BufferKind.TEMP
@@ -67,7 +67,7 @@ def _merged(node: Loop, copy: Loop, program: Program) -> Loop | None:
     ):
         value = value.args[0]
     kept = node.kept
-    is_copy = copy.kind == "map" and value.op == "load" and not value.args
+    is_copy = copy.is_map and value.op == "load" and not value.args
     if not is_copy or [a.size for a in copy.axes] != [a.size for a in kept]:
         return None
     if program.buffers[copy.out].dtype.compute is not copy.value.dtype:

@@ -33,6 +33,6 @@ def _rounded_kind(writers: list[Node]) -> DType | None:
     """The type that everything written was rounded to, if it is one."""
     kinds = set()
     for node in writers:
-        is_rounded = isinstance(node, Loop) and node.kind == "map" and node.value.op == "round_to"
+        is_rounded = isinstance(node, Loop) and node.is_map and node.value.op == "round_to"
         kinds.add(node.value.attr if is_rounded and isinstance(node, Loop) else None)
     return kinds.pop() if len(kinds) == 1 else None

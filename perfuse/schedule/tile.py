@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class TileKind(StrEnum):
+    """The form of a kernel's blocks, and with it the function that writes the kernel."""
+
+    FLAT = "flat"  # consecutive elements
+    GROUPED = "grouped"  # consecutive elements, neighbours along the last axis kept together
+    STACKED = "stacked"  # consecutive elements, for several steps of the first axis
+    TRANSPOSED, SCATTER, SCAN = "transposed", "scatter", "scan"
+    ROWS, COLUMNS = "rows", "columns"
+    SPLIT = "split"  # several blocks share a row
+    JOIN = "join"  # reduces what the blocks of another kernel left
+    BATCH, TEMPLATE = "batch", "template"
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """One way to cut a kernel: a point of the space that tuning searches."""
 
-    kind: str
+    kind: TileKind
     rows: int  # rows of a block
     columns: int  # columns of a block; elements of a flat one
     num_warps: int

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perfuse.schedule.lifetimes import Lifetime, Lifetimes, held
+from perfuse.schedule.lifetimes import HeldAs, Lifetime, Lifetimes, held
+from perfuse.torch_compat.graphs import GraphKind
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Bytes held while one turn runs, by what they are held for."""
 
-    half: str  # "forward" or "backward"
+    half: GraphKind
     label: str
     results: int  # of the forward, which the caller may hold until the end
     saved: int  # by the forward for the backward alone
@@ -47,7 +48,7 @@ class Timeline:
     @property
     def saved_bytes(self) -> int:
         """The bytes that the forward saves for the backward."""
-        backward = [m.saved for m in self.moments if m.half == "backward"]
+        backward = [m.saved for m in self.moments if m.half is GraphKind.BACKWARD]
         return backward[0] if backward else 0
 
 
@@ -73,7 +74,7 @@ def step_timeline(
     if keeps_arenas:
         both = forward.arena_bytes + backward.arena_bytes
         forward, backward = replace(forward, arena_bytes=both), replace(backward, arena_bytes=both)
-    made = {item.buffer: item for item in forward.items if item.kind == "result"}
+    made = {item.buffer: item for item in forward.items if item.kind is HeldAs.RESULT}
     results = {name for name in forward.outputs[:num_results] if name in made}
     saved = _saved_until(forward, backward, links, made.keys() - results)
     inputs = {link.input for link in links}
@@ -85,7 +86,7 @@ def _saved_until(
     forward: Lifetimes, backward: Lifetimes, links: Sequence[Link], names: set[str]
 ) -> dict[str, int]:
     """For each buffer that is only saved, the last turn of the backward that holds it."""
-    ends = {item.buffer: item.last for item in backward.items if item.kind == "input"}
+    ends = {item.buffer: item.last for item in backward.items if item.kind is HeldAs.INPUT}
     until: dict[str, int] = {}
     for link in links:
         name, given = forward.outputs[link.output], backward.inputs[link.input]
@@ -99,7 +100,7 @@ def _forward_moments(
 ) -> Iterator[Moment]:
     mine = held((made[name] for name in results), forward.num_turns)
     saved = held((made[name] for name in made.keys() - results), forward.num_turns)
-    return _moments("forward", forward, mine, saved, [0] * forward.num_turns)
+    return _moments(GraphKind.FORWARD, forward, mine, saved, [0] * forward.num_turns)
 
 
 def _backward_moments(
@@ -112,16 +113,16 @@ def _backward_moments(
     mine = [sum(made[name].num_bytes for name in results)] * backward.num_turns
     kept = [replace(made[name], first=0, last=last) for name, last in saved_until.items()]
     names = {backward.inputs[i] for i in saved_inputs}
-    inputs = [i for i in backward.items if i.kind == "input" and i.buffer not in names]
-    results_of_backward = [i for i in backward.items if i.kind == "result"]
+    inputs = [i for i in backward.items if i.kind is HeldAs.INPUT and i.buffer not in names]
+    results_of_backward = [i for i in backward.items if i.kind is HeldAs.RESULT]
     saved = held(kept, backward.num_turns)
     gradients = held((*inputs, *results_of_backward), backward.num_turns)
-    return _moments("backward", backward, mine, saved, gradients)
+    return _moments(GraphKind.BACKWARD, backward, mine, saved, gradients)
 
 
 def _moments(
-    half: str, plan: Lifetimes, results: list[int], saved: list[int], gradients: list[int]
+    half: GraphKind, plan: Lifetimes, results: list[int], saved: list[int], gradients: list[int]
 ) -> Iterator[Moment]:
-    inner = [plan.arena_bytes + size for size in plan.series("temporary")]
-    parts = zip(results, saved, gradients, inner, plan.series("workspace"), strict=True)
+    inner = [plan.arena_bytes + size for size in plan.series(HeldAs.TEMPORARY)]
+    parts = zip(results, saved, gradients, inner, plan.series(HeldAs.WORKSPACE), strict=True)
     return (Moment(half, label, *sizes) for label, sizes in zip(plan.labels, parts, strict=True))

@@ -37,7 +37,7 @@ class Scratch:
         return self.size * self.dtype.num_bytes if isinstance(self.size, int) else None
 
 
-class Source(Enum):
+class MemorySource(Enum):
     """Where the memory of a buffer, or of scratch, comes from."""
 
     NEW = "new"  # the allocator
@@ -52,7 +52,7 @@ class Allocation:
     """The memory of one buffer or of one piece of scratch."""
 
     name: str
-    source: Source
+    source: MemorySource
     num_bytes: int | None = None  # where it is known now
     of: str = ""
     offset: int = 0

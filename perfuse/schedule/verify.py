@@ -70,7 +70,7 @@ def _check_batch(batch: Batch) -> None:
     """The parts are the template with other names, and none touches what another writes."""
     writers: dict[str, int] = {}
     for number, (part, kernel) in enumerate(zip(batch.parts, batch.kernels, strict=True)):
-        stored = {part.buffers[int(name[1:])] for name in batch.template.stored}
+        stored = set(batch.in_part(part, batch.template.stored))
         if stored != kernel.stored or not touched(kernel) <= set(part.buffers):
             raise SpecError(f"{_STAGE}: a part of a batch has the buffers {part}, not of {kernel}")
         writers |= dict.fromkeys(stored, number)
@@ -97,7 +97,7 @@ def _check_contraction(kernel: Kernel, plan: Plan) -> None:
             raise SpecError(f"{_STAGE}: {matmul.out} is not read where it is made, in {kernel}")
     if kernel.stored & set(kernel.contraction.reads()):
         raise SpecError(f"{_STAGE}: an operand is overwritten in {kernel}")
-    if any(member.role != Role.FULL or member.loop.kind != "map" for member in kernel.members):
+    if not all(member.is_map for member in kernel.members):
         raise SpecError(f"{_STAGE}: an epilogue is not pointwise in {kernel}")
 
 

@@ -10,7 +10,7 @@ from perfuse.ir.program import ARGUMENTS
 from perfuse.schedule.allocate import freed_inputs, leaving_names, seen_by_calls
 from perfuse.schedule.arena import first_and_last, num_bytes, touched
 from perfuse.schedule.plan import Kernel, Plan
-from perfuse.schedule.turns import Allocation, Source
+from perfuse.schedule.turns import Allocation, MemorySource
 
 _STAGE = "after schedule"
 
@@ -66,14 +66,14 @@ class _Checked:
             raise SpecError(f"{_STAGE}: {name} is allocated twice")
         if name in self.buffers and self.buffers[name].kind in ARGUMENTS:
             raise SpecError(f"{_STAGE}: {name} is allocated, but is given to the program")
-        if made.source is Source.REUSED:
+        if made.source is MemorySource.REUSED:
             self._check_reuse(made, number)
-        elif made.source is Source.ARENA:
+        elif made.source is MemorySource.ARENA:
             self._check_place(made)
-        elif made.source is Source.PART:
+        elif made.source is MemorySource.PART:
             self._check_part(made)
         self.made[name] = made
-        if made.source not in (Source.ARENA, Source.PART):
+        if made.source not in (MemorySource.ARENA, MemorySource.PART):
             self.owned.add(name)
 
     def _check_reuse(self, made: Allocation, number: int) -> None:
@@ -92,7 +92,7 @@ class _Checked:
         self.reused.add(old)
 
     def _first_owner(self, name: str) -> str:
-        while self.made[name].source is Source.REUSED:
+        while self.made[name].source is MemorySource.REUSED:
             name = self.made[name].of
         return name
 
@@ -114,7 +114,7 @@ class _Checked:
 
     def _check_apart(self, added: Iterable[Allocation]) -> None:
         """A kernel's scratch in the arena, or in one piece, does not overlap."""
-        inside = [a for a in added if a.source in (Source.ARENA, Source.PART)]
+        inside = [a for a in added if a.source in (MemorySource.ARENA, MemorySource.PART)]
         spans = sorted(
             (a.of, a.offset, a.offset + (a.num_bytes or 0), a.name)
             for a in inside

@@ -32,7 +32,7 @@ _BLOCKS_PER_PROCESSOR = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class SizedOperand:
     """A tensor argument: its sizes as numbers."""
 
     shape: tuple[int, ...]
@@ -56,8 +56,8 @@ class Operand:
 class Call:
     """The input of a row: the tensors in order, and all arguments."""
 
-    operands: tuple[Operand, ...]
-    results: tuple[Operand, ...]
+    operands: tuple[SizedOperand, ...]
+    results: tuple[SizedOperand, ...]
     args: tuple[object, ...]
     num_parallel: int  # threads of a CPU, processors of a GPU
 
@@ -95,26 +95,26 @@ def workspace_of_kernel(
 def _operand(
     name: str, shape: Sequence[Dim], strides: Sequence[Dim], buffers: Mapping[str, Buffer],
     hints: Hints,
-) -> Operand:  # fmt: skip
+) -> SizedOperand:  # fmt: skip
     sizes, steps = ([value_of(d, hints) for d in dims] for dims in (shape, strides))
-    return Operand(tuple(sizes), tuple(steps), buffers[name].dtype.num_bytes)
+    return SizedOperand(tuple(sizes), tuple(steps), buffers[name].dtype.num_bytes)
 
 
-Row = Callable[[Call], int]
+Estimator = Callable[[Call], int]
 
 
-def _matmul(operands: Operands[Operand]) -> int:
+def _matmul(operands: Operands[SizedOperand]) -> int:
     """A matrix is read along its rows or its columns; one that has neither is copied."""
     matrices = [o for o in (operands.a, operands.b) if len(o.shape) > 1 and o.num_elements > 1]
     return sum(o.num_bytes for o in matrices if 1 not in o.strides[-2:])
 
 
-def _is_plain(image: Operand) -> bool:
+def _is_plain(image: SizedOperand) -> bool:
     """An image whose channels are not innermost."""
     return image.strides[1] != 1 and prod(image.shape[2:]) > 1
 
 
-def _in_blocks(image: Operand) -> int:
+def _in_blocks(image: SizedOperand) -> int:
     """The bytes of a copy in blocks of channels; few channels are read in place."""
     is_copied = _is_plain(image) and image.shape[1] >= _CHANNELS_OF_BLOCKS
     return image.num_bytes if is_copied else 0
@@ -223,15 +223,15 @@ def _one_copy(call: Call) -> int:
     return call.operands[0].num_bytes
 
 
-_EVERYWHERE: dict[str, Row] = {"linalg_inv_ex": _one_copy}
-_ON_CPU: dict[str, Row] = {
+_EVERYWHERE: dict[str, Estimator] = {"linalg_inv_ex": _one_copy}
+_ON_CPU: dict[str, Estimator] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _cpu_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_attention_backward,
     "kthvalue": _copy_with_indices,
 }
-_ON_GPU: dict[str, Row] = {
+_ON_GPU: dict[str, Estimator] = {
     "convolution": _gpu_convolution,
     "convolution_backward": _gpu_convolution,
     "_scaled_dot_product_flash_attention_backward": _gpu_flash_backward,

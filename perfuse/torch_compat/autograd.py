@@ -10,6 +10,7 @@ from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._guards import TracingContext
 from torch.fx.experimental._backward_state import BackwardState
 
+from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import overlaps
 
@@ -24,14 +25,14 @@ def aot_compile_graph(
 ) -> Callable[..., Any]:
     """AOTAutograd over a Dynamo graph; `compiler(kind, graph)` gets functional ATen graphs.
 
-    `kind` is "forward", "backward" or "inference"; what it returns takes its arguments in a list.
+    What it returns takes its arguments in a list.
     """
     from torch._functorch.aot_autograd import aot_module_simplified
 
-    def of_kind(kind: str) -> Callable[..., Any]:
+    def of_kind(kind: GraphKind) -> Callable[..., Any]:
         def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
             call = compiler(kind, graph)
-            if kind == "backward":
+            if kind is GraphKind.BACKWARD:
                 call = _in_any_autocast_state(call)
             call._boxed_call = True
             return call
@@ -42,9 +43,9 @@ def aot_compile_graph(
         compiled: Callable[..., Any] = aot_module_simplified(
             module,
             example_inputs,
-            fw_compiler=of_kind("forward"),
-            bw_compiler=of_kind("backward"),
-            inference_compiler=of_kind("inference"),
+            fw_compiler=of_kind(GraphKind.FORWARD),
+            bw_compiler=of_kind(GraphKind.BACKWARD),
+            inference_compiler=of_kind(GraphKind.INFERENCE),
             decompositions=decompositions,
             partition_fn=partition,
             keep_inference_input_mutations=True,

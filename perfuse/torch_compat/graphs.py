@@ -2,12 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+
+
+class GraphKind(StrEnum):
+    """Which ATen graph of a capture one is."""
+
+    FORWARD, BACKWARD, INFERENCE = "forward", "backward", "inference"
 
 
 def source_line(node: Any) -> str:

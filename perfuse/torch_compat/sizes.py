@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_symbols, guard_or_false
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 
 def sym_expression(value: Any) -> Any:
@@ -15,6 +16,11 @@ def sym_expression(value: Any) -> Any:
 def free_symbols_of(value: Any) -> set[Any]:
     """The size symbols that a fake tensor's shape and strides, or a SymInt, speak of."""
     return set(free_symbols(value))
+
+
+def is_from_data(symbol: Any) -> bool:
+    """Whether a size symbol stands for a number that only data decides."""
+    return symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 
 def size_hint(size: Any) -> int:

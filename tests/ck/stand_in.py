@@ -17,7 +17,7 @@ from perfuse.build.ck import CK_LIBRARY, build_ck
 from perfuse.codegen.ck.instance import Instance, expanded, instance_of, shipped_instances
 from perfuse.codegen.ck.problem import CkOperand, CkProblem
 from perfuse.codegen.ck.source import CkEpilogue, ck_source
-from perfuse.codegen.host.tables import CallRow
+from perfuse.codegen.host.tables import HostCallRow
 from perfuse.codegen.triton.sources import HostUnit
 from perfuse.context import CPU, Context
 from perfuse.counters import Counters
@@ -81,6 +81,6 @@ def run(
 ) -> None:
     """One host call on tensors: A, B, what the epilogue reads, and C."""
     places = tuple(range(len(tensors)))
-    row = CallRow("ck0", places, (0,) * len(places), sizes, factors)
+    row = HostCallRow("ck0", places, (0,) * len(places), sizes, factors)
     frame: Any = _Frame(tensors)
     library.run(frame, row)

@@ -15,7 +15,7 @@ from perfuse import config
 from perfuse.build import LIBRARY, load_library
 from perfuse.build.triton import build_launcher
 from perfuse.codegen.ck.source import size_table
-from perfuse.codegen.host.tables import CallRow, GpuTables
+from perfuse.codegen.host.tables import GpuTables, HostCallRow
 from perfuse.runtime.host_library import CallArguments
 from perfuse.runtime.python_launcher import PythonLibrary
 from perfuse.runtime.records import document_of, tables_of
@@ -39,7 +39,7 @@ def test_launchers_make_host_calls(launcher: Any) -> None:
     a, b, bias = torch.randn(64, 64).half(), torch.randn(64, 64).half().t(), torch.randn(64).half()
     out = torch.empty(32, 64).half()
     pointers = array("q", [0, a.data_ptr(), b.data_ptr(), bias.data_ptr(), out.data_ptr()])
-    row = CallRow(
+    row = HostCallRow(
         "ck0", (1, 2, 3, 4), (32 * 64 * 2, 0, 0, 0), size_table(problem(32, 64, 64)), (2.0, 0.5)
     )
     library = library_of(F16, BIAS)
@@ -54,7 +54,7 @@ def test_launchers_make_host_calls(launcher: Any) -> None:
 
 
 def test_rows_are_stored() -> None:
-    row = CallRow("ck0", (1, 2), (0, 8), (3, 4, 5), (1.0, 0.5))
+    row = HostCallRow("ck0", (1, 2), (0, 8), (3, 4, 5), (1.0, 0.5))
     tables = GpuTables("cuda:0", (row,), ((0, 1),), (), ())
     assert tables_of(document_of(tables)) == tables
 

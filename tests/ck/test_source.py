@@ -12,7 +12,7 @@ from perfuse.codegen.ck.instance import Instance, preselected_instances, shipped
 from perfuse.codegen.ck.legality import CK_RULES, Case, refusal
 from perfuse.codegen.ck.problem import CkOperand
 from perfuse.codegen.ck.source import CkEpilogue, ck_source, size_table
-from perfuse.codegen.host.tables import CallRow
+from perfuse.codegen.host.tables import HostCallRow
 from perfuse.errors import PerfuseError
 from perfuse.runtime.host_library import HostLibrary
 from tests.ck.stand_in import PLAIN, library_of, problem, run
@@ -152,6 +152,6 @@ def test_the_stand_in_refuses_what_ck_refuses() -> None:
 
 def is_supported(library: HostLibrary, sizes: tuple[int, ...]) -> bool:
     try:
-        return library.workspace_bytes(CallRow("ck0", (), (), sizes, (1.0, 1.0))) >= 0
+        return library.workspace_bytes(HostCallRow("ck0", (), (), sizes, (1.0, 1.0))) >= 0
     except PerfuseError:
         return False

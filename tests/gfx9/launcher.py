@@ -183,7 +183,8 @@ class InterpretedBackend:
         return [kernel for made in self.launchers for kernel in made.kernels.values()]
 
     def row(self) -> Backend:
-        return Backend("gfx9", _serves, self.generate, self.build, self.host, self.load)
+        own = (self.generate, self.build, self.host, self.load)
+        return Backend("gfx9", _serves, *own, retile=GPU_BACKEND.retile)
 
     def generate(self, plan: Plan, context: Context) -> TritonSources:
         made: TritonSources = GPU_BACKEND.generate(plan, _compiled(context))

@@ -11,7 +11,7 @@ import functools
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from perfuse.codegen import cpp
 from perfuse.config import CpuSettings, Settings
 from perfuse.context import CPU, Context
 from perfuse.counters import Counters
-from perfuse.gpu import gpu_of_name
+from perfuse.gpu import Platform, gpu_of_name
 from perfuse.pipeline import plan_graph
 from perfuse.target import LANES, Target
 from tests.replay.corpus import HEADERS, play
@@ -33,14 +33,15 @@ from tests.replay.corpus import HEADERS, play
 def cpu_with(isa: str) -> Target:
     """Two cores of a server CPU."""
     caches = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20}
-    return Target("cpu", "x86_64", isa, LANES[isa], 2, **caches, compiler="", compiler_version="")
+    return Target(
+        Platform.CPU, "x86_64", isa, LANES[isa], 2, **caches, compiler="", compiler_version=""
+    )
 
 
 def cpu_beside(name: str) -> Target:
     """The same CPU with a GPU of this name."""
-    gpu, host = gpu_of_name(name), cpu_with("avx2")
-    return Target(gpu.kind, host.arch, host.isa, host.lanes, 2, host.l1_bytes, host.l2_bytes,
-                  host.l3_bytes, "", "", gpu)  # fmt: skip
+    gpu = gpu_of_name(name)
+    return replace(cpu_with("avx2"), kind=gpu.kind, gpu=gpu)
 
 
 TARGETS: dict[str, Callable[[], Target]] = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tests.sweep import (
     diffusers_models,
+    idioms,
     modules,
     optimisers,
     timm_models,
@@ -34,6 +35,7 @@ class Family:
 FAMILIES = {
     "modules": Family(modules.names, modules.make, EVAL_AND_TRAIN),
     "optimisers": Family(optimisers.names, optimisers.make, ("float_lr", "tensor_lr")),
+    "idioms": Family(idioms.names, idioms.make, (*EVAL_AND_TRAIN, "sizes")),
     "timm": Family(timm_models.names, timm_models.make, IMAGES),
     "torchvision": Family(torchvision_models.names, torchvision_models.make, IMAGES),
     "diffusers": Family(diffusers_models.names, diffusers_models.make, EVAL_AND_TRAIN),

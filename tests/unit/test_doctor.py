@@ -33,6 +33,7 @@ from perfuse.diagnosis.limits import found_within
 from perfuse.diagnosis.machine import LIST_DEVICES, Device, Machine
 from perfuse.diagnosis.report import Finding, Report
 from perfuse.errors import CacheUnsafe, PerfuseError
+from perfuse.gpu import Platform
 from perfuse.system import Exited
 from perfuse.target import Target
 
@@ -76,14 +77,16 @@ class Simulated(Machine):
     def libraries(self) -> Mapping[str, str]:
         return {"mkl": "2024.2"}
 
-    def gpu_build(self, kind: str) -> str:
+    def gpu_build(self, kind: Platform) -> str:
         return self.builds.get(kind, "")
 
     def target(self, settings: Settings) -> Target:
         sizes = (1 << 15, 1 << 20, 1 << 24)
         wanted = settings.cpu.compiler
         named = (self.compiler, self.compiler_version)
-        return Target("cpu", "x86_64", self.isa, 8, 2, *sizes, *named, compiler_wanted=wanted)
+        return Target(
+            Platform.CPU, "x86_64", self.isa, 8, 2, *sizes, *named, compiler_wanted=wanted
+        )
 
     def isas(self) -> tuple[str, ...]:
         return ("avx2", "scalar")

@@ -28,7 +28,7 @@ from perfuse.codegen.triton.templates.pointers import pointers_text
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.templates.texts import TEXTS, written_in
 from perfuse.decision import Choice
-from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, Row
+from perfuse.graph.passes import ATEN_PASSES, DYNAMO_PASSES, JOINT_PASSES, PassRow
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.expr import Expr
@@ -149,7 +149,7 @@ def test_a_kind_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "level", [DYNAMO_PASSES, JOINT_PASSES, ATEN_PASSES], ids=["dynamo", "joint", "aten"]
 )
-def test_a_pass(level: list[Row]) -> None:
+def test_a_pass(level: list[PassRow]) -> None:
     sums, product = (operator.add, torch.ops.aten.add.Tensor), torch.ops.aten.mul.Tensor
 
     def multiplied(module: torch.fx.GraphModule, context: Any) -> torch.fx.GraphModule:

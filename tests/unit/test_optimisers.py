@@ -142,6 +142,16 @@ def test_lion_is_one_kernel() -> None:
         torch.testing.assert_close(got, eager)
 
 
+def test_lion_over_large_and_small_tensors_is_a_few_kernels_on_a_gpu() -> None:
+    """Tensors of many sizes, which kernels that share no scalar result can be batched over."""
+    sizes = [(64,), (1000,), (4096,), (65_536,), (1 << 20,)]
+    params = parameters(tuple(4 * sizes), torch.float32)
+    momenta = [torch.zeros_like(p) for p in params]
+    with fresh_cache(), torch.no_grad():
+        made = perfuse.codegen_for(lambda: lion(params, momenta), (), target="cuda:90")
+    assert sum(graph.kernels.count("@triton.jit\ndef kernel") for graph in made.graphs) <= 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", (Case("AdamW"), Case("Adam", {"amsgrad": True})), ids=str)
 def test_step_over_300_tensors_is_a_few_kernels(case: Case) -> None:

@@ -11,7 +11,7 @@ from perfuse.errors import SpecError
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Axis, Buffer, Loop, Program, View
+from perfuse.ir.program import Axis, Buffer, Loop, LoopKind, Program, View
 from perfuse.ir.verify import verify_program
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.schedule import fuse, place
@@ -27,7 +27,7 @@ def buffer(name: str, role: str = "temp") -> Buffer:
 
 def doubled(out: str, source: str, at: ix.Dim = AT) -> Loop:
     value = ex.load(source, at, DType.F32)
-    return Loop(out, (AXIS,), "map", ex.apply("add", value, value), AT)
+    return Loop(out, (AXIS,), LoopKind.MAP, ex.apply("add", value, value), AT)
 
 
 def chain() -> Program:
@@ -99,7 +99,7 @@ def test_a_buffer_written_over_before_it_was_read() -> None:
     both = ex.apply("add", ex.load("b1", back, DType.F32), ex.load("b3", back, DType.F32))
     loops = (
         *(doubled(out, name, back) for out, name in sources),
-        Loop("b4", (AXIS,), "map", both, AT),
+        Loop("b4", (AXIS,), LoopKind.MAP, both, AT),
     )
     program = Program(("i0",), buffers, loops, (View("b4", (8,), (1,)),))
     plan = replace(plan_of(program), over={"b2": "b1"})

@@ -6,7 +6,7 @@ by the thread in whose share it begins.
 
 from __future__ import annotations
 
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.kernel import KernelText, element_weight, place_item
 from perfuse.codegen.cpp.partials import Partials
 from perfuse.codegen.cpp.shape import BLOCK
@@ -25,7 +25,7 @@ def generate_batch(batch: Batch, context: Context) -> KernelText:
 
     The items come first: what they use decides the pointers.
     """
-    frame = Frame(batch.template, batch.buffers, context, frozenset(), {})
+    frame = CppFrame(batch.template, batch.buffers, context, frozenset(), {})
     sweeps = Sweeps(frame, Partials(frame))
     inner = Writer(4)
     place_item(frame, inner)
@@ -51,7 +51,7 @@ def generate_batch(batch: Batch, context: Context) -> KernelText:
     return KernelText(parameters, w.text(), tuple(frame.names.arguments))
 
 
-def _part(frame: Frame, w: Writer) -> None:
+def _part(frame: CppFrame, w: Writer) -> None:
     """The pointers and the size of a part, and which of its items are this thread's."""
     names = frame.names
     w.line(f"const int32_t* const at = places + part * {len(names.arguments)};")

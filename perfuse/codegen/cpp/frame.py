@@ -16,7 +16,7 @@ from perfuse.ir.program import Axis, Buffer
 from perfuse.schedule.plan import Kernel, Member
 
 
-class Frame(KernelFrame[Names, Value]):
+class CppFrame(KernelFrame[Names, Value]):
     """One C++ kernel being written."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.partials import Partials
 from perfuse.codegen.cpp.scatter import scan_item, scatter_item
 from perfuse.codegen.cpp.shape import TILE_ROWS
@@ -24,7 +24,7 @@ class KernelText:
     needs_status: bool = False
 
 
-def generate(frame: Frame) -> KernelText:
+def generate(frame: CppFrame) -> KernelText:
     """Write a kernel. The items come first: what they use decides the parameters."""
     partials = Partials(frame)
     sweeps = Sweeps(frame, partials)
@@ -51,7 +51,7 @@ def generate(frame: Frame) -> KernelText:
     return KernelText(parameters_of(frame), w.text(), *passed)
 
 
-def parameters_of(frame: Frame) -> str:
+def parameters_of(frame: CppFrame) -> str:
     """The parameters of a kernel, once its body is written."""
     names = frame.names
     parts = []
@@ -64,7 +64,7 @@ def parameters_of(frame: Frame) -> str:
     return ", ".join([*parts, "int threads"])
 
 
-def _prologue(frame: Frame, partials: Partials, w: Writer) -> None:
+def _prologue(frame: CppFrame, partials: Partials, w: Writer) -> None:
     """The number of items, and the number of threads they are worth."""
     w.line(f"const int64_t items = {_num_items(frame)};")
     grain = max(frame.settings.cpu.grain_elements // element_weight(frame.kernel), 1)
@@ -78,7 +78,7 @@ def element_weight(kernel: Kernel) -> int:
     return max(1, min(16, sum(m.loop.value.cost for m in kernel.members) // 4))
 
 
-def _num_items(frame: Frame) -> str:
+def _num_items(frame: CppFrame) -> str:
     shape = frame.shape
     items = frame.count(shape.rows)
     if shape.block is not None and shape.lane_axis is not None:
@@ -92,7 +92,7 @@ def _blocks(size: str, block: int) -> str:
     return f"((int64_t({size}) + {block - 1}) / {block})"
 
 
-def place_item(frame: Frame, w: Writer) -> None:
+def place_item(frame: CppFrame, w: Writer) -> None:
     """The variables of an item: its block of lanes, its band of a tile, its row."""
     shape, rest = frame.shape, "item"
     if shape.block is not None and shape.lane_axis is not None:
@@ -118,7 +118,7 @@ def place_item(frame: Frame, w: Writer) -> None:
         w.line(f"const int64_t {axes[0].name} = {rest};")
 
 
-def _item(frame: Frame, sweeps: Sweeps, w: Writer) -> None:
+def _item(frame: CppFrame, sweeps: Sweeps, w: Writer) -> None:
     if frame.shape.is_scatter:
         scatter_item(frame, w)
     elif frame.shape.is_scan:

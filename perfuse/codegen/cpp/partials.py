@@ -8,10 +8,11 @@ many there are.
 from __future__ import annotations
 
 from perfuse.codegen.cpp.emit import Emitter
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
+from perfuse.ir.program import LoopKind
 from perfuse.schedule.plan import Member, Role
 
 # Rows between two flushes of column sums.
@@ -22,7 +23,7 @@ _MOST_THREADS = 1024
 class Partials:
     """The text for a kernel's "outer" (one value a column) and "all" (one value) members."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: CppFrame) -> None:
         self.frame = frame
         self.outer = frame.of_role(Role.OUTER)
         self.all = frame.of_role(Role.ALL)
@@ -57,7 +58,7 @@ class Partials:
             w.line(f"for (int64_t i = 0; i < {rows} * width; ++i) sum_{name}[i] = {first};")
 
     def _keeps_lost(self, m: Member) -> bool:
-        return m.loop.kind == "sum" and m.loop.value.dtype is DType.F32
+        return m.loop.kind is LoopKind.SUM and m.loop.value.dtype is DType.F32
 
     def _sums(self, m: Member, thread: str) -> str:
         cpp, place = COMPUTE_TYPE[m.loop.value.dtype], self.outer.index(m)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from perfuse.codegen.cpp.emit import Emitter, Scope, Value
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Axis
+from perfuse.ir.program import Axis, LoopKind
 
 
-def scan_item(frame: Frame, w: Writer) -> None:
+def scan_item(frame: CppFrame, w: Writer) -> None:
     """One row of a scan, element by element; floats accumulate in double, as eager's do."""
     (m,) = frame.kernel.members
     axis = frame.shape.columns[-1]
@@ -28,7 +28,7 @@ def scan_item(frame: Frame, w: Writer) -> None:
         emitter.store(m.loop.out, m.loop.index, Value(text, target, False))
 
 
-def scatter_item(frame: Frame, w: Writer) -> None:
+def scatter_item(frame: CppFrame, w: Writer) -> None:
     """The steps that may write the same element, one after another."""
     shape = frame.shape
     loops = [a for a in shape.columns if a.atom is not None and a is not shape.lane_axis]
@@ -43,7 +43,7 @@ def scatter_item(frame: Frame, w: Writer) -> None:
         w.take(loop)
 
 
-def _scatter_lanes(frame: Frame, w: Writer, outside: Scope, axis: Axis) -> None:
+def _scatter_lanes(frame: CppFrame, w: Writer, outside: Scope, axis: Axis) -> None:
     assert axis.atom is not None
     name, lanes, block = axis.name, frame.lanes, frame.shape.block
     total, start = f"int64_t({frame.dim(axis.size)})", "0"
@@ -62,12 +62,12 @@ def _scatter_lanes(frame: Frame, w: Writer, outside: Scope, axis: Axis) -> None:
             _scatter_step(frame, Scope(w, known, outside), "live")
 
 
-def _scatter_step(frame: Frame, scope: Scope, tail: str | None) -> None:
+def _scatter_step(frame: CppFrame, scope: Scope, tail: str | None) -> None:
     (m,) = frame.kernel.members
     lane, out = frame.shape.lane, m.loop.out
     emitter = Emitter(frame.names, scope, lane, tail, lambda e: None)
     value = frame.value_of(emitter, m)
-    if m.loop.kind != "scatter_add":
+    if m.loop.kind is not LoopKind.SCATTER_ADD:
         emitter.store(out, m.loop.index, value)
         return
     pointer, kind = frame.names.target(out), frame.names.storage(out)

@@ -6,6 +6,7 @@ import math
 
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import SCALAR_OPS
+from perfuse.ir.program import LoopKind
 
 COMPUTE_TYPE = {
     DType.BOOL: "bool", DType.U8: "uint8_t", DType.I8: "int8_t", DType.U16: "uint16_t",
@@ -17,13 +18,15 @@ STORAGE_TYPE = {**COMPUTE_TYPE, **{d: f"pf::{d.value}" for d in DType if d.is_na
 SPELLING = {name: f"pf::{name}" for name in SCALAR_OPS if name not in ("cast", "round_to")}
 
 ACCUMULATOR = {
-    "sum": "pf::Sum", "prod": "pf::Prod", "max": "pf::Max", "min": "pf::Min", "any": "pf::Any",
-    "all": "pf::All", "argmax": "pf::ArgMax", "argmin": "pf::ArgMin",
+    LoopKind.SUM: "pf::Sum", LoopKind.PROD: "pf::Prod", LoopKind.MAX: "pf::Max",
+    LoopKind.MIN: "pf::Min", LoopKind.ANY: "pf::Any", LoopKind.ALL: "pf::All",
+    LoopKind.ARGMAX: "pf::ArgMax", LoopKind.ARGMIN: "pf::ArgMin",
 }  # fmt: skip
 # The two-operand form of a reduction, for accumulators that live in memory.
 COMBINE = {
-    "sum": "pf::add", "prod": "pf::mul", "max": "pf::max", "min": "pf::min", "any": "pf::lor",
-    "all": "pf::land", "cumsum": "pf::add", "cumprod": "pf::mul",
+    LoopKind.SUM: "pf::add", LoopKind.PROD: "pf::mul", LoopKind.MAX: "pf::max",
+    LoopKind.MIN: "pf::min", LoopKind.ANY: "pf::lor", LoopKind.ALL: "pf::land",
+    LoopKind.CUMSUM: "pf::add", LoopKind.CUMPROD: "pf::mul",
 }  # fmt: skip
 
 
@@ -49,11 +52,11 @@ def _float_literal(value: float, suffix: str) -> str:
     return f"({text}{suffix})" if text.startswith("-") else f"{text}{suffix}"
 
 
-def identity(kind: str, dtype: DType) -> str:
+def identity(kind: LoopKind, dtype: DType) -> str:
     """Where a reduction starts."""
     cpp = COMPUTE_TYPE[dtype]
     return {
-        "sum": f"{cpp}(0)", "prod": f"{cpp}(1)", "max": f"pf::lowest<{cpp}>()",
-        "min": f"pf::highest<{cpp}>()", "any": "false", "all": "true",
-        "cumsum": f"{cpp}(0)", "cumprod": f"{cpp}(1)",
+        LoopKind.SUM: f"{cpp}(0)", LoopKind.PROD: f"{cpp}(1)", LoopKind.MAX: f"pf::lowest<{cpp}>()",
+        LoopKind.MIN: f"pf::highest<{cpp}>()", LoopKind.ANY: "false", LoopKind.ALL: "true",
+        LoopKind.CUMSUM: f"{cpp}(0)", LoopKind.CUMPROD: f"{cpp}(1)",
     }[kind]  # fmt: skip

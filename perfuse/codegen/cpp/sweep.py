@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from perfuse.codegen.cpp.emit import Emitter, Resolver, Scope, Value
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.partials import Partials
 from perfuse.codegen.cpp.spelling import COMPUTE_TYPE
 from perfuse.codegen.cpp.tiles import Tiles
@@ -64,7 +64,7 @@ class RowWriter:
 class Sweeps:
     """The text of a kernel's rows."""
 
-    def __init__(self, frame: Frame, partials: Partials) -> None:
+    def __init__(self, frame: CppFrame, partials: Partials) -> None:
         self.frame = frame
         self.kernel = frame.kernel
         self.shape = frame.shape
@@ -198,7 +198,7 @@ class Sweeps:
             return ex.apply("where", mask, whole, fill)
         if name in row.results:
             return row.results[name]
-        if maker.role != Role.FULL or maker.loop.kind != "map" or stage is None:
+        if not maker.is_map or stage is None:
             return None
         if maker.stage == stage:
             return maker.loop.value if self.frame.buffers[name].kind == BufferKind.TEMP else None
@@ -258,7 +258,7 @@ class Sweeps:
         accumulator = self._accumulator(m, 0)
         is_vector = self.shape.is_vertical
         text = f"pf::by_lane({accumulator})" if is_vector else f"{accumulator}.finish()"
-        dtype = DType.I64 if m.loop.kind.startswith("arg") else m.loop.value.dtype
+        dtype = DType.I64 if m.loop.kind.is_position else m.loop.value.dtype
         emitter = self._row_emitter(row)
         target = self.frame.buffers[m.loop.out].dtype.compute
         value = emitter.converted(emitter.named(Value(text, dtype, is_vector)), target)
@@ -353,7 +353,7 @@ class Sweeps:
 
     def _fold(self, emitter: Emitter, m: Member, u: int) -> None:
         arguments = [emitter.value(m.loop.value).vector]
-        if m.loop.kind.startswith("arg"):
+        if m.loop.kind.is_position:
             arguments.append(self._position())
         # Lanes that are rows of their own may hold anything past the end, unless all are joined.
         is_partial = emitter.tail is not None and (not self.shape.is_vertical or m.role == Role.ALL)

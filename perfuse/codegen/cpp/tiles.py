@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfuse.codegen.cpp.emit import Value
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.shape import TILE_COLUMNS, TILE_ROWS
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
@@ -14,7 +14,7 @@ from perfuse.ir.expr import Expr
 class Tiles:
     """The transposed loads of a kernel, each with a small buffer per thread."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: CppFrame) -> None:
         self.frame = frame
         self.loads: dict[Expr, str] = {}
         tile, lane = frame.shape.tile_axis, frame.shape.lane

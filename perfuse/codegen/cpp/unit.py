@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfuse.codegen.cpp.batch import batch_tables, generate_batch
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
@@ -18,7 +18,7 @@ from perfuse.codegen.cpp.templates.kernel import generate_contraction
 from perfuse.context import Context
 from perfuse.ir.program import LibraryCall
 from perfuse.schedule.arena import leading_inputs
-from perfuse.schedule.plan import Kernel, Plan, Role
+from perfuse.schedule.plan import Kernel, Plan
 from perfuse.torch_compat.ops import fp8_cast_saturates
 
 HEADER = """#define PF_LANES {lanes}
@@ -131,7 +131,7 @@ class _Sources:
         plan = self.plan
         kernel, starts = rebased(step, plan.over)
         buffers = plan.program.buffers
-        text = generate(Frame(kernel, buffers, self.context, self.read_again, plan.over))
+        text = generate(CppFrame(kernel, buffers, self.context, self.read_again, plan.over))
         name = self._function(text)
         if is_long(kernel.members):
             self.long.add(name)
@@ -168,8 +168,8 @@ class _Sources:
         assert step.batch is not None
         text = generate_batch(step.batch, self.context)
         name = self._function(text)
-        order = [int(buffer[1:]) for buffer in text.arguments]  # t3: the fourth of a part's buffers
-        buffers = [part.buffers[number] for part in step.batch.parts for number in order]
+        each = [step.batch.in_part(part, text.arguments) for part in step.batch.parts]
+        buffers = [buffer for buffers in each for buffer in buffers]
         places = [self._place(self.plan.over.get(buffer, buffer)) for buffer in buffers]
         self.tables.append(batch_tables(step.name, step.batch, places))
         own = ", ".join(f"{what}_{step.name}" for what in ("places", "starts", "counts"))
@@ -206,7 +206,7 @@ class _Sources:
 
 def _is_wide(kernel: Kernel, text: KernelText) -> bool:
     """Whether a kernel is a long map of mostly loads and stores."""
-    is_map = all(m.role == Role.FULL and m.loop.kind == "map" for m in kernel.members)
+    is_map = all(m.is_map for m in kernel.members)
     num_lines = text.body.count("\n")
     num_accesses = text.body.count("pf::load") + text.body.count("pf::store")
     return is_map and num_lines > _WIDE_LINES and 4 * num_accesses > num_lines

@@ -18,9 +18,9 @@ from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
 from perfuse.codegen.host.storage import storage_inputs
 from perfuse.codegen.host.tables import (
     UNKNOWN,
-    CallRow,
     FillRow,
     GpuTables,
+    HostCallRow,
     KeptRow,
     LaunchRow,
     MappedLaunchRow,
@@ -29,11 +29,11 @@ from perfuse.codegen.host.tables import (
 from perfuse.codegen.triton.sources import Launch, TensorMap, TritonSources
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View
+from perfuse.ir.program import BufferKind, LibraryCall, Opaque, View, sizes_from_data
 from perfuse.schedule.allocate import scratch_name, with_memory
 from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan
-from perfuse.schedule.turns import Allocation, Scratch, Source
+from perfuse.schedule.turns import Allocation, MemorySource, Scratch
 from perfuse.schedule.verify_memory import verify_memory
 from perfuse.torch_compat.tensors import element_bytes
 
@@ -186,8 +186,8 @@ class _GpuWriter(HostWriter):
         self.known_symbols |= {n for n in names if n not in self.program.buffers}
 
     def _needed_symbols(self) -> set[str]:
-        found = symbols_in(list(self.launch_dims))
-        return super()._needed_symbols() | {s for s in found if s[0] not in "uz"}
+        known = {*sizes_from_data(self.launch_dims), *dict(self.program.symbols)}
+        return super()._needed_symbols() | (symbols_in(list(self.launch_dims)) - known)
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class _GpuWriter(HostWriter):
         pointers = tuple(self.places[names.get(b, b)] for b in launch.buffers)
         if launch.call is not None:
             call = launch.call
-            row = CallRow(launch.kernel, pointers, call.offsets, call.sizes, call.factors)
+            row = HostCallRow(launch.kernel, pointers, call.offsets, call.sizes, call.factors)
             self.records.append(row)
             return
         sizes = tuple(self.sizes.index(s) + 1 for s in launch.symbols)
@@ -280,9 +280,9 @@ class _GpuWriter(HostWriter):
 
     def _point(self, made: Allocation) -> None:
         place = self.places.get(made.name)
-        if made.source is Source.PART:
+        if made.source is MemorySource.PART:
             self.w.line(f"P[{place}] = p + {made.offset}" if made.offset else f"P[{place}] = p")
-        elif made.source is Source.REUSED and place is not None and made.of in self.places:
+        elif made.source is MemorySource.REUSED and place is not None and made.of in self.places:
             self.w.line(f"P[{place}] = P[{self.places[made.of]}]")
         elif place is None and made.name not in self.program.buffers:
             self.w.line(f"p = {made.name}.data_ptr()")
@@ -293,7 +293,7 @@ class _GpuWriter(HostWriter):
         """The scratch that is in the arena, with the turn of its kernel."""
         for number, turn in enumerate(self.plan.memory.turns):
             for made in (made for added in turn.allocated for made in added):
-                if made.source is Source.ARENA and made.name in self.scratch:
+                if made.source is MemorySource.ARENA and made.name in self.scratch:
                     yield made, number
 
     def _fixed_pointers(self) -> tuple[tuple[int, int], ...]:
@@ -344,7 +344,7 @@ def _reason_unfit(plan: Plan) -> str:
         name = step.op.split(".")[1] if "." in step.op else step.op
         if step.op.startswith("py:") or name.startswith(_WAITING):
             return f"call_of_{name.removeprefix('py:')}"
-        if any(o not in program.buffers and o.startswith("u") for o in step.makes()):
+        if step.new_sizes:
             return "size_depends_on_data"
         if _moves_to_host(step):
             return "copy_between_devices"

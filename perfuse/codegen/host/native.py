@@ -16,7 +16,7 @@ from perfuse.errors import ArtefactError
 from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Matmul, View
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.turns import Allocation, Source
+from perfuse.schedule.turns import Allocation, MemorySource
 
 NO_MATRIX = "- 0 0 0 0"
 
@@ -68,9 +68,9 @@ class _Native:
         name = made.name
         if self.buffers[name].kind == BufferKind.SEEDS:
             raise cannot("it draws random numbers")
-        if made.source is Source.ARENA:
+        if made.source is MemorySource.ARENA:
             yield f"place {name} {made.offset}"
-        elif made.source is Source.REUSED:
+        elif made.source is MemorySource.REUSED:
             yield f"same {name} {made.of}"
         else:
             yield f"make {name} {_known(made.num_bytes)}"

@@ -25,7 +25,7 @@ from perfuse.ir.index import Dim, Index
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Loop, Opaque, View
 from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Step
-from perfuse.schedule.turns import Allocation, Source
+from perfuse.schedule.turns import Allocation, MemorySource
 from perfuse.torch_compat.ops import OpOverload
 
 
@@ -114,7 +114,7 @@ class HostWriter(WatchedMemory):
             dims += [*leaf.shape, *leaf.strides, leaf.offset] if is_view else [leaf]
         dims += list(self.program.outputs)
         found = symbols_in(dims) | set(self.sizes)
-        return {s for s in found if not s.startswith("z")}
+        return found - {name for name, _ in self.program.symbols}
 
     def _find_symbol(self, symbol: str) -> str | None:
         """The argument dimension that gives a symbol: a size equal to it, or a sum with it."""
@@ -138,7 +138,7 @@ class HostWriter(WatchedMemory):
         named = [a for a in atoms if a.name == symbol]
         if not named or ix.coefficient_of(dim, named[0]) != 1:
             return None
-        rest = ix.add(dim, -1 * ix.symbol(symbol, named[0].lower))
+        rest = ix.add(dim, -1 * ix.symbol(symbol, named[0].lower, named[0].is_from_data))
         return rest if symbols_in([rest]) <= self.known_symbols else None
 
     # -- steps -----------------------------------------------------------------------------
@@ -152,9 +152,9 @@ class HostWriter(WatchedMemory):
     def _allocate(self, allocations: Iterable[Allocation]) -> None:
         """Write what the plan decided; arenas are placed before, calls return their results."""
         for made in allocations:
-            if made.source in (Source.NEW, Source.REUSED):
+            if made.source in (MemorySource.NEW, MemorySource.REUSED):
                 self.w.line(f"{made.name} = {self._source(made)}")
-            if made.source not in (Source.ARENA, Source.CALL):
+            if made.source not in (MemorySource.ARENA, MemorySource.CALL):
                 self._point(made)
 
     def _point(self, made: Allocation) -> None:
@@ -162,7 +162,7 @@ class HostWriter(WatchedMemory):
             self._set_pointer(made.name)
 
     def _source(self, made: Allocation) -> str:
-        if made.source is Source.REUSED:
+        if made.source is MemorySource.REUSED:
             return made.of
         buffer = self.program.buffers[made.name]
         if buffer.kind == BufferKind.SEEDS:
@@ -190,7 +190,7 @@ class HostWriter(WatchedMemory):
         left = f"{', '.join(names)}{',' if step.returns_list and len(names) == 1 else ''}"
         copied = [name for name in step.outs if name and step.returns_view]
         self._run(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op, copied)
-        for size in step.measured:
+        for size in step.new_sizes:
             self.w.line(f"{size.symbol} = {size.out}.size({size.axis})")
         for name in step.outs:
             if name is not None and name in self.program.buffers:

@@ -40,7 +40,7 @@ class MappedLaunchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CallRow:
+class HostCallRow:
     """One host call: a function of a library of its own, given entries of P with offsets."""
 
     unit: str

@@ -16,13 +16,13 @@ from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.blocks import flat_members
 from perfuse.codegen.triton.carry import Carry
 from perfuse.codegen.triton.emit import ROWS, Block, Dialect, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, NARROW_TYPE
-from perfuse.codegen.triton.tiling import Machine, power_of_two
+from perfuse.codegen.triton.tiling import GpuLimits, power_of_two
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import DType
 from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Part, Role
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 from perfuse.schedule.turns import Scratch
 
 # Arguments of one launch: 4 KiB are what every driver takes.
@@ -36,16 +36,16 @@ _MOST_NARROW = 2**31 - 1
 _ZEROS = "tl.zeros([C], tl.int32)"
 
 
-def batch_tile(batch: Batch, machine: Machine) -> Tile:
+def batch_tile(batch: Batch, limits: GpuLimits) -> Tile:
     """Elements of a block (rows times columns), for enough blocks to fill the GPU."""
     if not batch.template.axes:
-        return Tile("batch", 1, 1, 1)
+        return Tile(TileKind.BATCH, 1, 1, 1)
     if _reduces(batch):
-        return Tile("batch", 1, 2 * _STEP, 8)
+        return Tile(TileKind.BATCH, 1, 2 * _STEP, 8)
     total = sum(part.count for part in batch.parts)
-    wanted = power_of_two(total // (machine.num_processors * _BLOCKS_PER_PROCESSOR) + 1)
+    wanted = power_of_two(total // (limits.num_processors * _BLOCKS_PER_PROCESSOR) + 1)
     elements = max(_STEP, min(_MOST_ELEMENTS, wanted))
-    return Tile("batch", elements // _STEP, _STEP, 4)
+    return Tile(TileKind.BATCH, elements // _STEP, _STEP, 4)
 
 
 def batch_texts(
@@ -57,7 +57,7 @@ def batch_texts(
     """
     assert kernel.batch is not None
     batch = _with_sums_of_everything(kernel.batch)
-    frame = Frame(batch.template, batch.buffers, tile, dialect)
+    frame = TritonFrame(batch.template, batch.buffers, tile, dialect)
     frame.is_wide = any(part.count > _MOST_NARROW for part in batch.parts)
     body = _Body(frame, batch)
     bodies = body.text()
@@ -90,7 +90,7 @@ def _with_sums_of_everything(batch: Batch) -> Batch:
 class _Body:
     """The text of the launch over all parts."""
 
-    def __init__(self, frame: Frame, batch: Batch) -> None:
+    def __init__(self, frame: TritonFrame, batch: Batch) -> None:
         self.frame = frame
         self.batch = batch
         self.is_single = not batch.template.axes
@@ -187,7 +187,7 @@ class _Body:
         flat_members(frame, Scope(w, frame.atoms(axes), around), block)
 
 
-def _pointed_to(frame: Frame, buffer: str) -> str:
+def _pointed_to(frame: TritonFrame, buffer: str) -> str:
     dtype = frame.buffers[buffer].dtype
     if frame.names.is_bits(dtype):
         return "tl.uint8"
@@ -215,12 +215,10 @@ class _Table:
         self.entries = [_Entry(first) for first in first_blocks]
         self.named: dict[str, str] = {}  # buffer -> the template's name for it
         based = next((b for p in batch.parts for b in p.buffers if b in places), None)
-        order = [int(name[1:]) for name in arguments]
         for part in batch.parts:
             self.entries.append(_Entry(part.count))
-            for number in order:
-                buffer = part.buffers[number]
-                self.named.setdefault(buffer, f"t{number}")
+            for name, buffer in zip(arguments, batch.in_part(part, arguments), strict=True):
+                self.named.setdefault(buffer, name)
                 if based is not None and buffer in places:
                     self.entries.append(_Entry(places[buffer] - places[based], based))
                 else:
@@ -255,7 +253,7 @@ class _Table:
         scratch = self.scratch()
         return KernelText(
             parameters=parameters, body=w.text(), buffers=(*names, scratch.name),
-            grid=(num_blocks, 1, 1), tile=Tile("flat", 1, 1, 1), scratch=(scratch,),
+            grid=(num_blocks, 1, 1), tile=Tile(TileKind.FLAT, 1, 1, 1), scratch=(scratch,),
             promised=promised,
         )  # fmt: skip
 

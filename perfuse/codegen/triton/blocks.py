@@ -5,16 +5,17 @@ from __future__ import annotations
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.carry import Carry, joins_itself
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
+from perfuse.ir.program import LoopKind
 from perfuse.schedule.plan import Role
 from perfuse.schedule.shape import transposed_axis
 
 
-def flat_text(frame: Frame) -> KernelText:
+def flat_text(frame: TritonFrame) -> KernelText:
     """Elements by flat position; whole-tensor reductions use persistent blocks and are combined."""
     w, tile = frame.w, frame.tile
     total = frame.size(frame.kernel.axes)
@@ -37,7 +38,7 @@ def flat_text(frame: Frame) -> KernelText:
     return frame.text((programs, 1, 1))
 
 
-def _flat_block(frame: Frame, w: Writer) -> Block:
+def _flat_block(frame: TritonFrame, w: Writer) -> Block:
     """The block of a flat index: all axes vary along its one kind of lane."""
     total = frame.size(frame.kernel.axes)
     w.line("at = start + tl.arange(0, C)")
@@ -48,7 +49,7 @@ def _flat_block(frame: Frame, w: Writer) -> Block:
     return Block(lanes_of, masks, {ROWS: "tl.zeros([C], tl.int32)"})
 
 
-def grouped_text(frame: Frame) -> KernelText:
+def grouped_text(frame: TritonFrame) -> KernelText:
     """Elements by their flat position, in groups of neighbours along the last axis.
 
     What does not vary along that axis is found once a group: a division, a scale of a row.
@@ -69,7 +70,7 @@ def grouped_text(frame: Frame) -> KernelText:
     return frame.text((num_blocks(total, tile.rows), 1, 1))
 
 
-def stacked_text(frame: Frame) -> KernelText:
+def stacked_text(frame: TritonFrame) -> KernelText:
     """Blocks of the inner axes for several steps of the first: what is the same is read once."""
     w, tile = frame.w, frame.tile
     first, *inner = [a for a in frame.kernel.axes if a.atom is not None]
@@ -85,7 +86,7 @@ def stacked_text(frame: Frame) -> KernelText:
     return frame.text((ix.mul(across, down), 1, 1))
 
 
-def _store_all(frame: Frame, block: Block) -> None:
+def _store_all(frame: TritonFrame, block: Block) -> None:
     """Every member that is kept, for all lanes of a block of rows and columns."""
     scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
     made: dict[str, Value] = {}
@@ -95,12 +96,12 @@ def _store_all(frame: Frame, block: Block) -> None:
             made[m.loop.out] = frame.stored(emitter, m, ROWS | COLUMNS)
 
 
-def _flat_body(frame: Frame, w: Writer, around: Scope | None) -> None:
+def _flat_body(frame: TritonFrame, w: Writer, around: Scope | None) -> None:
     block = _flat_block(frame, w)
     flat_members(frame, Scope(w, frame.atoms(frame.kernel.axes), around), block)
 
 
-def flat_members(frame: Frame, scope: Scope, block: Block) -> None:
+def flat_members(frame: TritonFrame, scope: Scope, block: Block) -> None:
     """Emit the stores and reductions of a kernel, for one block of flat positions."""
     made: dict[str, Value] = {}
     for m in frame.kernel.members:
@@ -111,7 +112,7 @@ def flat_members(frame: Frame, scope: Scope, block: Block) -> None:
             made[m.loop.out] = frame.stored(emitter, m, ROWS)
 
 
-def scatter_text(frame: Frame) -> KernelText:
+def scatter_text(frame: TritonFrame) -> KernelText:
     """Each element to the place that data names, added there if asked to."""
     total = frame.size(frame.kernel.axes)
     frame.w.line(f"start = {frame.program(0)} * C")
@@ -119,7 +120,7 @@ def scatter_text(frame: Frame) -> KernelText:
     scope = Scope(frame.w, frame.atoms(frame.kernel.axes), None)
     (m,) = frame.kernel.members
     emitter = frame.emitter(scope, block, m, {})
-    if m.loop.kind != "scatter_add":
+    if m.loop.kind is not LoopKind.SCATTER_ADD:
         frame.stored(emitter, m, ROWS)
     else:
         value = frame.value_of(emitter, m)
@@ -131,7 +132,7 @@ def scatter_text(frame: Frame) -> KernelText:
     return frame.text((num_blocks(total, frame.tile.columns), 1, 1))
 
 
-def transposed_text(frame: Frame) -> KernelText:
+def transposed_text(frame: TritonFrame) -> KernelText:
     """Tiles of the last axis and the one that runs fastest elsewhere: both sides are contiguous."""
     w, tile = frame.w, frame.tile
     tall, wide = transposed_axis(frame.kernel), frame.kernel.axes[-1]
@@ -152,7 +153,7 @@ def transposed_text(frame: Frame) -> KernelText:
     return frame.text((ix.mul(ix.mul(across, down), frame.size(others)), 1, 1))
 
 
-def columns_text(frame: Frame) -> KernelText:
+def columns_text(frame: TritonFrame) -> KernelText:
     """Blocks of columns run down their share of the rows."""
     w, tile = frame.w, frame.tile
     width, height = frame.size(frame.columns), frame.size(frame.rows)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import COLUMNS, Block, Dialect, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.tiling import num_blocks, power_of_two
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.schedule.plan import Kernel, Member, Role
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 from perfuse.schedule.turns import Scratch
 
 _MOST_JOINED = 2048  # what blocks found is read in steps of this many
@@ -25,7 +25,7 @@ _MOST_JOINED = 2048  # what blocks found is read in steps of this many
 class Carry:
     """The accumulators of a kernel that outlive a block of rows."""
 
-    def __init__(self, frame: Frame, shape: str, num_sharing: int) -> None:
+    def __init__(self, frame: TritonFrame, shape: str, num_sharing: int) -> None:
         self.frame = frame
         self.shape = shape
         self.num_sharing = num_sharing  # blocks that have a part of the same columns
@@ -130,18 +130,20 @@ class Carry:
 
 def joins_itself(tile: Tile, width: Dim) -> bool:
     """Whether the blocks that share columns join their sums without another launch."""
-    return tile.kind == "columns" and tile.splits > 1 and isinstance(width, int)
+    return tile.kind is TileKind.COLUMNS and tile.splits > 1 and isinstance(width, int)
 
 
-def join_columns(kernel: Kernel, first: Frame, num_sharing: int, dialect: Dialect) -> KernelText:
+def join_columns(
+    kernel: Kernel, first: TritonFrame, num_sharing: int, dialect: Dialect
+) -> KernelText:
     """The launch that joins what blocks left of each column."""
     members = [m for m in kernel.members if m.role == Role.OUTER]
     width = first.size(first.columns)
     # Few columns to a block: there are not many, and every one is a long way down.
     columns = 16 if not isinstance(width, int) else min(16, power_of_two(width))
     rows = min(128, power_of_two(num_sharing))
-    tile = Tile("join", rows, columns, 4)
-    frame = Frame(kernel, first.buffers, tile, dialect)
+    tile = Tile(TileKind.JOIN, rows, columns, 4)
+    frame = TritonFrame(kernel, first.buffers, tile, dialect)
     w = frame.w
     masks: dict[int, str] = {}
     w.line(f"column = {frame.program(0)} * C + tl.arange(0, C)[None, :]")

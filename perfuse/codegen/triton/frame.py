@@ -20,7 +20,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
-from perfuse.schedule.plan import Kernel, Member, Role, static_product
+from perfuse.schedule.plan import Kernel, Member, static_product
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import Scratch
 
@@ -45,7 +45,7 @@ class KernelText:
     called: str = ""  # functions that the body calls; their names start with KERNEL
 
 
-class Frame(KernelFrame[Names, Value]):
+class TritonFrame(KernelFrame[Names, Value]):
     """One Triton function being written."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Frame(KernelFrame[Names, Value]):
     def parts(self, member: Member, prefix: str = "acc") -> tuple[str, ...]:
         """The variables of a member's accumulator."""
         own = f"{prefix}_{self.short(member)}"
-        return (own, f"{own}_at") if reduce.is_position(member) else (own,)
+        return (own, f"{own}_at") if member.loop.kind.is_position else (own,)
 
     def stored(self, emitter: Emitter, member: Member, lanes: int) -> Value:
         """Store a member's value for every lane, though it may not vary along them."""
@@ -106,7 +106,7 @@ class Frame(KernelFrame[Names, Value]):
                 return results[name]
             if any(r.buffer == name for r in maker.loop.reads()):
                 return None  # changed in place in an earlier sweep: what is there is the new value
-            if maker.role == Role.FULL and maker.loop.kind == "map":
+            if maker.is_map:
                 rounded = ex.round_to(maker.loop.value, self.buffers[name].dtype)
                 # As the maker sees it: what is overwritten after it still has its old value.
                 return Formula(rounded, self._reading(maker, results))
@@ -183,7 +183,7 @@ class Frame(KernelFrame[Names, Value]):
         if reduce.kind_dtype(member) is DType.BOOL:
             value = emitter.converted(value, DType.BOOL)
         texts = [value.text]
-        if reduce.is_position(member):
+        if member.loop.kind.is_position:
             texts.append(position)
         if mask is not None:
             starts = reduce.starts(member)
@@ -203,7 +203,7 @@ class Frame(KernelFrame[Names, Value]):
     def finished(self, emitter: Emitter, member: Member, text: str, lanes: int) -> Value:
         """The result of a reduction in its buffer's compute type."""
         name = self.names.local()
-        names = (name, f"{name}_at") if reduce.is_position(member) else (name,)
+        names = (name, f"{name}_at") if member.loop.kind.is_position else (name,)
         emitter.line(f"{', '.join(names)} = {text}")
         value = Value(names[-1], reduce.result_dtype(member), lanes)
         return emitter.converted(value, self.buffers[member.loop.out].dtype.compute)

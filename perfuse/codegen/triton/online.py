@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import COLUMNS, Block, Emitter
-from perfuse.codegen.triton.frame import Frame
+from perfuse.codegen.triton.frame import TritonFrame
 from perfuse.codegen.triton.pairing import dependent_pair
 from perfuse.codegen.triton.spelling import spelling
 from perfuse.codegen.writer import Writer
@@ -29,23 +29,23 @@ class Pair(ABC):
     first: Member
     second: Member
 
-    def declare(self, frame: Frame, w: Writer) -> None:
+    def declare(self, frame: TritonFrame, w: Writer) -> None:
         frame.declare(w, self.first, "[R, C]")
         frame.declare(w, self.second, "[R, C]")
 
-    def names(self, frame: Frame) -> tuple[str, str]:
+    def names(self, frame: TritonFrame) -> tuple[str, str]:
         return frame.parts(self.first)[0], frame.parts(self.second)[0]
 
     @abstractmethod
-    def step(self, frame: Frame, emitter: Emitter, block: Block) -> None:
+    def step(self, frame: TritonFrame, emitter: Emitter, block: Block) -> None:
         """Take in one block of columns."""
 
     @abstractmethod
-    def first_text(self, frame: Frame) -> str:
+    def first_text(self, frame: TritonFrame) -> str:
         """The first result, from all lanes."""
 
     @abstractmethod
-    def second_text(self, frame: Frame, first: str) -> str:
+    def second_text(self, frame: TritonFrame, first: str) -> str:
         """The second result, given the variable of the first."""
 
 
@@ -56,15 +56,15 @@ class Exponentials(Pair):
     summed is scaled down once a group and step, not once an element.
     """
 
-    def _group(self, frame: Frame) -> int:
+    def _group(self, frame: TritonFrame) -> int:
         return min(_GROUP, frame.tile.columns)
 
-    def declare(self, frame: Frame, w: Writer) -> None:
+    def declare(self, frame: TritonFrame, w: Writer) -> None:
         groups = f"[R, {frame.tile.columns // self._group(frame)}]"
         frame.declare(w, self.first, groups)
         frame.declare(w, self.second, groups)
 
-    def step(self, frame: Frame, emitter: Emitter, block: Block) -> None:
+    def step(self, frame: TritonFrame, emitter: Emitter, block: Block) -> None:
         top, total = self.names(frame)
         (x,) = frame.lanes_text(emitter, self.first, block.mask(COLUMNS), "[R, C]", "")
         size = self._group(frame)
@@ -78,10 +78,10 @@ class Exponentials(Pair):
         emitter.line(f"{total} = tl.fma({total}, {exp(f'{top} - {base}')}, {added})")
         emitter.line(f"{top} = {seen}")
 
-    def first_text(self, frame: Frame) -> str:
+    def first_text(self, frame: TritonFrame) -> str:
         return reduce.joined(self.first, [self.names(frame)[0]], 1)
 
-    def second_text(self, frame: Frame, first: str) -> str:
+    def second_text(self, frame: TritonFrame, first: str) -> str:
         top, total = self.names(frame)
         return f"tl.sum({total} * pf_exp_below({top}, {first}), 1, keep_dims=True)"
 
@@ -89,17 +89,17 @@ class Exponentials(Pair):
 class Moments(Pair):
     """A sum, and the squares of deviations from its mean: a lane holds its mean and squares."""
 
-    def declare(self, frame: Frame, w: Writer) -> None:
+    def declare(self, frame: TritonFrame, w: Writer) -> None:
         super().declare(frame, w)
         width = frame.size(frame.columns)
         # Steps over whole blocks count for all lanes alike.
         is_whole = isinstance(width, int) and width >= frame.tile.columns
         w.line(f"{self._count(frame)} = {'0.0' if is_whole else 'tl.zeros([R, C], tl.float32)'}")
 
-    def _count(self, frame: Frame) -> str:
+    def _count(self, frame: TritonFrame) -> str:
         return f"count_{frame.short(self.first)}"
 
-    def step(self, frame: Frame, emitter: Emitter, block: Block) -> None:
+    def step(self, frame: TritonFrame, emitter: Emitter, block: Block) -> None:
         (mean, squares), count = self.names(frame), self._count(frame)
         (x,) = frame.lanes_text(emitter, self.first, None, "[R, C]", "")
         mask = block.mask(COLUMNS)
@@ -119,10 +119,10 @@ class Moments(Pair):
         emitter.line(f"{squares} = tl.fma({off}, {rest}, {squares})")
         emitter.line(f"{mean} = {moved}")
 
-    def first_text(self, frame: Frame) -> str:
+    def first_text(self, frame: TritonFrame) -> str:
         return f"tl.sum({self.names(frame)[0]} * {self._count(frame)}, 1, keep_dims=True)"
 
-    def second_text(self, frame: Frame, first: str) -> str:
+    def second_text(self, frame: TritonFrame, first: str) -> str:
         (mean, squares), count = self.names(frame), self._count(frame)
         lanes = f"tl.broadcast_to({count}, [R, C])"
         whole = f"({first} / tl.sum({lanes}, 1, keep_dims=True))"

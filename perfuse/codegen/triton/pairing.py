@@ -6,6 +6,7 @@ import math
 
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
+from perfuse.ir.program import LoopKind
 from perfuse.schedule.plan import Kernel, Member, Role
 
 
@@ -19,14 +20,14 @@ def dependent_pair(kernel: Kernel, number: int) -> tuple[str, Member, Member] | 
     if len(first) != 1 or len(second) != 1:
         return None
     one, two = first[0], second[0]
-    if one.role != Role.INNER or two.role != Role.INNER or two.loop.kind != "sum":
+    if one.role != Role.INNER or two.role != Role.INNER or two.loop.kind is not LoopKind.SUM:
         return None
     if one.loop.value.dtype is not DType.F32 or two.loop.value.dtype is not DType.F32:
         return None
     value = _unfolded(kernel, two.loop.value)
-    if one.loop.kind == "max" and _is_relative(value, one):
+    if one.loop.kind is LoopKind.MAX and _is_relative(value, one):
         return "exponentials", one, two
-    if one.loop.kind == "sum" and _is_square_about_mean(kernel, value, one):
+    if one.loop.kind is LoopKind.SUM and _is_square_about_mean(kernel, value, one):
         return "moments", one, two
     return None
 

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
 from perfuse.ir.dtype import DType
+from perfuse.ir.program import LoopKind
 from perfuse.schedule.plan import Member, static_product
 
 # Beyond every position: lanes outside lose against any that is inside.
 _NOWHERE = {DType.I32: 2**31 - 1, DType.I64: 2**63 - 1}
-_SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
-
-
-def is_position(member: Member) -> bool:
-    return member.loop.kind.startswith("arg")
+_SIGNS = {LoopKind.SUM: "+", LoopKind.PROD: "*", LoopKind.ANY: "|", LoopKind.ALL: "&"}
 
 
 def position_dtype(member: Member) -> DType:
@@ -25,13 +22,13 @@ def position_dtype(member: Member) -> DType:
 
 def kind_dtype(member: Member) -> DType:
     """The dtype that a reduction accumulates in."""
-    return DType.BOOL if member.loop.kind in ("any", "all") else member.loop.value.dtype
+    return DType.BOOL if member.loop.kind.is_truth else member.loop.value.dtype
 
 
 def part_dtypes(member: Member) -> tuple[DType, ...]:
     """The dtypes of an accumulator's parts: the value, then the position where one is kept."""
     own = kind_dtype(member)
-    return (own, position_dtype(member)) if is_position(member) else (own,)
+    return (own, position_dtype(member)) if member.loop.kind.is_position else (own,)
 
 
 def result_dtype(member: Member) -> DType:
@@ -76,28 +73,31 @@ def read_back(member: Member, text: str) -> str:
 def combined(member: Member, a: Sequence[str], b: Sequence[str]) -> str:
     """Two accumulators in one, as the right side of an assignment to all parts."""
     kind, dtype = member.loop.kind, kind_dtype(member)
-    if is_position(member):
+    if kind.is_position:
         return f"pf_{kind}({a[0]}, {a[1]}, {b[0]}, {b[1]})"
     x, y = a[0], b[0]
     if kind in _SIGNS:
         return f"{x} {_SIGNS[kind]} {y}"
     if dtype.is_float:
         return f"pf_{kind}({x}, {y})"
-    return f"tl.{'maximum' if kind == 'max' else 'minimum'}({x}, {y})"
+    return f"tl.{'maximum' if kind is LoopKind.MAX else 'minimum'}({x}, {y})"
 
 
 def joined(member: Member, parts: Sequence[str], axis: int, *, keep: bool = True) -> str:
     """The lanes along an axis in one."""
     kind, dtype = member.loop.kind, kind_dtype(member)
     dims = ", keep_dims=True" if keep else ""
-    if is_position(member) and dtype.is_float and keep:
+    if kind.is_position and dtype.is_float and keep:
         nowhere = _NOWHERE[position_dtype(member)]
         return f"pf_first_{kind}({parts[0]}, {parts[1]}, {nowhere}, {axis})"
-    if is_position(member):
+    if kind.is_position:
         return f"tl.reduce(({parts[0]}, {parts[1]}), {axis}, pf_{kind}{dims})"
     x = parts[0]
-    if kind in ("any", "all"):
-        return f"(tl.{'max' if kind == 'any' else 'min'}({x}.to(tl.int32), {axis}{dims}) != 0)"
-    if kind == "prod" or (dtype.is_float and kind != "sum"):
-        return f"tl.reduce({x}, {axis}, pf_{'mul' if kind == 'prod' else kind}{dims})"
+    if kind.is_truth:
+        extremum = "max" if kind is LoopKind.ANY else "min"
+        return f"(tl.{extremum}({x}.to(tl.int32), {axis}{dims}) != 0)"
+    if kind is LoopKind.PROD:
+        return f"tl.reduce({x}, {axis}, pf_mul{dims})"
+    if dtype.is_float and kind is not LoopKind.SUM:
+        return f"tl.reduce({x}, {axis}, pf_{kind}{dims})"
     return f"tl.{kind}({x}, {axis}{dims})"

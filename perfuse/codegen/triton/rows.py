@@ -9,7 +9,7 @@ from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton import online, reduce
 from perfuse.codegen.triton.carry import Carry
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Emitter, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.pairing import sweeps
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
@@ -26,7 +26,7 @@ class RowWriter:
     results: dict[str, Value] = field(default_factory=dict)
 
 
-def rows_text(frame: Frame) -> KernelText:
+def rows_text(frame: TritonFrame) -> KernelText:
     """Blocks of whole rows; with results across rows, persistent blocks with accumulators."""
     w, tile = frame.w, frame.tile
     blocks = num_blocks(frame.size(frame.rows), tile.rows)
@@ -51,7 +51,7 @@ def rows_text(frame: Frame) -> KernelText:
 class Rows:
     """The text of a kernel's rows."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: TritonFrame) -> None:
         self.frame = frame
         self.tile = frame.tile
         self.carry = Carry(frame, "[R, C]", frame.tile.programs or 1)

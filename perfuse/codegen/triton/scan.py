@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.rows import Rows, RowWriter
 from perfuse.codegen.triton.spelling import COMPUTE_TYPE, bare, literal, start
 from perfuse.codegen.triton.tiling import num_blocks
+from perfuse.ir.program import LoopKind
 from perfuse.schedule.plan import Member
 
-_COMBINE = {"cumsum": "pf_add", "cumprod": "pf_mul"}
+_COMBINE = {LoopKind.CUMSUM: "pf_add", LoopKind.CUMPROD: "pf_mul"}
 
 
-def scan_text(frame: Frame) -> KernelText:
+def scan_text(frame: TritonFrame) -> KernelText:
     """A single loop: a row's values, each combined with all before it."""
     w = frame.w
     rows = Rows(frame)
@@ -37,7 +38,7 @@ def scan_text(frame: Frame) -> KernelText:
     return frame.text((num_blocks(frame.size(frame.rows), frame.tile.rows), 1, 1))
 
 
-def _scan_block(frame: Frame, row: RowWriter, m: Member, before: str | None) -> None:
+def _scan_block(frame: TritonFrame, row: RowWriter, m: Member, before: str | None) -> None:
     block, w = frame.block(row.masks), row.scope.writer
     emitter = frame.emitter(row.scope, block, m, {})
     kind, combine = m.loop.value.dtype, _COMBINE[m.loop.kind]

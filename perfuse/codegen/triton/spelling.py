@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from perfuse.ir.dtype import DType
+from perfuse.ir.program import LoopKind
 
 COMPUTE_TYPE = {
     DType.BOOL: "tl.int1", DType.U8: "tl.uint8", DType.I8: "tl.int8", DType.U16: "tl.uint16",
@@ -30,6 +31,10 @@ _INT_RANGE = {
     DType.U64: (0, 2**64 - 1), DType.I64: (-(2**63), 2**63 - 1),
 }  # fmt: skip
 
+_STARTS: dict[LoopKind, bool | int | float] = {
+    LoopKind.SUM: 0, LoopKind.PROD: 1, LoopKind.ANY: False, LoopKind.ALL: True,
+    LoopKind.CUMSUM: 0, LoopKind.CUMPROD: 1,
+}  # fmt: skip
 # {0}, {1} ... are the arguments. Names that start with pf_ are functions of `helpers.py`.
 _EITHER = {
     "neg": "-({0})", "abs": "tl.abs({0})", "sign": "pf_sign({0})",
@@ -153,14 +158,11 @@ def typed(value: bool | int | float, dtype: DType) -> str:
     return literal(value, dtype)
 
 
-def start(kind: str, dtype: DType) -> bool | int | float:
+def start(kind: LoopKind, dtype: DType) -> bool | int | float:
     """The number that a reduction in this compute type starts from."""
-    plain: dict[str, bool | int | float] = {
-        "sum": 0, "prod": 1, "any": False, "all": True, "cumsum": 0, "cumprod": 1,
-    }  # fmt: skip
-    if kind in plain:
-        return plain[kind]
-    is_max = kind in ("max", "argmax")
+    if kind in _STARTS:
+        return _STARTS[kind]
+    is_max = kind in (LoopKind.MAX, LoopKind.ARGMAX)
     if dtype.is_float:
         return -math.inf if is_max else math.inf
     if dtype is DType.BOOL:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from perfuse.codegen.triton import reduce
 from perfuse.codegen.triton.emit import ROWS
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.pairing import sweeps
 from perfuse.codegen.triton.rows import Rows, RowWriter
 from perfuse.codegen.triton.tiling import num_blocks, power_of_two
@@ -18,18 +18,19 @@ from perfuse.ir import index as ix
 from perfuse.schedule.plan import Member, Role
 
 
-def split_texts(frame: Frame) -> list[KernelText]:
+def split_texts(frame: TritonFrame) -> list[KernelText]:
     """One launch per stage, and a last one if a stage ends in a reduction."""
     count = 1 + max(m.stage for m in frame.kernel.members)
     has_open_end = any(m.role == Role.INNER and m.stage == count - 1 for m in frame.kernel.members)
     parts = (frame.kernel, frame.buffers, frame.tile, frame.names.dialect)
-    return [_Stage(Frame(*parts), number).text() for number in range(count + int(has_open_end))]
+    numbers = range(count + int(has_open_end))
+    return [_Stage(TritonFrame(*parts), number).text() for number in numbers]
 
 
 class _Stage(Rows):
     """The launch of one stage: results of earlier ones, then its own share of the columns."""
 
-    def __init__(self, frame: Frame, number: int) -> None:
+    def __init__(self, frame: TritonFrame, number: int) -> None:
         super().__init__(frame)
         self.number = number
 

@@ -13,7 +13,7 @@ from perfuse.codegen.triton.tiling import may_stream
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel, static_product
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 Place = tuple[str, Dim]  # a buffer, and where in it
 
@@ -55,8 +55,8 @@ def _is_each_once(buffer: Buffer, count: int) -> bool:
 
 def _is_swept_once(kernel: Kernel, tile: Tile) -> bool:
     """Rows that are not held are read again for every stage that sweeps over them."""
-    if not (tile.is_swept or tile.kind == "split"):
+    if not (tile.is_swept or tile.kind is TileKind.SPLIT):
         return True
     if len(sweeping_stages(kernel)) <= 1:
         return True
-    return tile.kind == "rows" and is_one_sweep(kernel)
+    return tile.kind is TileKind.ROWS and is_one_sweep(kernel)

@@ -12,7 +12,7 @@ from perfuse.codegen.triton import blocks
 from perfuse.codegen.triton.batch import batch_texts, batch_tile
 from perfuse.codegen.triton.carry import join_columns, joins_itself
 from perfuse.codegen.triton.emit import Dialect
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.helpers import helper_text
 from perfuse.codegen.triton.quantised import quantising_kernels
 from perfuse.codegen.triton.rows import rows_text
@@ -26,13 +26,14 @@ from perfuse.codegen.triton.templates.attention import (
 )
 from perfuse.codegen.triton.templates.template import Template
 from perfuse.codegen.triton.templates.texts import template_texts
-from perfuse.codegen.triton.tiling import Machine, choose_tile, smaller, widest_of
+from perfuse.codegen.triton.tiling import GpuLimits, choose_tile, smaller, widest_of
 from perfuse.context import Context
 from perfuse.errors import KernelTooLarge
+from perfuse.gpu import Platform
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel, Plan, Role
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 from perfuse.target import Target
 from perfuse.torch_compat.ops import fp8_cast_saturates
 
@@ -47,14 +48,14 @@ from triton.experimental.gluon.language.nvidia import hopper
 """
 
 _ONE_LAUNCH = {
-    "flat": blocks.flat_text,
-    "grouped": blocks.grouped_text,
-    "stacked": blocks.stacked_text,
-    "transposed": blocks.transposed_text,
-    "scatter": blocks.scatter_text,
-    "scan": scan_text,
-    "rows": rows_text,
-    "columns": blocks.columns_text,
+    TileKind.FLAT: blocks.flat_text,
+    TileKind.GROUPED: blocks.grouped_text,
+    TileKind.STACKED: blocks.stacked_text,
+    TileKind.TRANSPOSED: blocks.transposed_text,
+    TileKind.SCATTER: blocks.scatter_text,
+    TileKind.SCAN: scan_text,
+    TileKind.ROWS: rows_text,
+    TileKind.COLUMNS: blocks.columns_text,
 }
 
 
@@ -102,9 +103,9 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
         program, machine = plan.program, machine_of(context.target)
         return attention_tile(kernel.attention, program.buffers, program.hints, machine)
     if kernel.batch is not None:
-        return batch_tile(kernel.batch, machine_of(context.target))
+        return batch_tile(kernel.batch, limits_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
-    return choose_tile(kernel, machine_of(context.target), widest)
+    return choose_tile(kernel, limits_of(context.target), widest)
 
 
 def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: Context) -> Plan:
@@ -164,22 +165,22 @@ def kernel_texts(
 def _texts(
     kernel: Kernel, buffers: Mapping[str, Buffer], tile: Tile, dialect: Dialect
 ) -> list[KernelText]:
-    frame = Frame(kernel, buffers, tile, dialect)
-    if tile.kind == "split":
+    frame = TritonFrame(kernel, buffers, tile, dialect)
+    if tile.kind is TileKind.SPLIT:
         return split_texts(frame)
     texts = [_ONE_LAUNCH[tile.kind](frame)]
-    sharing = tile.splits if tile.kind == "columns" else tile.programs or 1
+    sharing = tile.splits if tile.kind is TileKind.COLUMNS else tile.programs or 1
     is_left = (sharing > 1 or tile.is_swept) and not joins_itself(tile, frame.size(frame.columns))
     if is_left and any(m.role == Role.OUTER for m in kernel.members):
         texts.append(join_columns(kernel, frame, sharing, dialect))
     return texts
 
 
-def machine_of(target: Target) -> Machine:
+def limits_of(target: Target) -> GpuLimits:
     gpu = target.gpu
     if gpu is None:
-        return Machine()
-    return Machine(gpu.multiprocessors, gpu.warp, gpu.shared_bytes)
+        return GpuLimits()
+    return GpuLimits(gpu.multiprocessors, gpu.warp, gpu.shared_bytes)
 
 
 def dialect_of(context: Context) -> Dialect:
@@ -191,7 +192,7 @@ def dialect_of(context: Context) -> Dialect:
     return Dialect(
         frozenset({DType.F8E4M3FN, DType.F8E5M2}) if is_native else frozenset(),
         # Triton's pipeliner for AMD ends the process at an assertion in a loop that it pipelines.
-        pipelines_assertions=context.target.kind != "hip",
+        pipelines_assertions=context.target.kind is not Platform.HIP,
         maps_on_host=gpu is not None and gpu.capability >= 90,
         approximates=settings.approximate,
     )

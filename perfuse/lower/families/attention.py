@@ -271,7 +271,7 @@ def _zeros(builder: Builder, shape: Sequence[Dim]) -> Buffer:
 def _scatters(
     scattered: Sequence[Scattered | None], sums: Sequence[Buffer | None]
 ) -> list[ScoreScatter]:
-    """What each score adds to which element of the gradient of a captured tensor."""
+    """The sums over scores at elements of captured tensors' gradients."""
     return [
         ScoreScatter(buffer.name, buffer.index(position), value)
         for each, buffer in zip(scattered, sums, strict=True)

@@ -12,6 +12,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
+from perfuse.ir.program import LoopKind
 from perfuse.lower.builder import Builder
 from perfuse.lower.families import pooling
 from perfuse.lower.families.pooling import MOST_TAPS, PoolingWindow, covering, in_memory, summed
@@ -83,7 +84,7 @@ def _tap_loop(builder: Builder, x: Tensor, shape: tuple[Dim, ...], window: Pooli
     moved = reindex_unchecked(x, full, [*at[:lead], *where])
     value = guarded(moved.value, all_inside(where, window.sizes), ex.const(0, wide))
     reduced = range(len(shape), len(full))
-    return builder.reduce("sum", Tensor(full, wide, value), list(reduced), wide).value
+    return builder.reduce(LoopKind.SUM, Tensor(full, wide, value), list(reduced), wide).value
 
 
 def _average_backward(builder: Builder, grad: Tensor, x: Tensor, divisor: Divisor) -> Tensor:

@@ -13,7 +13,7 @@ from perfuse.graph import aligned_matmul as aligned_op
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.matmul import Operands
-from perfuse.ir.program import Buffer, Matmul, View
+from perfuse.ir.program import Buffer, LoopKind, Matmul, View
 from perfuse.lower.builder import Builder, unsqueeze_dims
 from perfuse.lower.families.pointwise import add as add_tensors
 from perfuse.lower.families.pointwise import multiply
@@ -68,7 +68,7 @@ def _as_loop(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     transposed = reindex(b, (columns, inner), positions((columns, inner))[::-1])
     right = builder.broadcast(unsqueeze_dims(transposed, [0]), shape)
     value = ex.apply("mul", ex.cast(left.value, wide), ex.cast(right.value, wide))
-    return cast_tensor(builder.reduce("sum", Tensor(shape, wide, value), [2], wide), a.dtype)
+    return cast_tensor(builder.reduce(LoopKind.SUM, Tensor(shape, wide, value), [2], wide), a.dtype)
 
 
 @lowers("aten.mm.default")

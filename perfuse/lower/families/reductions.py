@@ -9,7 +9,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Loop
+from perfuse.ir.program import Loop, LoopKind
 from perfuse.lower.builder import Builder, axes_over
 from perfuse.lower.families.pointwise import elementwise, op
 from perfuse.lower.families.views import reshape
@@ -34,7 +34,7 @@ def accumulate_dtype(x: Tensor, dtype: Any) -> DType:
     return x.dtype if x.dtype.is_float else DType.I64
 
 
-def _sum_like(kind: str) -> Callable[..., Tensor]:
+def _sum_like(kind: LoopKind) -> Callable[..., Tensor]:
     def lower(
         builder: Builder, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     ) -> Tensor:
@@ -45,9 +45,9 @@ def _sum_like(kind: str) -> Callable[..., Tensor]:
     return lower
 
 
-sum_over = _sum_like("sum")
+sum_over = _sum_like(LoopKind.SUM)
 lowers("aten.sum.default", "aten.sum.dim_IntList")(sum_over)
-lowers("aten.prod.default", "aten.prod.dim_int")(_sum_like("prod"))
+lowers("aten.prod.default", "aten.prod.dim_int")(_sum_like(LoopKind.PROD))
 
 
 def count(x: Tensor, dims: Sequence[int]) -> Dim:
@@ -79,7 +79,8 @@ def mean(
 def _wide_sum(builder: Builder, x: Tensor, dims: list[int], keepdim: bool, like: DType) -> Tensor:
     """A sum kept in float32 for small floats, so that a mean is rounded once."""
     wide = like.compute
-    return builder.reduce("sum", Tensor(x.shape, wide, ex.cast(x.value, wide)), dims, wide, keepdim)
+    widened = Tensor(x.shape, wide, ex.cast(x.value, wide))
+    return builder.reduce(LoopKind.SUM, widened, dims, wide, keepdim)
 
 
 @lowers("aten.var_mean.correction")
@@ -100,9 +101,9 @@ def variance(
 
     deviation = elementwise(builder, [x, average], wide, op("sub"))
     square = elementwise(builder, [deviation], wide, lambda d: ex.apply("mul", d, d))
-    squares = builder.reduce("sum", square, dims, wide, True)
+    squares = builder.reduce(LoopKind.SUM, square, dims, wide, True)
     if not builder.is_gpu:  # a GPU's many short sums leave the mean nearly exact
-        drift = builder.reduce("sum", deviation, dims, wide, True)
+        drift = builder.reduce(LoopKind.SUM, deviation, dims, wide, True)
         lost = elementwise(builder, [drift, scaled_by_count(builder, drift, num)], wide, op("mul"))
         rest = elementwise(builder, [squares, lost], wide, op("sub"))
         squares = elementwise(
@@ -119,19 +120,20 @@ def var(builder: Builder, x: Tensor, dim: Any = None, **kw: Any) -> Tensor:
     return variance(builder, x, dim, **kw)[0]
 
 
-def _extremum(kind: str) -> Callable[..., Tensor]:
+def _extremum(kind: LoopKind) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
         dims = dims_of(x, dim)
         if any(x.shape[d] == 0 for d in dims):
             raise CannotLower(f"{kind} over an empty dimension")
         if x.dtype is DType.BOOL:
-            return builder.reduce("any" if kind == "max" else "all", x, dims, x.dtype, keepdim)
+            truth = LoopKind.ANY if kind is LoopKind.MAX else LoopKind.ALL
+            return builder.reduce(truth, x, dims, x.dtype, keepdim)
         return builder.reduce(kind, x, dims, x.dtype, keepdim)
 
     return lower
 
 
-def _position(kind: str) -> Callable[..., Tensor]:
+def _position(kind: LoopKind) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         if x.dtype is DType.BOOL:
             x = cast_tensor(x, DType.U8)
@@ -145,25 +147,25 @@ def _position(kind: str) -> Callable[..., Tensor]:
     return lower
 
 
-def _with_position(kind: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def _with_position(kind: LoopKind, position: LoopKind) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(
         builder: Builder, x: Tensor, dim: int, keepdim: bool = False
     ) -> tuple[Tensor, Tensor]:
         if x.value.cost > 2:
             x = builder.realize(x)
         values = _extremum(kind)(builder, x, dim, keepdim)
-        return values, _position(f"arg{kind}")(builder, x, dim, keepdim)
+        return values, _position(position)(builder, x, dim, keepdim)
 
     return lower
 
 
-for _kind in ("max", "min"):
+for _kind, _at in ((LoopKind.MAX, LoopKind.ARGMAX), (LoopKind.MIN, LoopKind.ARGMIN)):
     lowers(f"aten.a{_kind}.default", f"aten.{_kind}.default")(_extremum(_kind))
-    lowers(f"aten.arg{_kind}.default")(_position(f"arg{_kind}"))
-    lowers(f"aten.{_kind}.dim")(_with_position(_kind))
+    lowers(f"aten.{_at}.default")(_position(_at))
+    lowers(f"aten.{_kind}.dim")(_with_position(_kind, _at))
 
 
-def _truth(kind: str) -> Callable[..., Tensor]:
+def _truth(kind: LoopKind) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         result = DType.U8 if x.dtype is DType.U8 else DType.BOOL
         truth = Tensor(x.shape, DType.BOOL, ex.cast(x.value, DType.BOOL))
@@ -173,7 +175,7 @@ def _truth(kind: str) -> Callable[..., Tensor]:
     return lower
 
 
-def _scan(kind: str) -> Callable[..., Tensor]:
+def _scan(kind: LoopKind) -> Callable[..., Tensor]:
     def lower(builder: Builder, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
         result = accumulate_dtype(x, dtype)
         if x.ndim == 0 or x.shape[dim] == 1 or any(size == 0 for size in x.shape):
@@ -189,7 +191,7 @@ def _scan(kind: str) -> Callable[..., Tensor]:
     return lower
 
 
-for _kind in ("any", "all"):
+for _kind in (LoopKind.ANY, LoopKind.ALL):
     lowers(*(f"aten.{_kind}.{o}" for o in ("default", "dim", "dims")))(_truth(_kind))
-for _kind in ("cumsum", "cumprod"):
+for _kind in (LoopKind.CUMSUM, LoopKind.CUMPROD):
     lowers(f"aten.{_kind}.default")(_scan(_kind))

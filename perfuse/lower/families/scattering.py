@@ -9,7 +9,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Loop
+from perfuse.ir.program import Loop, LoopKind
 from perfuse.lower.builder import Builder, axes_over, unsqueeze_dims
 from perfuse.lower.families.indexing import checked_index, data_index, places_of
 from perfuse.lower.families.pointwise import element
@@ -19,11 +19,7 @@ from perfuse.lower.tensor import Tensor, cast_tensor, expand, positions, reindex
 
 
 def stored_at(
-    builder: Builder,
-    x: Tensor,
-    stores: Sequence[tuple[Tensor, Sequence[Dim]]],
-    *,
-    accumulate: bool,
+    builder: Builder, x: Tensor, stores: Sequence[tuple[Tensor, Sequence[Dim]]], *, accumulate: bool
 ) -> Tensor:
     """A copy of x with values written to (or added at) positions, later stores after earlier.
 
@@ -38,7 +34,8 @@ def stored_at(
         if any(size == 0 for size in values.shape):
             continue
         axes = axes_over(values.shape)
-        kind = "scatter_add" if accumulate and i == len(stores) - 1 else "map"
+        accumulates = accumulate and i == len(stores) - 1
+        kind = LoopKind.SCATTER_ADD if accumulates else LoopKind.MAP
         value = ex.cast(values.value, buffer.dtype)
         index = buffer.index(tuple(position))
         builder.nodes.append(Loop(buffer.name, axes, kind, value, index, builder.origin))

@@ -14,13 +14,23 @@ from perfuse.codegen.cpp.unit import generate_sources
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.gpu import Platform
 from perfuse.target import Target
 from tests.unit.lower.samples import f32
 from tests.unit.planning import plans_of
 
 # A machine that is the same everywhere.
 TARGET = Target(
-    "cpu", "x86_64", "avx2", 8, 4, 32 << 10, 1 << 20, 16 << 20, "g++", "g++ (a test) 12.2.0"
+    Platform.CPU,
+    "x86_64",
+    "avx2",
+    8,
+    4,
+    l1_bytes=32 << 10,
+    l2_bytes=1 << 20,
+    l3_bytes=16 << 20,
+    compiler="g++",
+    compiler_version="g++ (a test) 12.2.0",
 )
 CONTEXT = Context(TARGET, Settings(), Counters())
 

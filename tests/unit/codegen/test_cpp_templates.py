@@ -14,7 +14,7 @@ from torch import Tensor
 from perfuse.backends import backend_of
 from perfuse.codegen.cpp.templates.choices import (
     CppTemplate,
-    Kind,
+    CppTemplateKind,
     choice_of,
     is_legal,
     propose,
@@ -164,14 +164,14 @@ def test_illegal_templates_are_not_proposed() -> None:
     kernel = kernel_of(plan)
     assert kernel.contraction is not None
     (matmul,) = kernel.contraction.matmuls
-    dots = CppTemplate(Kind.DOTS, 3, 4, 0, 0, 256)
+    dots = CppTemplate(CppTemplateKind.DOTS, 3, 4, 0, 0, 256)
     assert not is_legal(dots, matmul, 8), "columns are not contiguous"
-    assert not is_legal(CppTemplate(Kind.PACKED, 6, 2, 256, 100, 256), matmul, 8)
-    assert not is_legal(CppTemplate(Kind.ROWS, 6, 2, 256, 0, 250), matmul, 8)
+    assert not is_legal(CppTemplate(CppTemplateKind.PACKED, 6, 2, 256, 100, 256), matmul, 8)
+    assert not is_legal(CppTemplate(CppTemplateKind.ROWS, 6, 2, 256, 0, 250), matmul, 8)
 
 
 def test_choices_go_to_json_and_back() -> None:
-    template = CppTemplate(Kind.PACKED, 6, 2, 256, 96, 256)
+    template = CppTemplate(CppTemplateKind.PACKED, 6, 2, 256, 96, 256)
     choice = choice_of(template)
     document = {"source": choice.source, "name": choice.name, "options": list(choice.options)}
     assert template_of(Choice.from_json(document)) == template

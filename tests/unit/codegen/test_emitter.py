@@ -15,7 +15,7 @@ from perfuse.ir.atoms import Division, Quotient
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Axis, Buffer, Loop
+from perfuse.ir.program import Axis, Buffer, Loop, LoopKind
 from perfuse.schedule.plan import Kernel, Member
 
 ROWS, COLUMNS = Axis("i", 3), Axis("j", 4)
@@ -174,11 +174,11 @@ def test_deep_expressions_do_not_nest() -> None:
 def test_a_frame_leaves_the_rounding_to_the_store() -> None:
     half = Buffer("h", DType.F16, (3,), (1,))
     rounded = ex.round_to(load("x", ROW), DType.F16)
-    loop = Loop("h", (ROWS,), "map", rounded, ROW)
+    loop = Loop("h", (ROWS,), LoopKind.MAP, rounded, ROW)
     alone = Kernel("k0", (ROWS,), (Member(loop, "full", 0),), frozenset({"h"}))
     frame = KernelFrame(alone, {"h": half}, PythonNames({}))
     assert frame.formula_of(alone.members[0]) is rounded.args[0]
-    reader = Loop("g", (ROWS,), "map", load("h", ROW), ROW)
+    reader = Loop("g", (ROWS,), LoopKind.MAP, load("h", ROW), ROW)
     both = Kernel("k1", (ROWS,), (*alone.members, Member(reader, "full", 1)), frozenset({"h"}))
     frame = KernelFrame(both, {"h": half}, PythonNames({}))
     assert frame.formula_of(both.members[0]) is rounded

@@ -14,16 +14,16 @@ from torch.fx import GraphModule
 from perfuse.config import ThresholdSettings
 from perfuse.context import Context
 from perfuse.gpu import KNOWN
-from perfuse.graph.pad_matmuls import Machine, pad_matmuls, padded
+from perfuse.graph.pad_matmuls import PaddingConditions, pad_matmuls, padded
 from perfuse.torch_compat.graphs import tree_leaves
 from tests.unit.graph.tracing import calls, traced
 
 HALF = torch.bfloat16
 
 
-def machine(thresholds: ThresholdSettings | None = None) -> Machine:
+def machine(thresholds: ThresholdSettings | None = None) -> PaddingConditions:
     """An H200 whose tensors are on the CPU."""
-    return Machine(KNOWN["sm_90"], thresholds or ThresholdSettings(), device="cpu")
+    return PaddingConditions(KNOWN["sm_90"], thresholds or ThresholdSettings(), device="cpu")
 
 
 def values(*shape: int, dtype: torch.dtype = HALF) -> Tensor:

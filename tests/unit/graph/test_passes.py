@@ -17,7 +17,7 @@ from perfuse.graph.passes import (
     DYNAMO_PASSES,
     JOINT_PASSES,
     Pass,
-    Row,
+    PassRow,
     run_passes,
 )
 from perfuse.testing import fresh_cache
@@ -81,7 +81,7 @@ def cosine_for_sine(gm: GraphModule, context: Context) -> GraphModule:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_adds_a_pass(level: str) -> None:
-    rows: list[Row] = LEVELS[level]
+    rows: list[PassRow] = LEVELS[level]
     row = ("toy", cosine_for_sine)
     rows.append(row)
     torch._dynamo.reset()

@@ -73,7 +73,7 @@ POINTWISE = [
     Row("tril_triu", lambda x: (x.tril(), x.triu(1), x.tril(-1)), (f32(2, 4, 5),)),
     Row("addcmul", lambda x, y, z: (torch.addcmul(x, y, z, value=2), torch.addcdiv(x, y, z)),
         (f32(3), f32(3), f32(3).abs() + 1)),
-    Row("lerp", lambda x, y, w: (torch.lerp(x, y, 0.3), torch.lerp(x, y, w)),
+    Row("lerp", lambda x, y, w: [torch.lerp(x, y, n) for n in (0.3, 0.9, 1.5, w)],
         (f32(3), f32(4, 3), f32(3))),
     Row("round_decimals", lambda x: torch.round(x * 3, decimals=2), (f32(9),)),
     Row("ldexp", torch.ldexp, (f32(9), i32(9))),

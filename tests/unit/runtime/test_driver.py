@@ -31,6 +31,7 @@ from perfuse.build.triton import build_launcher
 from perfuse.codegen.host.program import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow, MappedLaunchRow
 from perfuse.context import Context
+from perfuse.gpu import Platform
 from perfuse.runtime.bind_gpu import launcher_of
 from perfuse.runtime.frame import GpuFrame
 from perfuse.torch_compat.tensors import element_bytes
@@ -40,7 +41,7 @@ context = Context.default(config.snapshot().with_overrides({"cpu.compiler": sys.
 code = CodeObject("k", "add", 128, 65536, 0, 32, 0, b"CODE")
 library = build_launcher(context)
 library = library and library.read_bytes(LIBRARY)
-launcher = launcher_of(Bundle("cuda", "sm_90", (code,)), context, library)
+launcher = launcher_of(Bundle(Platform.CUDA, "sm_90", (code,)), context, library)
 patterns = [(torch.uint8, 7), (torch.float16, 1.5), (torch.float32, float("-inf")),
             (torch.int64, -1), (torch.float64, float("-inf"))]
 fills = [FillRow(3 + k, element_bytes(v, d).hex(), 5) for k, (d, v) in enumerate(patterns)]
@@ -68,16 +69,16 @@ except RuntimeError as error:
     result["error"] = str(error)
 try:
     other = CodeObject("k", "sub", 128, 0, 0, 1, 0, b"CODE")
-    launcher_of(Bundle("cuda", "sm_90", (other,)), context, library)
+    launcher_of(Bundle(Platform.CUDA, "sm_90", (other,)), context, library)
 except Exception as error:
     result["missing"] = str(error)
 try:
     large = CodeObject("k", "add", 1024, 262272, 0, 56, 0, b"CODE")
-    launcher_of(Bundle("cuda", "sm_90", (large,)), context, library)
+    launcher_of(Bundle(Platform.CUDA, "sm_90", (large,)), context, library)
 except Exception as error:
     result["large"] = str(error)
 shown = CodeObject("m", "show", 128, 65536, 0, 32, 0, b"CODE")
-launcher = launcher_of(Bundle("cuda", "sm_90", (shown,)), context, library)
+launcher = launcher_of(Bundle(Platform.CUDA, "sm_90", (shown,)), context, library)
 maps = ((2, 8, 2, 30, 20, 80, 16, 64),)
 tables = GpuTables("cpu", (MappedLaunchRow("m", (1,), (), (1, 1, 1), maps),), ((0, 1),), (), ())
 frame = GpuFrame(HostSource("", 3, 1, 0, (), (), (), 0, (), (), tables), [])

@@ -17,11 +17,21 @@ from perfuse.errors import SpecError
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import Operands
-from perfuse.ir.program import Axis, Buffer, Extern, LibraryCall, Loop, Matmul, Program, View
+from perfuse.ir.program import (
+    Axis,
+    Buffer,
+    Extern,
+    LibraryCall,
+    Loop,
+    LoopKind,
+    Matmul,
+    Program,
+    View,
+)
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.arena import place, touched
 from perfuse.schedule.plan import Kernel, Member, Plan, Step
-from perfuse.schedule.turns import Allocation, Scratch, Source, Turn
+from perfuse.schedule.turns import Allocation, MemorySource, Scratch, Turn
 from perfuse.schedule.verify_memory import verify_memory
 
 SIZES = (16, 16, 256, 4096)  # elements of float32: equal ones are frequent
@@ -32,7 +42,7 @@ def loop(out: Buffer, reads: list[Buffer]) -> Loop:
     value = ex.const(1.0, DType.F32)
     for buffer in reads:
         value = ex.apply("add", value, ex.load(buffer.name, 0, DType.F32))
-    return Loop(out.name, (Axis("d0", out.shape[0]),), "map", value, 0)
+    return Loop(out.name, (Axis("d0", out.shape[0]),), LoopKind.MAP, value, 0)
 
 
 def call(out: Buffer, reads: list[Buffer]) -> LibraryCall:
@@ -91,7 +101,7 @@ class Machine:
             self.write(name)
 
     def make(self, made: Allocation) -> None:
-        if made.source is Source.ARENA:
+        if made.source is MemorySource.ARENA:
             self.at[made.name] = ("arena", made.offset)
         elif made.of:
             block, start = self.at[made.of]
@@ -147,7 +157,7 @@ def test_values_survive_until_they_are_read(seed: int, is_gpu: bool) -> None:
 
 def test_random_plans_use_every_source() -> None:
     plans = [random_plan(seed, is_gpu=seed % 2 == 0) for seed in range(200)]
-    assert {a.source for plan in plans for a in plan.memory.allocations()} == set(Source)
+    assert {a.source for plan in plans for a in plan.memory.allocations()} == set(MemorySource)
     assert any(plan.memory.freed_at_entry for plan in plans)
 
 
@@ -219,9 +229,9 @@ def reused_while_alive(plan: Plan) -> Iterator[Plan]:
     }
 
     def change(made: Allocation) -> list[Allocation] | None:
-        if made.source is not Source.NEW or made.name not in reads:
+        if made.source is not MemorySource.NEW or made.name not in reads:
             return None
-        return [replace(made, source=Source.REUSED, of=reads[made.name])]
+        return [replace(made, source=MemorySource.REUSED, of=reads[made.name])]
 
     yield from changed_allocations(plan, change)
 
@@ -236,7 +246,7 @@ def allocated_twice(plan: Plan) -> Iterator[Plan]:
 
 def moved_in_arena(plan: Plan) -> Iterator[Plan]:
     def change(made: Allocation) -> list[Allocation] | None:
-        is_placed = made.source is Source.ARENA and is_buffer(plan, made)
+        is_placed = made.source is MemorySource.ARENA and is_buffer(plan, made)
         return [replace(made, offset=made.offset + 64)] if is_placed else None
 
     yield from changed_allocations(plan, change)
@@ -244,7 +254,7 @@ def moved_in_arena(plan: Plan) -> Iterator[Plan]:
 
 def scratch_over_buffers(plan: Plan) -> Iterator[Plan]:
     def change(made: Allocation) -> list[Allocation] | None:
-        is_scratch = made.source is Source.ARENA and not is_buffer(plan, made)
+        is_scratch = made.source is MemorySource.ARENA and not is_buffer(plan, made)
         return [replace(made, offset=0)] if is_scratch and plan.arena_bytes else None
 
     yield from changed_allocations(plan, change)
@@ -252,7 +262,9 @@ def scratch_over_buffers(plan: Plan) -> Iterator[Plan]:
 
 def scratch_past_its_end(plan: Plan) -> Iterator[Plan]:
     def change(made: Allocation) -> list[Allocation] | None:
-        is_scratch = made.source in (Source.ARENA, Source.PART) and not is_buffer(plan, made)
+        is_scratch = made.source in (MemorySource.ARENA, MemorySource.PART) and not is_buffer(
+            plan, made
+        )
         return [replace(made, offset=1 << 20)] if is_scratch else None
 
     yield from changed_allocations(plan, change)

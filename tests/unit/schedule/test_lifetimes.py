@@ -17,13 +17,21 @@ from perfuse.codegen.host.program import generate_host
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.schedule.lifetimes import Lifetime, Lifetimes, Placement, buffer_bytes, lifetimes
+from perfuse.schedule.lifetimes import (
+    HeldAs,
+    Lifetime,
+    Lifetimes,
+    Placement,
+    buffer_bytes,
+    lifetimes,
+)
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.timeline import Link, Moment, Timeline, step_timeline
 from perfuse.target import target_of
+from perfuse.torch_compat.graphs import GraphKind
 from tests.unit.planning import CONTEXT, plans_of, wants_grad
 
-MADE = ("temporary", "result")
+MADE = (HeldAs.TEMPORARY, HeldAs.RESULT)
 FRUGAL = Context.default(config.Settings().with_overrides({"memory_budget": 0.5}))
 
 
@@ -88,9 +96,9 @@ def test_large_temporaries_leave_the_arena_where_memory_is_dear() -> None:
 
 def test_saved_values_go_after_their_last_reader() -> None:
     forward, backward = plans_of(mlp, *wants_grad(*(torch.randn(s) for s in PROGRAMS[0][1])))
-    saved = [i for i in lifetimes(backward).items if i.kind == "input"]
+    saved = [i for i in lifetimes(backward).items if i.kind is HeldAs.INPUT]
     assert saved and any(i.last < lifetimes(backward).num_turns - 1 for i in saved)
-    assert not [i for i in lifetimes(forward).items if i.kind == "input"]
+    assert not [i for i in lifetimes(forward).items if i.kind is HeldAs.INPUT]
 
 
 def test_symbols_count_with_the_sizes_seen() -> None:
@@ -103,14 +111,14 @@ def test_symbols_count_with_the_sizes_seen() -> None:
         for d in (False, True)
     )
     sizes = [
-        [sum(i.num_bytes for i in half.items if i.kind == "result") for half in halves]
+        [sum(i.num_bytes for i in half.items if i.kind is HeldAs.RESULT) for half in halves]
         for halves in (fixed, dynamic)
     ]
     assert sizes[0] == sizes[1]
 
 
 def lives(rows: list[tuple[str, str, int, int, int]], turns: int, **others: object) -> Lifetimes:
-    items = tuple(Lifetime(*row) for row in rows)
+    items = tuple(Lifetime(name, HeldAs(kind), *rest) for name, kind, *rest in rows)
     labels = tuple(f"k{i}" for i in range(turns))
     return replace(Lifetimes(labels, 0, items, (), ()), **others)  # type: ignore[arg-type]
 
@@ -132,11 +140,11 @@ def test_a_step_by_hand() -> None:
     )
     expected = Timeline(
         (
-            Moment("forward", "k0", 0, 100, 0, 8),
-            Moment("forward", "k1", 10, 100, 0, 1),
-            Moment("backward", "k0", 10, 100, 10, 2),
-            Moment("backward", "k1", 10, 0, 60, 2),
-            Moment("backward", "k2", 10, 0, 50, 2),
+            Moment(GraphKind.FORWARD, "k0", 0, 100, 0, 8),
+            Moment(GraphKind.FORWARD, "k1", 10, 100, 0, 1),
+            Moment(GraphKind.BACKWARD, "k0", 10, 100, 10, 2),
+            Moment(GraphKind.BACKWARD, "k1", 10, 0, 60, 2),
+            Moment(GraphKind.BACKWARD, "k2", 10, 0, 50, 2),
         )
     )
     made = step_timeline(forward, backward, 1, [Link(1, 0)])
@@ -183,7 +191,7 @@ def test_as_the_host_program_of_a_gpu_does(rows: int) -> None:
     """Turns end where much dies; what dies inside one is used again."""
     (plan,) = plans_of(twice_normalised, torch.ones(rows, 2048), torch.ones(rows), context=H100)
     found = lifetimes(plan, Placement("cuda", 132))
-    temporaries, results = found.series("temporary"), found.series("result")
+    temporaries, results = (found.series(kind) for kind in MADE)
     said = [a + b for a, b in zip(temporaries, results, strict=True)]
     assert said == bytes_held_by_gpu_host(plan)
     assert len(said) == 1 if rows == 256 else len(said) > 3

@@ -24,7 +24,7 @@ _FEW_ROWS = 48
 _MANY_ROWS = 12
 
 
-class Kind(StrEnum):
+class CppTemplateKind(StrEnum):
     """How the right operand is read."""
 
     PACKED = "packed"  # both operands are copied into the order of their use
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 class CppTemplate:
     """A matmul of `gemm.h` with its parameters."""
 
-    kind: Kind
+    kind: CppTemplateKind
     rows: int  # summed at once in registers
     columns: int  # the same: vectors, or single columns of dot products
     depth: int  # summed before the next part of the operands is read; 0: all of it
@@ -46,10 +46,10 @@ class CppTemplate:
     @property
     def function(self) -> str:
         """The function of the header with these parameters."""
-        if self.kind is Kind.PACKED:
+        if self.kind is CppTemplateKind.PACKED:
             shape = (self.rows, self.columns, self.depth, self.block_rows, self.block_columns)
             return f"pf::gemm_packed<pf::Blocking<{', '.join(map(str, shape))}>>"
-        if self.kind is Kind.DOTS:
+        if self.kind is CppTemplateKind.DOTS:
             return f"pf::gemm_dots<{self.rows}, {self.columns}, {self.block_columns}>"
         return f"pf::gemm_rows<{self.rows}, {self.columns}, {self.depth}, {self.block_columns}>"
 
@@ -66,7 +66,7 @@ def choice_of(template: CppTemplate) -> Choice:
 def template_of(choice: Choice) -> CppTemplate:
     """The template of a choice; TypeError or ValueError where its options are of another kind."""
     options: dict[str, Any] = dict(choice.options)
-    return CppTemplate(**{**options, "kind": Kind(options["kind"])})
+    return CppTemplate(**{**options, "kind": CppTemplateKind(options["kind"])})
 
 
 def why_not(kernel: Kernel, buffers: Mapping[str, Buffer]) -> str:
@@ -86,12 +86,12 @@ def why_not(kernel: Kernel, buffers: Mapping[str, Buffer]) -> str:
 def is_legal(template: CppTemplate, matmul: Matmul, lanes: int) -> bool:
     """The limits of the templates: search and tests both call it."""
     b = matmul.operands.b
-    if template.kind is Kind.DOTS:
+    if template.kind is CppTemplateKind.DOTS:
         return _is_contiguous(b, 0) and template.block_columns % template.columns == 0
     width = template.columns * lanes
     if template.block_columns % width or template.depth <= 0:
         return False
-    if template.kind is Kind.ROWS:
+    if template.kind is CppTemplateKind.ROWS:
         return _is_contiguous(b, 1)
     return template.block_rows % template.rows == 0
 
@@ -126,24 +126,24 @@ def packed(target: Target) -> list[CppTemplate]:
     if target.isa == "avx512":
         # 28 of 32 registers are sums; two vectors of the right operand, one of the left.
         return [
-            CppTemplate(Kind.PACKED, 14, 2, 256, 168, 512),
-            CppTemplate(Kind.PACKED, 14, 2, 384, 112, 256),
+            CppTemplate(CppTemplateKind.PACKED, 14, 2, 256, 168, 512),
+            CppTemplate(CppTemplateKind.PACKED, 14, 2, 384, 112, 256),
         ]
     if target.isa == "avx2":
         return [
-            CppTemplate(Kind.PACKED, 6, 2, 256, 96, 512),
-            CppTemplate(Kind.PACKED, 6, 2, 384, 96, 512),
-            CppTemplate(Kind.PACKED, 6, 2, 256, 192, 256),
+            CppTemplate(CppTemplateKind.PACKED, 6, 2, 256, 96, 512),
+            CppTemplate(CppTemplateKind.PACKED, 6, 2, 384, 96, 512),
+            CppTemplate(CppTemplateKind.PACKED, 6, 2, 256, 192, 256),
         ]
-    return [CppTemplate(Kind.PACKED, 4, 1, 256, 96, 256)]
+    return [CppTemplate(CppTemplateKind.PACKED, 4, 1, 256, 96, 256)]
 
 
 def _in_place(rows: int, target: Target) -> list[CppTemplate]:
     """The right operand read where it is: a group of rows shares each vector of it."""
     wide = target.isa == "avx512"
-    found = [CppTemplate(Kind.DOTS, 6 if wide else 3, 4, 0, 0, 256)]
+    found = [CppTemplate(CppTemplateKind.DOTS, 6 if wide else 3, 4, 0, 0, 256)]
     if not wide and rows > 3:
-        found.append(CppTemplate(Kind.DOTS, 4, 3, 0, 0, 240))
-    found.append(CppTemplate(Kind.ROWS, 12 if wide else 6, 2, 128, 0, 512))
-    found.append(CppTemplate(Kind.ROWS, 12 if wide else 6, 2, 256, 0, 256))
+        found.append(CppTemplate(CppTemplateKind.DOTS, 4, 3, 0, 0, 240))
+    found.append(CppTemplate(CppTemplateKind.ROWS, 12 if wide else 6, 2, 128, 0, 512))
+    found.append(CppTemplate(CppTemplateKind.ROWS, 12 if wide else 6, 2, 256, 0, 256))
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfuse.codegen.cpp.emit import Emitter, Resolver, Scope, Value
-from perfuse.codegen.cpp.frame import Frame
+from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.kernel import KernelText, parameters_of
 from perfuse.codegen.cpp.templates.choices import CppTemplate
 from perfuse.codegen.emitter import Formula
@@ -40,7 +40,7 @@ def generate_contraction(
     over: Mapping[str, str],
 ) -> KernelText:
     """Write a kernel with a contraction, computed by this template."""
-    frame = Frame(kernel, buffers, context, frozenset(), over)
+    frame = CppFrame(kernel, buffers, context, frozenset(), over)
     assert kernel.contraction is not None
     (matmul,) = kernel.contraction.matmuls
     rows, columns, depth = (frame.dim(size) for size in (*sizes_of(matmul), depth_of(matmul)))
@@ -60,11 +60,11 @@ def generate_contraction(
     )  # fmt: skip
 
 
-def _matrix(frame: Frame, view: View) -> str:
+def _matrix(frame: CppFrame, view: View) -> str:
     return f"pf::Matrix<{frame.names.storage(view.buffer)}>"
 
 
-def _place(frame: Frame, view: View) -> str:
+def _place(frame: CppFrame, view: View) -> str:
     """The first element of an operand, and the steps to the next row and column."""
     down, across = (f"int64_t({frame.dim(stride)})" for stride in view.strides)
     offset = "" if view.offset == 0 else f" + {frame.dim(view.offset)}"
@@ -74,7 +74,7 @@ def _place(frame: Frame, view: View) -> str:
 class _Epilogue:
     """The loops over a finished block."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: CppFrame) -> None:
         self.frame = frame
         self.kernel = frame.kernel
         assert frame.kernel.contraction is not None

@@ -24,7 +24,7 @@ def key_gradient_text(frame: AttentionFrame) -> KernelText:
 
 
 class _Gradient:
-    """What both kernels share: the gradients of a block of scores."""
+    """The gradients of a block of scores, which both kernels compute."""
 
     def __init__(self, frame: AttentionFrame, rows: str, columns: str) -> None:
         assert frame.node.saved is not None

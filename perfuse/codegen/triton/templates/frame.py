@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from perfuse.codegen.emitter import Formula, Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Scope
-from perfuse.codegen.triton.frame import Frame
+from perfuse.codegen.triton.frame import TritonFrame
 from perfuse.codegen.triton.sources import TensorMap
 from perfuse.codegen.triton.spelling import NARROW_TYPE
 from perfuse.codegen.triton.templates.template import Template
@@ -28,7 +28,7 @@ BOTH = ROWS | COLUMNS
 ACCUMULATOR = {DType.F32: "tl.float32", DType.I32: "tl.int32", DType.F64: "tl.float64"}
 
 
-class ContractionFrame(Frame):
+class ContractionFrame(TritonFrame):
     """One kernel with a contraction being written."""
 
     def __init__(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfuse.decision import Choice
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 SOURCE = "triton"
 FUSED = "is_fused"  # the option of a choice that says whether an epilogue belongs to it
@@ -62,4 +62,4 @@ class Template:
         """The block that an epilogue is computed for."""
         rows = self.rows // 2 if self.kind == COOPERATIVE else self.rows
         warps = GROUP_WARPS if self.kind in SPECIALISED else self.num_warps
-        return Tile(self.kind, rows, self.columns // self.parts, warps, self.num_stages)
+        return Tile(TileKind.TEMPLATE, rows, self.columns // self.parts, warps, self.num_stages)

@@ -22,11 +22,11 @@ from perfuse.codegen.triton.templates.template import (
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel
 
-Frame = TypeVar("Frame", bound=ContractionFrame)
+TritonFrame = TypeVar("TritonFrame", bound=ContractionFrame)
 Write = Callable[[Kernel, Mapping[str, Buffer], Template, Dialect], KernelText]
 
 
-def written_in(frame: type[Frame], text: Callable[[Frame], KernelText]) -> Write:
+def written_in(frame: type[TritonFrame], text: Callable[[TritonFrame], KernelText]) -> Write:
     """The writer of templates whose text is written in this kind of frame."""
     return lambda kernel, buffers, template, dialect: text(
         frame(kernel, buffers, template, dialect)

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile
+from perfuse.codegen.triton.tiling import GpuLimits, candidates, choose_tile
 from perfuse.codegen.triton.unit import generate_triton
 from perfuse.schedule.plan import with_tile
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 from perfuse.testing import fresh_cache
 from tests.unit.codegen.triton.test_tiles import CONTEXT, only_kernel, run
 from tests.unit.lower.samples import f32
@@ -23,7 +23,7 @@ from tests.unit.lower.samples import f32
 LARGE = torch.empty(1024, 8192)
 LONG = torch.empty(512, 65_536)
 WEIGHT = torch.empty(8192)
-H200 = Machine()
+H200 = GpuLimits()
 
 
 def loads(fn: Callable[..., Any], *inputs: Tensor, **changes: Any) -> list[bool]:
@@ -80,6 +80,6 @@ def test_values_are_the_same() -> None:
     x = f32(64, 16).repeat(128, 64)
     kernel, alone = only_kernel(lambda x: x.sum(-1), x)
     with fresh_cache():
-        (found,) = run(alone, Tile("rows", 256, 1024, 4), [x])
+        (found,) = run(alone, Tile(TileKind.ROWS, 256, 1024, 4), [x])
     assert kernel.members
     torch.testing.assert_close(found, x.sum(-1), rtol=1e-5, atol=1e-4)

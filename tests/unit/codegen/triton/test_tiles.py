@@ -31,14 +31,14 @@ from perfuse.backends import backend_of
 from perfuse.cache import keys
 from perfuse.cache.keys import decision_key
 from perfuse.cache.lock_file import lock_of, write_lock_file
-from perfuse.codegen.triton.tiling import Machine, candidates, choose_tile, smaller
+from perfuse.codegen.triton.tiling import GpuLimits, candidates, choose_tile, smaller
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import Decision, Question, ranked
 from perfuse.errors import KernelTooLarge
 from perfuse.schedule.plan import Kernel, Plan, with_tile
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 from perfuse.target import target_of
 from perfuse.testing import fresh_cache
 from tests.unit.lower.samples import f32
@@ -47,7 +47,7 @@ from tests.unit.planning import plans_of
 SETTINGS = Settings()
 SETTINGS = replace(SETTINGS, gpu=replace(SETTINGS.gpu, interpret=True))
 CONTEXT = Context(target_of("cuda:90", SETTINGS), SETTINGS, Counters(), torch.device("cpu"))
-SMALL = Machine(num_processors=2)
+SMALL = GpuLimits(num_processors=2)
 
 
 def run(plan: Plan, tile: Tile, inputs: list[Tensor]) -> list[Tensor]:
@@ -100,28 +100,38 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 # Tiles that the sizes above would not be given, so that each way of cutting is walked.
 FORCED: dict[str, list[Tile]] = {
     "rows": [
-        Tile("rows", 1, 8, 1, is_swept=True),
-        Tile("rows", 2, 8, 1, is_swept=True),
-        Tile("rows", 2, 32, 1, num_stages=2, programs=2),
-        Tile("split", 1, 8, 1, 1, True, None, 2),
-        Tile("split", 4, 4, 1, 1, True, None, 3),
+        Tile(TileKind.ROWS, 1, 8, 1, is_swept=True),
+        Tile(TileKind.ROWS, 2, 8, 1, is_swept=True),
+        Tile(TileKind.ROWS, 2, 32, 1, num_stages=2, programs=2),
+        Tile(TileKind.SPLIT, 1, 8, 1, 1, True, None, 2),
+        Tile(TileKind.SPLIT, 4, 4, 1, 1, True, None, 3),
     ],
     "rows_argmax": [
-        Tile("rows", 2, 8, 1, is_swept=True),
-        Tile("split", 1, 8, 1, 1, True, None, 2),
+        Tile(TileKind.ROWS, 2, 8, 1, is_swept=True),
+        Tile(TileKind.SPLIT, 1, 8, 1, 1, True, None, 2),
     ],
-    "grouped": [Tile("grouped", 4, 8, 1), Tile("grouped", 8, 8, 1), Tile("flat", 1, 32, 1)],
-    "stacked": [Tile("stacked", 2, 16, 1), Tile("stacked", 4, 8, 1)],
-    "rows_var": [Tile("rows", 1, 8, 1, is_swept=True), Tile("rows", 2, 4, 1, is_swept=True)],
+    "grouped": [
+        Tile(TileKind.GROUPED, 4, 8, 1),
+        Tile(TileKind.GROUPED, 8, 8, 1),
+        Tile(TileKind.FLAT, 1, 32, 1),
+    ],
+    "stacked": [Tile(TileKind.STACKED, 2, 16, 1), Tile(TileKind.STACKED, 4, 8, 1)],
+    "rows_var": [
+        Tile(TileKind.ROWS, 1, 8, 1, is_swept=True),
+        Tile(TileKind.ROWS, 2, 4, 1, is_swept=True),
+    ],
     "rows_outer": [
-        Tile("rows", 2, 32, 1, programs=2),
-        Tile("rows", 2, 32, 1, programs=1),
-        Tile("rows", 2, 8, 1, is_swept=True, programs=2),
-        Tile("rows", 1, 8, 1, is_swept=True, programs=1),
+        Tile(TileKind.ROWS, 2, 32, 1, programs=2),
+        Tile(TileKind.ROWS, 2, 32, 1, programs=1),
+        Tile(TileKind.ROWS, 2, 8, 1, is_swept=True, programs=2),
+        Tile(TileKind.ROWS, 1, 8, 1, is_swept=True, programs=1),
     ],
-    "columns": [Tile("columns", 4, 8, 1, splits=3), Tile("columns", 4, 8, 1)],
-    "scan": [Tile("scan", 2, 8, 1, is_swept=True)],
-    "flat_all": [Tile("flat", 1, 32, 1, programs=2), Tile("flat", 1, 64, 1, programs=1)],
+    "columns": [Tile(TileKind.COLUMNS, 4, 8, 1, splits=3), Tile(TileKind.COLUMNS, 4, 8, 1)],
+    "scan": [Tile(TileKind.SCAN, 2, 8, 1, is_swept=True)],
+    "flat_all": [
+        Tile(TileKind.FLAT, 1, 32, 1, programs=2),
+        Tile(TileKind.FLAT, 1, 64, 1, programs=1),
+    ],
 }
 
 
@@ -160,7 +170,7 @@ def raced(seconds: dict[Tile, float | Exception]) -> Decision:
     return race_tiles(alone, list(seconds), load, timer=lambda run: run)
 
 
-FIRST, SECOND = Tile("flat", 1, 128, 1), Tile("flat", 1, 256, 1)
+FIRST, SECOND = Tile(TileKind.FLAT, 1, 128, 1), Tile(TileKind.FLAT, 1, 256, 1)
 
 
 def test_a_challenger_has_to_win_by_a_margin() -> None:
@@ -192,14 +202,14 @@ def test_what_is_on_its_way_fits_into_shared_memory(
     columns: int, shared_bytes: int, num_stages: int, programs: int | None
 ) -> None:
     kernel, _ = only_kernel(lambda x: x.amax(-1), f32(200, columns))
-    tile = choose_tile(kernel, Machine(shared_bytes=shared_bytes))
+    tile = choose_tile(kernel, GpuLimits(shared_bytes=shared_bytes))
     assert (tile.num_stages, tile.programs) == (num_stages, programs)
 
 
 def test_a_block_has_no_more_threads_than_the_gpu_gives_it() -> None:
     kernel, _ = only_kernel(lambda x: x.amax(-1), f32(200, 32_000))
     for warp in (32, 64):
-        tiles = candidates(kernel, Machine(warp_size=warp))
+        tiles = candidates(kernel, GpuLimits(warp_size=warp))
         assert max(warp * tile.num_warps for tile in tiles) == 1024
 
 
@@ -207,11 +217,11 @@ def test_columns_are_cut_by_what_is_moved_and_computed() -> None:
     x = torch.empty(16_384, 4096)
     plain, _ = only_kernel(lambda x: x.sum(0), x)
     dear, _ = only_kernel(lambda x: torch.tanh(x).exp().sum(0), x)
-    assert str(choose_tile(plain, Machine(), 4)) == "columns 32x128 / 8, 4 warps, 4 stages"
-    assert str(choose_tile(plain, Machine(), 2)) == "columns 128x64 / 8, 8 warps"
-    assert str(choose_tile(dear, Machine(), 2)) == "columns 64x64 / 4, 4 warps, 4 stages"
+    assert str(choose_tile(plain, GpuLimits(), 4)) == "columns 32x128 / 8, 4 warps, 4 stages"
+    assert str(choose_tile(plain, GpuLimits(), 2)) == "columns 128x64 / 8, 8 warps"
+    assert str(choose_tile(dear, GpuLimits(), 2)) == "columns 64x64 / 4, 4 warps, 4 stages"
     # Of floats fewer elements: twice the registers would leave no room for a second block.
-    assert str(choose_tile(dear, Machine(), 4)) == "columns 16x128 / 8, 8 warps, 4 stages"
+    assert str(choose_tile(dear, GpuLimits(), 4)) == "columns 16x128 / 8, 8 warps, 4 stages"
 
 
 def test_what_is_only_read_takes_many_threads_and_no_stages() -> None:
@@ -219,16 +229,16 @@ def test_what_is_only_read_takes_many_threads_and_no_stages() -> None:
     rows, _ = only_kernel(lambda x: x.sum(-1), x)
     places, _ = only_kernel(lambda x: x.argmax(-1), x)
     whole, _ = only_kernel(lambda x: x.amax(), x)
-    assert str(choose_tile(rows, Machine(), 2)) == "rows 1x8192, 16 warps"
-    assert str(choose_tile(places, Machine(), 2)) == "rows 1x8192, 4 warps"
-    assert str(choose_tile(whole, Machine(), 2)) == "flat 1x2048, 8 warps, 1056 programs"
+    assert str(choose_tile(rows, GpuLimits(), 2)) == "rows 1x8192, 16 warps"
+    assert str(choose_tile(places, GpuLimits(), 2)) == "rows 1x8192, 4 warps"
+    assert str(choose_tile(whole, GpuLimits(), 2)) == "flat 1x2048, 8 warps, 1056 programs"
 
 
 @pytest.mark.parametrize(("num_loads", "columns"), [(4, 2048), (5, 1024)])
 def test_blocks_are_smaller_where_much_is_loaded(num_loads: int, columns: int) -> None:
     given = [torch.empty(1024, 1024, dtype=torch.bfloat16) for _ in range(num_loads)]
     kernel, _ = only_kernel(lambda *xs: sum(xs), *given)
-    assert choose_tile(kernel, Machine(), widest=2).columns == columns
+    assert choose_tile(kernel, GpuLimits(), widest=2).columns == columns
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -330,7 +340,7 @@ def test_a_lock_file_pins_tiles_where_nothing_is_measured(tmp_path: Path) -> Non
     tuned = tune_tiles(plan, locked)
     assert tune_tiles(plan, plain) == plan, "without a file, nothing is looked up"
     assert tuned.tiles == {plan.kernels[0].name: tile_of(pinned)}
-    assert pinned != choice_of(choose_tile(plan.kernels[0], Machine(), 4))
+    assert pinned != choice_of(choose_tile(plan.kernels[0], GpuLimits(), 4))
     assert plain.counters["autotune.lock_hit"] == 1
     with fresh_cache() as folder:  # in which a search finds nothing
         changes = {"search_autotune_cache": True, "cache.dir": str(folder)}
