@@ -26,7 +26,7 @@ from perfuse.context import Context
 from perfuse.pipeline import Compiled
 from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 Run = Callable[[], object]
 WINDOW = 512
@@ -188,7 +188,7 @@ def _race_graph(row: Row, compiled: Compiled, stop: float) -> Iterator[str]:
     for kernel in plan.kernels:
         if kernel.attention is None:
             continue
-        tiles = [Tile("attention", *size, *shape) for size in SIZES for shape in SHAPES]
+        tiles = [Tile(TileKind.ATTENTION, *size, *shape) for size in SIZES for shape in SHAPES]
         plans = [replace(plan, tiles={**plan.tiles, kernel.name: tile}) for tile in tiles]
         with ThreadPoolExecutor(16) as pool:
             fits = list(pool.map(lambda made: _fits(made, context), plans))

@@ -30,6 +30,7 @@ class Functions:
     name: str
     score: Function | None = None
     mask: Function | None = None
+    varies_by_batch: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -52,12 +53,10 @@ ALL = (
     Functions("by_distance", lambda s, b, h, q, k: s - (q - k).abs() * 0.1),
     Functions("causal_by_score", lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf"))),
     Functions("by_head", lambda s, b, h, q, k: s * (h + 1)),
-    Functions("by_batch", lambda s, b, h, q, k: s + b * 0.5),
     Functions("clamped", lambda s, b, h, q, k: s.clamp(-0.5, 0.5)),
     Functions("waves", lambda s, b, h, q, k: s + torch.sin(q * 0.3) * torch.cos(k * 0.2)),
     Functions("temperature", lambda s, b, h, q, k: s / TEMPERATURE),
     Functions("log_distance", lambda s, b, h, q, k: s - torch.log1p((q - k).abs().float())),
-    Functions("of_keys", lambda s, b, h, q, k: s + OF_KEYS[b, k]),
     Functions("of_queries", lambda s, b, h, q, k: s * OF_QUERIES[h, q]),
     Functions("gated", lambda s, b, h, q, k: s * torch.sigmoid(s)),
     Functions("squared", lambda s, b, h, q, k: s * s.abs()),
@@ -69,7 +68,6 @@ ALL = (
     Functions("window", None, lambda b, h, q, k: (q >= k) & (q - k < 9)),
     Functions("prefix", None, lambda b, h, q, k: (k < 17) | (q >= k)),
     Functions("documents", None, lambda b, h, q, k: DOCUMENTS[q] == DOCUMENTS[k]),
-    Functions("lengths", None, lambda b, h, q, k: k < LENGTHS[b]),
     Functions("dilated", None, lambda b, h, q, k: (q - k) % 3 == 0),
     Functions("table", None, lambda b, h, q, k: ALLOWED[q, k]),
     Functions("by_head_mask", None, lambda b, h, q, k: (h == 0) | (q >= k)),
@@ -79,4 +77,7 @@ ALL = (
               lambda b, h, q, k: (q >= k) & (q - k < 20)),
     Functions("causal_documents", None,
               lambda b, h, q, k: (q >= k) & (DOCUMENTS[q] == DOCUMENTS[k])),
+    Functions("by_batch", lambda s, b, h, q, k: s + b * 0.5, varies_by_batch=True),
+    Functions("of_keys", lambda s, b, h, q, k: s + OF_KEYS[b, k], varies_by_batch=True),
+    Functions("lengths", None, lambda b, h, q, k: k < LENGTHS[b], varies_by_batch=True),
 )  # fmt: skip

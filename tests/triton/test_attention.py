@@ -18,9 +18,12 @@ from perfuse.testing import fresh_cache
 from tests.harness.compare import assert_as_good_as_eager
 from tests.triton.attention_functions import ALL, BATCH, HEADS, LENGTH, Functions
 
-BLOCK = 16
+BLOCK = 32
 PER_PROGRAM = 4
 Made = list[Tensor]
+NAMED = {each.name: each for each in ALL}
+CAUSAL: Any = NAMED["causal"].mask
+ALIBI, BY_DISTANCE = NAMED["alibi"].score, NAMED["by_distance"].score
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +72,7 @@ def attends(each: Functions, lengths: tuple[int, int] = (LENGTH, LENGTH)) -> Cal
     """The function that attends with a score function and a block mask."""
     is_by_head = each.name == "by_head_mask"
     blocks = None if each.mask is None else create_block_mask(
-        each.mask, BATCH if each.name == "lengths" else None, HEADS if is_by_head else None,
+        each.mask, BATCH if each.varies_by_batch else None, HEADS if is_by_head else None,
         *lengths, device="cpu", BLOCK_SIZE=BLOCK,
     )  # fmt: skip
     return partial(flex_attention, score_mod=each.score, block_mask=blocks)
@@ -78,14 +81,16 @@ def attends(each: Functions, lengths: tuple[int, int] = (LENGTH, LENGTH)) -> Cal
 @pytest.mark.parametrize("first", range(0, len(ALL), PER_PROGRAM))
 def test_functions_of_scores(first: int) -> None:
     """Several in one program, which is traced and loaded once."""
-    parts = [attends(each) for each in ALL[first : first + PER_PROGRAM]]
-    check(lambda q, k, v: [attend(q, k, v) for attend in parts], operands(), has_grad=False)
+    some = ALL[first : first + PER_PROGRAM]
+    parts = [attends(each) for each in some]
+    given = operands(batch=BATCH if any(each.varies_by_batch for each in some) else 1)
+    check(lambda q, k, v: [attend(q, k, v) for attend in parts], given, has_grad=False)
 
 
-@pytest.mark.parametrize("name", ["of_queries", "squared", "relative_table", "soft_cap_causal"])
+@pytest.mark.parametrize("name", ["relative_table", "soft_cap_causal"])
 def test_gradients(name: str) -> None:
-    attend = attends(next(each for each in ALL if each.name == name))
-    check(lambda q, k, v: [attend(q, k, v)], operands(), has_grad=True)
+    attend = attends(NAMED[name])
+    check(lambda q, k, v: [attend(q, k, v)], operands(batch=1), has_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +102,11 @@ def test_odd_sizes_and_shared_heads(sizes: tuple[int, int], dtype: torch.dtype) 
     window = Functions("window", None, lambda b, h, q, k: (q + 12 >= k) & (q - k < 20))
     attend = partial(attends(window, lengths), enable_gqa=True, return_lse=True)
     given = operands(heads=(4, 2), lengths=lengths, sizes=sizes, batch=1, dtype=dtype)
-    check(attend, given, has_grad=True)
+    check(attend, given, has_grad=dtype is torch.bfloat16)
 
 
 def test_dynamic_lengths() -> None:
-    attend = lambda q, k, v: [flex_attention(q, k, v, score_mod=ALL[5].score)]  # noqa: E731
+    attend = lambda q, k, v: [flex_attention(q, k, v, score_mod=BY_DISTANCE)]  # noqa: E731
     run = torch.compile(attend, backend="perfuse", dynamic=True)
     for length in (40, 57):
         given = operands(lengths=(length, length))
@@ -134,8 +139,8 @@ def test_transposed_operands() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> list[Any]:
         return [flex_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)]
 
-    given = [x.transpose(1, 2).contiguous() for x in operands()]
-    check(attend, given, has_grad=True)
+    given = [x.transpose(1, 2).contiguous() for x in operands(batch=1)]
+    check(attend, given, has_grad=False)
 
 
 # -- code ----------------------------------------------------------------------------------
@@ -146,10 +151,10 @@ def test_one_kernel_each_way(target: str) -> None:
     """A kernel forward; backward the sum of a row, the gradient of queries, that of the rest."""
     half = [x.requires_grad_() for x in operands(lengths=(256, 256), sizes=(64, 64),
                                                  dtype=torch.bfloat16)]  # fmt: skip
-    causal = create_block_mask(ALL[20].mask, None, None, 256, 256, device="cpu")  # type: ignore[arg-type]
+    causal = create_block_mask(CAUSAL, None, None, 256, 256, device="cpu")
     with perfuse.config.patch({"gpu.interpret": False}):
         made = perfuse.codegen_for(
-            partial(flex_attention, score_mod=ALL[3].score, block_mask=causal), half, target=target
+            partial(flex_attention, score_mod=ALIBI, block_mask=causal), half, target=target
         )
     counts = {graph.kind: len(graph.objects) for graph in made.graphs}
     assert counts == {"forward": 1, "backward": 3}

@@ -100,8 +100,8 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     if kernel.contraction is not None:
         return Template.of(plan.templates[kernel.name]).tile
     if kernel.attention is not None:
-        program, machine = plan.program, machine_of(context.target)
-        return attention_tile(kernel.attention, program.buffers, program.hints, machine)
+        program, limits = plan.program, limits_of(context.target)
+        return attention_tile(kernel.attention, program.buffers, program.hints, limits)
     if kernel.batch is not None:
         return batch_tile(kernel.batch, limits_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)

@@ -30,7 +30,7 @@ from perfuse.ir.attention import (
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Buffer, View, contiguous_strides
+from perfuse.ir.program import Buffer, LoopKind, View, contiguous_strides
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.indexing import data_index
 from perfuse.lower.families.pointwise import add, multiply
@@ -338,7 +338,7 @@ def _saved(
     """The gradient of each weight is what its value has with the gradient of the result, less
     the same number for all weights of a query: what is left keeps their sum at one."""
     products = multiply(builder, cast_tensor(out, DType.F32), cast_tensor(grad_out, DType.F32))
-    delta = builder.reduce("sum", products, [3], DType.F32)
+    delta = builder.reduce(LoopKind.SUM, products, [3], DType.F32)
     if grad_logsumexp is not None:
         of_base_2 = multiply(builder, grad_logsumexp, -1.0 / math.log(2))
         delta = add(builder, delta, of_base_2)

@@ -13,14 +13,14 @@ from perfuse.codegen.triton.templates.attention_gradient import (
     key_gradient_text,
     query_gradient_text,
 )
-from perfuse.codegen.triton.tiling import Machine
+from perfuse.codegen.triton.tiling import GpuLimits
 from perfuse.ir.attention import Attention, AttentionPart
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Buffer
 from perfuse.schedule.plan import Kernel
 from perfuse.schedule.size_hints import Hints, value_of
-from perfuse.schedule.tile import Tile
+from perfuse.schedule.tile import Tile, TileKind
 
 TEXTS: dict[AttentionPart, Callable[[AttentionFrame], KernelText]] = {
     AttentionPart.FORWARD: forward_text,
@@ -53,7 +53,7 @@ FLOATS = {64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 16, 4, 1)}
 
 
 def attention_tile(
-    node: Attention, buffers: Mapping[str, Buffer], hints: Hints, machine: Machine
+    node: Attention, buffers: Mapping[str, Buffer], hints: Hints, limits: GpuLimits
 ) -> Tile:
     """How a kernel of attention is cut: by its dtype, the size of a head, and the block mask."""
     head = max(64, padded(node.query.shape[3]), padded(node.value.shape[3]))
@@ -67,18 +67,18 @@ def attention_tile(
     rows, columns = _fitted(rows, down, blocks.rows), _fitted(columns, across, blocks.others)
     splits = 1
     if node.part is AttentionPart.FORWARD:
-        splits = _splits(node, rows, columns, hints, machine)
-    return Tile("attention", rows, columns, num_warps, num_stages, splits=splits)
+        splits = _splits(node, rows, columns, hints, limits)
+    return Tile(TileKind.ATTENTION, rows, columns, num_warps, num_stages, splits=splits)
 
 
-def _splits(node: Attention, rows: int, columns: int, hints: Hints, machine: Machine) -> int:
+def _splits(node: Attention, rows: int, columns: int, hints: Hints, limits: GpuLimits) -> int:
     """Programs that share the keys of a block of queries: some where there are few blocks."""
     batch, heads, queries, keys = (value_of(size, hints) for size in node.sizes)
     programs = batch * heads * -(-queries // rows)
     steps = -(-keys // columns)
-    if 2 * programs > machine.num_processors:
+    if 2 * programs > limits.num_processors:
         return 1
-    return max(1, min(_MOST_SPLITS, steps // 2, 2 * machine.num_processors // programs))
+    return max(1, min(_MOST_SPLITS, steps // 2, 2 * limits.num_processors // programs))
 
 
 def _fitted(step: int, size: Dim, block: int | None) -> int:

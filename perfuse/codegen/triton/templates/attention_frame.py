@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from perfuse.codegen.emitter import Value
 from perfuse.codegen.triton.emit import COLUMNS, ROWS, Block, Dialect, Emitter, Resolver, Scope
-from perfuse.codegen.triton.frame import Frame, KernelText
+from perfuse.codegen.triton.frame import KernelText, TritonFrame
 from perfuse.codegen.triton.sources import SWIZZLED_BYTES, TensorMap
 from perfuse.codegen.triton.spelling import NARROW_TYPE
 from perfuse.codegen.triton.templates.maps import map_type
@@ -105,7 +105,7 @@ def matrix_of(view: View) -> Matrix | None:
     return Matrix(rows, columns, stride, batch_rows, 0, of_head) if is_beside else None
 
 
-class AttentionFrame(Frame):
+class AttentionFrame(TritonFrame):
     """One kernel of attention being written; rows of its blocks are queries, or keys."""
 
     def __init__(
