@@ -51,12 +51,9 @@ def flex_attention_by_chunks(
     parts = []
     for start in range(0, length, step):
         score, mask = _moved(score_mod, 3, start), _moved(block_mask[-1], 2, start)
-        parts.append(
-            torch.ops.higher_order.flex_attention(
-                query[:, :, start : start + step], key, value, score, (*block_mask[:-1], mask),
-                scale, options, score_buffers, mask_buffers,
-            )
-        )  # fmt: skip
+        some = (query[:, :, start : start + step], key, value, score, (*block_mask[:-1], mask))
+        rest = (scale, options, score_buffers, mask_buffers)
+        parts.append(torch.ops.higher_order.flex_attention(*some, *rest))
     if len(parts) == 1:
         return parts[0]  # type: ignore[no-any-return]
     out = query.new_empty(batch, heads, length, value.shape[3])

@@ -87,8 +87,8 @@ def flex_attention(
     numbers = [builder.new_buffer(DType.F32, query.shape[:3]) for _ in range(2)]
     results = (out, *numbers)
     blocks = _blocks(builder, mask.keys, mask.query_block, mask.key_block)
-    node = _node(builder, AttentionPart.FORWARD, views, blocks, scale, (score, keep), results)
-    builder.call(node)
+    operation = _Operation(views, scale, (score, keep))
+    builder.call(_node(builder, AttentionPart.FORWARD, operation, blocks, results))
     made, logsumexp, largest = (builder.tensor_of(buffer) for buffer in results)
     return made, logsumexp, largest
 
@@ -192,30 +192,40 @@ def _result_strides(shape: Sequence[Dim], like: View) -> tuple[Dim, ...]:
     return tuple(steps[order.index(d)] for d in range(len(shape)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """The operands that all nodes of an op share."""
+
+    views: tuple[View, ...]  # query, key, value
+    scale: float
+    functions: tuple[Expr, ...]  # score, mask, and the gradient of the score
+    saved: Saved | None = None
+
+
 def _node(
-    builder: Builder, part: AttentionPart, views: Sequence[View], blocks: BlockMask, scale: float,
-    functions: Sequence[Expr], results: Sequence[Buffer], saved: Saved | None = None,
+    builder: Builder, part: AttentionPart, operation: _Operation, blocks: BlockMask,
+    results: Sequence[Buffer],
 ) -> Attention:  # fmt: skip
-    if not isinstance(scale, int | float):
+    if not isinstance(operation.scale, int | float):
         raise CannotLower("attention with a scale that is not a number")
-    query, key, value = views
-    score, mask, *gradient = functions
-    loads = [load.buffer for value in functions for load in ex.loads_of(value)]
+    query, key, value = operation.views
+    score, mask, *gradient = operation.functions
+    loads = [load.buffer for each in operation.functions for load in ex.loads_of(each)]
     names = [name for name in dict.fromkeys(loads) if name not in REGISTERS]
     whole = [builder.buffers[name] for name in names]
     return Attention(
-        part,
-        query,
-        key,
-        value,
-        blocks,
-        float(scale),
-        score,
-        mask,
-        tuple(buffer.name for buffer in results),
+        part=part,
+        query=query,
+        key=key,
+        value=value,
+        blocks=blocks,
+        scale=float(operation.scale),
+        score=score,
+        mask=mask,
+        results=tuple(buffer.name for buffer in results),
         captured=tuple(View(b.name, b.shape, b.strides) for b in whole),
         score_gradient=gradient[0] if gradient else None,
-        saved=saved,
+        saved=operation.saved,
         origin=builder.origin,
     )
 
@@ -247,13 +257,10 @@ def flex_attention_backward(
     made = [_gradient_of(builder, x, view) for x, view in zip(operands, views, strict=True)]
     sums = [None if each is None else _zeros(builder, each.shape) for each in scattered]
     places = _scatters(scattered, sums)
-    node = _node(
-        builder, AttentionPart.QUERY_GRADIENT, views, by_query, scale, functions, made[:1], saved
-    )
+    operation = _Operation(views, scale, functions, saved)
+    node = _node(builder, AttentionPart.QUERY_GRADIENT, operation, by_query, made[:1])
     builder.call(_with_scatters(builder, node, places))
-    builder.call(
-        _node(builder, AttentionPart.KEY_GRADIENT, views, by_key, scale, functions, made[1:], saved)
-    )
+    builder.call(_node(builder, AttentionPart.KEY_GRADIENT, operation, by_key, made[1:]))
     of_query, of_key, of_value = (builder.tensor_of(buffer) for buffer in made)
     captured = [
         None if buffer is None else cast_tensor(builder.tensor_of(buffer), given.dtype)
