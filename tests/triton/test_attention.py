@@ -13,7 +13,10 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import perfuse
+from perfuse import graph_cache
+from perfuse.autotune.sites import sites_of
 from perfuse.counters import counters
+from perfuse.schedule.plan import Plan
 from perfuse.testing import fresh_cache
 from tests.harness.compare import assert_as_good_as_eager
 from tests.triton.attention_functions import ALL, BATCH, HEADS, LENGTH, Functions
@@ -168,3 +171,25 @@ def test_what_no_kernel_computes_is_reported() -> None:
     report = perfuse.explain(lambda q, k, v: flex_attention(q, k, v), *given)
     (reason,) = [call.reason for graph in report.graphs for call in graph.calls]
     assert reason == "attention of mixed dtypes, or other than float16, bfloat16, float32"
+
+
+def test_attention_is_no_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A projection that attention reads is a site of its own for templates."""
+    plans: list[Plan] = []
+    compile_graph = graph_cache.compile_graph
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        made = compile_graph(*args, **kwargs)
+        plans.append(made.plan)
+        return made
+
+    def project(x: Tensor, weight: Tensor) -> Any:
+        q = (x @ weight).view(1, 1, LENGTH, 64)
+        return flex_attention(q, q, q)
+
+    monkeypatch.setattr(graph_cache, "compile_graph", keep)
+    wide = [torch.randn(LENGTH, 64), torch.randn(64, 64)]
+    with perfuse.config.patch({"thresholds.gpu_loop_matmul_work": 0}):
+        torch.compile(project, backend="perfuse")(*wide)
+    (site,) = sites_of(plans[0])
+    assert site.fused is None and len(site.alone) == 1
