@@ -72,7 +72,8 @@ def _nodes(step: Step) -> Sequence[Node]:
     if not isinstance(step, Kernel):
         return (step,)
     matmuls = () if step.contraction is None else step.contraction.matmuls
-    return (*matmuls, *(member.loop for member in step.members))
+    own = () if step.attention is None else (step.attention,)
+    return (*matmuls, *own, *(member.loop for member in step.members))
 
 
 def identity_of(alone: Plan) -> str:

@@ -103,9 +103,9 @@ def tile_of(choice: Choice) -> Tile:
 def is_measurable(kernel: Kernel, plan: Plan) -> bool:
     """Sizes are given, and no index is read from data: random data would be out of bounds.
 
-    Batches have one tile, contractions a template.
+    Batches have one tile, contractions a template, and attention indexes by lists of blocks.
     """
-    if kernel.batch is not None or kernel.contraction is not None:
+    if not kernel.members or kernel.batch is not None or kernel.contraction is not None:
         return False
     if not are_sizes_shown(plan_of_one(kernel, plan)):
         return False

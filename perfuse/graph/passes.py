@@ -18,7 +18,9 @@ from torch.fx import GraphModule
 from perfuse.context import Context
 from perfuse.graph.amax_of_views import amax_of_views
 from perfuse.graph.attention import fuse_attention
+from perfuse.graph.attention_chunks import attend_by_chunks
 from perfuse.graph.batch_matmuls import batch_matmuls
+from perfuse.graph.block_masks import drop_unread_lists
 from perfuse.graph.canonicalize import canonicalize
 from perfuse.graph.conv_matmuls import conv_matmuls
 from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
@@ -50,11 +52,13 @@ def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
 DYNAMO_PASSES: list[PassRow] = [("known_masks", plain(use_known_masks))]
 JOINT_PASSES: list[PassRow] = [
     ("amax_of_views", plain(amax_of_views)),
+    ("block_masks", plain(drop_unread_lists)),
     ("share_between_halves", plain(share_between_halves)),
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
 ]
 ATEN_PASSES: list[PassRow] = [
+    ("block_masks", plain(drop_unread_lists)),
     ("dead_code", plain(eliminate_dead_code)),
     ("canonicalize", plain(canonicalize)),
     ("cse", plain(eliminate_common_subexpressions)),
@@ -68,6 +72,7 @@ ATEN_PASSES: list[PassRow] = [
     ("pad_matmuls", pad_matmuls),
     ("cse_of_padding", plain(eliminate_common_subexpressions)),
     ("dead_code_again", plain(eliminate_dead_code)),
+    ("attention_chunks", attend_by_chunks),
 ]
 
 

@@ -108,10 +108,17 @@ class _Lowering:
             nodes=tuple(self.builder.nodes),
             outputs=self.outputs,
             symbols=tuple(self.symbols.derived.items()),
-            constants=self.builder.constants,
+            constants=self._constants(),
             donated=tuple(self.donated),
             hints=symbol_hints(map(traced.value, self.module.graph.find_nodes(op="placeholder"))),
         )
+
+    def _constants(self) -> dict[str, Any]:
+        """The values that the graph module holds, without functions that became formulas."""
+        calls = [node for node in self.builder.nodes if isinstance(node, LibraryCall)]
+        passed = {name for call in calls for name in call.reads()}
+        held = self.builder.constants.items()
+        return {n: v for n, v in held if n in passed or not isinstance(v, GraphModule)}
 
     # -- leaves ----------------------------------------------------------------------------
 

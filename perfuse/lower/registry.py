@@ -10,6 +10,7 @@ import torch
 LoweringFn = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFn)
 LOWERINGS: dict[Any, LoweringFn] = {}
+HIGHER_ORDER = "higher_order"  # the namespace of ops that take functions: they have no overloads
 # Ops that PyTorch only defines when a part of it is first imported, by name.
 _LATE: dict[str, LoweringFn] = {}
 
@@ -22,7 +23,7 @@ def resolve(name: str) -> list[Any]:
         found = getattr(found, part, None)
         if found is None:
             return []
-    if len(parts) == 2:
+    if len(parts) == 2 and parts[0] != HIGHER_ORDER:
         return [getattr(found, overload) for overload in found.overloads()]
     return [found]
 
@@ -35,7 +36,7 @@ def lowers(*names: str) -> Callable[[F], F]:
             for op in (found := resolve(name)):
                 LOWERINGS[op] = fn
             if not found:
-                _LATE[name] = fn
+                _LATE[name.removeprefix(f"{HIGHER_ORDER}.")] = fn
         return fn
 
     return register

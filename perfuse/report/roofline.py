@@ -104,12 +104,17 @@ def kernel_flops(kernel: Kernel, hints: Hints) -> int:
 
 def contraction_flops(kernel: Kernel, hints: Hints) -> int:
     """Operations of the matmuls among those of a kernel."""
+    return sum(2 * value_of(product(sizes), hints) for sizes in _products(kernel))
+
+
+def _products(kernel: Kernel) -> list[tuple[Dim, ...]]:
+    """The sizes of each matmul of a kernel, the depth among them."""
     matmuls = () if kernel.contraction is None else kernel.contraction.matmuls
-    return sum(2 * value_of(product((*sizes_of(m), depth_of(m))), hints) for m in matmuls)
+    own = () if kernel.attention is None else kernel.attention.products
+    return [*((*sizes_of(m), depth_of(m)) for m in matmuls), *own]
 
 
 def _is_dynamic(kernel: Kernel) -> bool:
     sizes: list[Dim] = [axis.size for m in kernel.members for axis in m.loop.axes]
-    for matmul in () if kernel.contraction is None else kernel.contraction.matmuls:
-        sizes += [*sizes_of(matmul), depth_of(matmul)]
+    sizes += [size for each in _products(kernel) for size in each]
     return any(not isinstance(size, int) for size in sizes)

@@ -68,7 +68,8 @@ class KernelRow:
         matmuls = () if kernel.contraction is None else kernel.contraction.matmuls
         hints = compiled.program.hints
         moved, computed = kernel_bytes(kernel, compiled.program), kernel_flops(kernel, hints)
-        origins = [*(m.origin for m in matmuls), *(loop.origin for loop in loops)]
+        own = () if kernel.attention is None else (kernel.attention,)
+        origins = [node.origin for node in (*matmuls, *own, *loops)]
         return KernelRow(
             name=kernel.name,
             num_bytes=moved,
@@ -76,6 +77,7 @@ class KernelRow:
             seconds=roofline.seconds(moved, computed, contraction_flops(kernel, hints)),
             members=(
                 *(f"{matmul.out}: matmul" for matmul in matmuls),
+                *(f"{node.results[0]}: {node.part}" for node in own),
                 *(f"{loop.out}: {loop.kind}" for loop in loops),
             ),
             origins=_by_frequency([origin.line for origin in origins]),
@@ -181,8 +183,8 @@ def _library_flops(nodes: Sequence[Node], compiled: Compiled) -> dict[LibraryKin
     """Operations of library calls by kind; matmuls that are kernels of ours are none of them."""
     found: Counter[LibraryKind] = Counter()
     hints = compiled.program.hints
-    own = sum(contraction_flops(kernel, hints) for kernel in compiled.plan.kernels)
-    found[LibraryKind.MATMUL] -= own
+    kernels = [kernel for kernel in compiled.plan.kernels if kernel.attention is None]
+    found[LibraryKind.MATMUL] -= sum(contraction_flops(kernel, hints) for kernel in kernels)
     for node in nodes:
         kind = library_kind(str(node.target))
         if node.op == "call_function" and kind is not LibraryKind.FALLBACK:

@@ -187,7 +187,7 @@ def _why_apart(matmul: Matmul, epilogue: Kernel, plan: Plan) -> str:
 
 
 def _why_not_pointwise(kernel: Kernel) -> str:
-    if kernel.batch is not None or kernel.contraction is not None:
+    if not kernel.members or kernel.batch is not None or kernel.contraction is not None:
         return f"{kernel.name} is not a kernel of loops"
     axes = {axis.name for axis in kernel.axes}
     for member in kernel.members:

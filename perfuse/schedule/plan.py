@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from perfuse.config import ThresholdSettings
 from perfuse.decision import Choice, Decision
+from perfuse.ir.attention import Attention
 from perfuse.ir.index import Dim
 from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Matmul, Program
 from perfuse.schedule.tile import Tile
@@ -75,18 +76,21 @@ class Kernel:
     num_flops: int = 0
     batch: Batch | None = None  # independent kernels with one body, run as one
     contraction: Contraction | None = None  # matmuls whose results the members read
+    attention: Attention | None = None  # what a kernel without members computes
     _reads: tuple[str, ...] | None = KEPT
 
     def makes(self) -> set[str]:
         """Buffers that it computes, whether they reach memory or not."""
         own = () if self.contraction is None else self.contraction.outs
-        return {m.loop.out for m in self.members} | set(own)
+        made = () if self.attention is None else self.attention.results
+        return {m.loop.out for m in self.members} | {*own, *made}
 
     def reads(self) -> tuple[str, ...]:
         """Buffers read from memory, in order of first use."""
         if self._reads is None:
             made = self.makes() - self.stored
             names = [] if self.contraction is None else [*self.contraction.reads()]
+            names += () if self.attention is None else self.attention.reads()
             names += [r.buffer for m in self.members for r in m.loop.reads()]
             found = tuple(dict.fromkeys(n for n in names if n not in made))
             object.__setattr__(self, "_reads", found)
@@ -102,6 +106,8 @@ class Kernel:
             kept = "" if matmul.out in self.stored else "  (kept in the kernel)"
             inner = ", ".join([*map(str, matmul.args), *(f"{k}={v}" for k, v in matmul.kwargs)])
             lines.append(f"    matmul: {matmul.out} = {matmul.op}({inner}){kept}")
+        if self.attention is not None:
+            lines.append(f"    {self.attention}")
         for m in self.members:
             kept = "" if m.loop.out in self.stored else "  (kept in the kernel)"
             lines.append(

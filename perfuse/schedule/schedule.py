@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from perfuse.context import Context
+from perfuse.ir.attention import Attention
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.program import ARGUMENTS, BufferKind, LibraryCall, Loop, Opaque, Program
 from perfuse.schedule import arena, shape
 from perfuse.schedule.allocate import with_memory
+from perfuse.schedule.attention import attention_kernel
 from perfuse.schedule.batch import batched
 from perfuse.schedule.fuse import Fuser, Group, accesses
 from perfuse.schedule.in_place import written_over
@@ -93,7 +95,10 @@ def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) ->
         else:
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, LibraryCall)
-            steps.append(node)
+            if isinstance(node, Attention):
+                steps.append(attention_kernel(f"k{len(steps)}", node, outside, program))
+            else:
+                steps.append(node)
     made, refused = batched(program, tuple(steps), context)
     settings, refusals = context.settings, (*fuser.refusals, *refused)
     plan = Plan(program, made, refusals, {}, 0, thresholds=settings.thresholds)

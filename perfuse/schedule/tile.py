@@ -16,7 +16,7 @@ class TileKind(StrEnum):
     ROWS, COLUMNS = "rows", "columns"
     SPLIT = "split"  # several blocks share a row
     JOIN = "join"  # reduces what the blocks of another kernel left
-    BATCH, TEMPLATE = "batch", "template"
+    BATCH, TEMPLATE, ATTENTION = "batch", "template", "attention"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,11 @@ from perfuse.codegen.triton.sources import (
     unit_name,
 )
 from perfuse.codegen.triton.split import split_texts
+from perfuse.codegen.triton.templates.attention import (
+    attention_texts,
+    attention_tile,
+    smaller_attention,
+)
 from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.codegen.triton.templates.texts import template_texts
 from perfuse.codegen.triton.tiling import GpuLimits, choose_tile, smaller, widest_of
@@ -150,6 +155,9 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
     """The tile in the plan, or else the model's choice."""
     if kernel.name in plan.tiles:
         return plan.tiles[kernel.name]
+    if kernel.attention is not None:
+        program, limits = plan.program, limits_of(context.target)
+        return attention_tile(kernel.attention, program.buffers, program.hints, limits)
     if kernel.batch is not None:
         return batch_tile(kernel.batch, limits_of(context.target))
     widest = widest_of(kernel, plan.program.buffers)
@@ -162,7 +170,8 @@ def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: 
     for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
         if any(launch.kernel in error.kernels for launch in launches):
             is_fixed = kernel.contraction is not None  # its template was chosen as it is
-            less = None if is_fixed else smaller(tile_of(kernel, plan, context))
+            step = smaller if kernel.attention is None else smaller_attention
+            less = None if is_fixed else step(tile_of(kernel, plan, context))
             if less is None:
                 raise error
             tiles[kernel.name] = less
@@ -172,6 +181,8 @@ def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: 
 def _texts_of(kernel: Kernel, plan: Plan, tile: Tile, dialect: Dialect) -> list[KernelText]:
     if kernel.batch is not None:
         return batch_texts(kernel, tile, dialect, plan.places)
+    if kernel.attention is not None:
+        return attention_texts(kernel, plan.program.buffers, tile, dialect)
     return kernel_texts(kernel, plan.program.buffers, tile, dialect)
 
 

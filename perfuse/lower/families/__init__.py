@@ -6,6 +6,7 @@ Importing this package fills the registry of lowerings. A lowering changes nothi
 # ruff: noqa: F401 (imported for what they register)
 
 from perfuse.lower.families import (
+    attention,
     average_pooling,
     creation,
     division,
