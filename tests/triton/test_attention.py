@@ -128,13 +128,15 @@ def test_gradients_of_captured_tensors() -> None:
     """One element for a head, one for a distance; what several scores add is summed."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, table: Tensor) -> list[Any]:
-        score = lambda s, b, h, i, j: s + (i - j) * slopes[h] + table[h, i - j + LENGTH]  # noqa: E731
+        score = lambda s, b, h, i, j: s + (i - j) * 0.1 * slopes[h] + table[h, i - j + LENGTH]  # noqa: E731
         return [flex_attention(q, k, v, score_mod=score, block_mask=blocks)]
 
     blocks = create_block_mask(
         lambda b, h, q, k: q >= k, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=BLOCK
     )
-    captured = [torch.randn(HEADS) * 0.1, torch.randn(HEADS, 2 * LENGTH)]
+    generator = torch.Generator().manual_seed(7)
+    shapes = ((HEADS,), (HEADS, 2 * LENGTH))
+    captured = [torch.randn(shape, generator=generator) for shape in shapes]
     check(attend, [*operands(batch=1), *captured], has_grad=True)
 
 
