@@ -60,9 +60,5 @@ def block_matmul(a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None =
 
 
 def block_values(x: Scaled) -> Tensor:
-    """The operand of `block_matmul`: not every library multiplies FP8 with scales for blocks.
-
-    It has the quantised values, exactly: in bfloat16 for GPUs, in float32 for CPUs.
-    """
-    is_gpu = x.values.device.type == "cuda"
-    return dequantised_blocks(x, torch.bfloat16 if is_gpu else torch.float32)
+    """The operand of `block_matmul`: the quantised values, exactly, in float32."""
+    return dequantised_blocks(x, torch.float32)

@@ -142,6 +142,8 @@ def test_devices_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(perfuse.Fp8Unavailable, match="device type 'xpu'"):
         perfuse.autocast("xpu", FP8, recipe="row")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(perfuse.Fp8Unavailable, match="use the recipe 'row' on GPUs"):
+        perfuse.autocast("cuda", FP8, recipe="block")
     with pytest.raises(perfuse.Fp8Unavailable, match="no CUDA GPU"):
         perfuse.autocast("cuda", FP8, recipe="row")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
