@@ -14,9 +14,10 @@ from torch import Tensor
 
 from perfuse.torch_compat.graphs import without_decompositions
 from perfuse.torch_compat.ops import OpOverload, schema_of
+from perfuse.torch_compat.sizes import has_hint, size_hint
 
 Rule = Callable[..., Any]
-_LAST = torch.channels_last
+_LAST = [0, 2, 3, 1]  # dimensions from the outermost in memory inwards
 
 # Ops whose eager kernels iterate over their tensors, in the order of the arguments.
 ELEMENTWISE = """
@@ -53,12 +54,13 @@ def strided_as_eager(op: OpOverload, rule: Rule | None) -> Rule:
 def operands_of(op: OpOverload, args: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
     """Shapes and strides of the tensors that eager's kernel iterates over; a number is a scalar.
 
-    None where the trace is right anyway, and where sizes are symbols.
+    Sizes that are symbols count as in the call that is traced: they change how long strides are,
+    not which is longer. None where the trace is right anyway, and for sizes that nobody knows.
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
-    if not all(x.layout is torch.strided and _is_fixed(x) for x in tensors):
+    if not all(x.layout is torch.strided and _is_known(x) for x in tensors):
         return None
-    if len({x.shape for x in tensors}) < 2 and all(map(_is_plain, tensors)):
+    if len({tuple(_shape(x)) for x in tensors}) < 2 and all(map(_is_plain, tensors)):
         return None
     dtypes = {x.dtype for x in tensors if x.dim()}
     common = reduce(torch.promote_types, dtypes) if dtypes else None
@@ -66,9 +68,7 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[tuple[list[int], li
     for argument, value in zip(schema_of(op).arguments, args, strict=False):
         if isinstance(value, Tensor):
             is_converted = value.dim() > 1 and value.dtype != common and value.device.type == "cpu"
-            found.append(
-                (list(value.shape), _converted(value) if is_converted else _strides(value))
-            )
+            found.append((_shape(value), _converted(value) if is_converted else _strides(value)))
         elif value is not None and (str(argument.type) == "Tensor" or _wraps_numbers(op)):
             found.append(([], []))
     if op in _POWERS and len(found) > 1:
@@ -77,13 +77,17 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[tuple[list[int], li
     return found
 
 
+def _shape(x: Tensor) -> list[int]:
+    return [size_hint(n) for n in x.shape]
+
+
 def _strides(x: Tensor) -> list[int]:
-    return list(x.stride())
+    return [size_hint(n) for n in x.stride()]
 
 
 def _converted(x: Tensor) -> list[int]:
     """The strides of an operand that eager converts before it iterates: a copy without gaps."""
-    shape, strides = list(x.shape), list(x.stride())
+    shape, strides = _shape(x), _strides(x)
     return _strides_of(shape, _sorted_dims(shape, [strides]))
 
 
@@ -101,13 +105,15 @@ def _wraps_numbers(op: OpOverload) -> bool:
     return overload.startswith("Scalar") and packet != "lerp"
 
 
-def _is_fixed(x: Tensor) -> bool:
-    return all(isinstance(n, int) for n in (*x.shape, *x.stride()))
+def _is_known(x: Tensor) -> bool:
+    return all(has_hint(n) for n in (*x.shape, *x.stride()))
 
 
 def _is_plain(x: Tensor) -> bool:
     """Contiguous and nothing else."""
-    return x.is_contiguous() and not (x.dim() == 4 and x.is_contiguous(memory_format=_LAST))
+    shape, strides = _shape(x), _strides(x)
+    is_last = len(shape) == 4 and _is_in_order(shape, strides, _LAST)
+    return _is_in_order(shape, strides, range(len(shape))) and not is_last
 
 
 def eager_order(operands: list[tuple[list[int], list[int]]] | None) -> list[int] | None:
@@ -121,12 +127,12 @@ def eager_order(operands: list[tuple[list[int], list[int]]] | None) -> list[int]
     shape = _broadcast([size for size, _ in operands])
     if 0 in shape or len(shape) < 2:
         return None
-    plain, last = list(range(len(shape))), [0, 2, 3, 1]
+    plain = list(range(len(shape)))
     if all(size == shape for size, _ in operands):
         if all(_is_in_order(shape, strides, plain) for _, strides in operands):
             return plain
-        if len(shape) == 4 and all(_is_in_order(shape, strides, last) for _, strides in operands):
-            return last
+        if len(shape) == 4 and all(_is_in_order(shape, strides, _LAST) for _, strides in operands):
+            return _LAST
     return _sorted_dims(shape, [_spread(shape, *operand) for operand in operands])
 
 
@@ -183,9 +189,9 @@ def _compare(a: int, b: int, shape: Sequence[int], strides: Sequence[Sequence[in
 
 def in_order(result: Any, order: Sequence[int]) -> Any:
     """The result with its dimensions in this order in memory."""
-    if not isinstance(result, Tensor) or result.dim() != len(order) or not _is_fixed(result):
+    if not isinstance(result, Tensor) or result.dim() != len(order) or not _is_known(result):
         return result
-    if _strides(result) == _strides_of(result.shape, order):
+    if _strides(result) == _strides_of(_shape(result), order):
         return result
     laid = result.permute(list(order)).clone(memory_format=torch.contiguous_format)
     return laid.permute([list(order).index(d) for d in range(len(order))])

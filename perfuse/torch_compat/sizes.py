@@ -23,6 +23,11 @@ def is_from_data(symbol: Any) -> bool:
     return symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 
+def has_hint(size: Any) -> bool:
+    """Whether the size is known in the call that is traced."""
+    return isinstance(size, int) or bool(size.node.has_hint())
+
+
 def size_hint(size: Any) -> int:
     """A likely value of a size, without adding a guard: the one seen while tracing."""
     if isinstance(size, int):
