@@ -25,6 +25,8 @@ def describe() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": version("triton"),
         "transformers": version("transformers"),
+        "timm": version("timm"),
+        "diffusers": version("diffusers"),
         "perfuse": version("perfuse"),
         "commit": output("git", "rev-parse", "--short", "HEAD"),
         "compiler": output(os.environ.get("CXX", "g++"), "--version").partition("\n")[0],
