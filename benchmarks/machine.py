@@ -34,6 +34,17 @@ def describe() -> dict[str, str]:
     }
 
 
+def busy_seconds() -> tuple[float, float]:
+    """Processor time that the whole machine has spent, and this process; zeros where unknown."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return 0.0, 0.0
+    user, nice, system, _, _, irq, softirq, *_ = map(int, path.read_text().split()[1:11])
+    own = os.times()
+    total = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return total, own.user + own.system
+
+
 def cpu_name() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []

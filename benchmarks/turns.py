@@ -41,7 +41,8 @@ class Turn:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else works or measures; the shared lock is given back for it."""
+        """Nobody else works or measures. The shared lock is given back for it, and not taken
+        again: measuring is the last thing that a process does."""
         if self.descriptor is None:
             yield
             return
@@ -52,7 +53,6 @@ class Turn:
                 yield
         finally:
             queue.mark.unlink(missing_ok=True)
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
 
 class _Queue:

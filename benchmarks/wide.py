@@ -24,6 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +40,17 @@ from tests.harness.pool import Result, Task, run_tasks  # noqa: E402
 from tests.sweep.packages import use_packages  # noqa: E402
 
 # Ratios of different machines or versions do not belong into one table.
-IDENTITY = ("cpu", "cores", "gpu", "torch", "triton", "transformers", "timm", "diffusers")
+IDENTITY = (
+    "cpu",
+    "cores",
+    "threads",
+    "gpu",
+    "torch",
+    "triton",
+    "transformers",
+    "timm",
+    "diffusers",
+)
 Document = dict[str, Any]
 
 
@@ -53,21 +64,33 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="in all")
     parser.add_argument("--timeout", type=float, default=480.0, help="seconds a row")
     parser.add_argument("--budget", type=float, default=4.0, help="seconds of measuring a row")
+    parser.add_argument("--threads", type=int, help="of the CPU; all of them unless given")
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="a machine that others use too: processor time of one thread in place of wall time",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="rows that compile at a time")
     parser.add_argument("--peer", default=PEER, help="the peer; empty: none")
     parser.add_argument("--retry", action="store_true", help="measure failed rows again")
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser.add_argument("--results", type=Path, help="folder of the results")
-    return parser.parse_args(given)
+    arguments = parser.parse_args(given)
+    if arguments.shared:
+        arguments.threads = 1
+    return arguments
 
 
 def main(given: list[str] | None = None) -> int:
     use_packages()
     arguments = parse_arguments(given)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     console = Console() if sys.stdout.isatty() else Console(width=150)
     folder = arguments.results or default_folder(arguments.device)
-    document = load(folder, arguments.device)
+    clock = "processor" if arguments.shared else "wall"
+    document = load(folder, arguments.device, clock)
     chosen = selected(row_names(), arguments.only, arguments.part)
     if not arguments.show:
         run_rows(waiting(chosen, document["rows"], arguments.retry), arguments, document, folder)
@@ -107,6 +130,7 @@ def run_rows(
 ) -> None:
     backends = ["eager", *filter(None, [arguments.peer]), OURS]
     common = {"backends": backends, "device": arguments.device, "budget_s": arguments.budget}
+    common["clock"] = document["clock"]
     commit = document["machine"]["commit"]
 
     def record(task: Task, result: Result) -> None:
@@ -118,6 +142,8 @@ def run_rows(
 
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
         environment = cache_folders(cache)
+        if arguments.threads:
+            environment["OMP_NUM_THREADS"] = str(arguments.threads)
         if arguments.jobs > 1 and TURN not in os.environ:
             environment[TURN] = os.path.join(cache, "turn")
         run_tasks(
@@ -141,19 +167,20 @@ def line(row: str, result: Result) -> str:
 # -- results -------------------------------------------------------------------------------------
 
 
-def load(folder: Path, device: str) -> Document:
+def load(folder: Path, device: str, clock: str) -> Document:
     """The folder's document, or a new one; whose machine is this one."""
     path, here = folder / "results.json", machine.describe()
     if not path.exists():
-        return {"machine": here, "device": device, "rows": {}}
+        return {"machine": here, "device": device, "clock": clock, "rows": {}}
     document: Document = json.loads(path.read_text())
     there = document["machine"]
     other = [k for k in IDENTITY if there.get(k) != here[k]]
     if other:
         differences = ", ".join(f"{k} {there.get(k)} (here {here[k]})" for k in other)
         raise SystemExit(f"{folder} has results of another machine: {differences}; see --results")
-    if document["device"] != device:
-        raise SystemExit(f"{folder} has results of {document['device']}: see --results")
+    if (document["device"], document["clock"]) != (device, clock):
+        what = f"{document['device']} by {document['clock']} time"
+        raise SystemExit(f"{folder} has results of {what}: see --results")
     return document | {"machine": here}
 
 
@@ -172,7 +199,8 @@ def save(folder: Path, document: Document) -> None:
         show(Console(file=file, width=150), document, rows, lines)
     about = document["machine"]
     where = about["gpu"] if document["device"] == "cuda" else f"{about['cores']} x {about['cpu']}"
-    title = f"{len(rows)} rows, {where}, torch {about['torch']}"
+    how = f"{about['threads']} threads, {document['clock']} time"
+    title = f"{len(rows)} rows, {where}, {how}, torch {about['torch']}"
     wide_report.draw(folder / "ratios.svg", rows, title)
 
 
@@ -180,7 +208,11 @@ def show(console: Console, document: Document, rows: list[Any], lines: list[str]
     about = "\n".join(f"{k}: {v}" for k, v in document["machine"].items())
     console.print(about, markup=False, highlight=False)
     if rows:
-        console.print(wide_report.table_of(rows, f"{document['device']}: worst first"))
+        console.print(
+            wide_report.table_of(
+                rows, f"{document['device']}, {document['clock']} time: worst first"
+            )
+        )
     for text in lines:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -27,6 +27,9 @@ def figures(name: str, result: Mapping[str, Any]) -> Row:
     def median(who: str) -> float | None:
         return result.get("ms", {}).get(who, {}).get("median")
 
+    def best(who: str) -> float | None:
+        return result.get("ms", {}).get(who, {}).get("best")
+
     def of(key: str, who: str) -> float | None:
         return result.get(key, {}).get(who)
 
@@ -43,6 +46,8 @@ def figures(name: str, result: Mapping[str, Any]) -> Row:
         "ours_ms": median(OURS),
         "over_peer": ratio(median(PEER), median(OURS)),
         "over_eager": ratio(median("eager"), median(OURS)),
+        "best_over_peer": ratio(best(PEER), best(OURS)),
+        "cores_of_others": result.get("cores_of_others"),
         "eager_peak_mb": of("peak_mb", "eager"),
         "peer_peak_mb": of("peak_mb", PEER),
         "ours_peak_mb": of("peak_mb", OURS),
@@ -118,10 +123,12 @@ def summary(rows: Sequence[Row], device: str) -> list[str]:
     groups = sorted({(r["library"], r["size"], r["task"]) for r in rows})
     for group in [None, *groups]:
         mine = [r for r in rows if group in (None, (r["library"], r["size"], r["task"]))]
-        peer, eager = (geometric_mean(r[k] for r in mine) for k in ("over_peer", "over_eager"))
+        keys = ("over_peer", "best_over_peer", "over_eager")
+        peer, best, eager = (geometric_mean(r[k] for r in mine) for k in keys)
         title = " ".join(group) if group else "all"
-        if peer and eager:
-            lines.append(f"{title} ({len(mine)}): {peer:.3f}x the peer, {eager:.3f}x eager")
+        if peer and best and eager:
+            ratios = f"{peer:.3f}x the peer ({best:.3f}x by best rounds), {eager:.3f}x eager"
+            lines.append(f"{title} ({len(mine)}): {ratios}")
     both = [r for r in rows if r["peer_first_s"] and r["ours_first_s"]]
     if both:
         peer_s, ours_s = (sum(r[f"{who}_first_s"] for r in both) for who in ("peer", "ours"))
@@ -130,9 +137,12 @@ def summary(rows: Sequence[Row], device: str) -> list[str]:
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
+    """Medians; `best` is the ratio of the best rounds, which other processes spoil least, and
+    `others` the number of cores that those kept busy while the row was timed."""
     view = Table(title=title)
     times = ("eager ms", "peer ms", "ours ms")
-    heads = ("row", *times, "over eager", "over peer", "peak MB", "of peer's", "first s", "peer's")
+    ratios = ("over eager", "over peer", "best")
+    heads = ("row", *times, *ratios, "others", "peak MB", "of peer's", "first s", "peer's")
     for i, head in enumerate(heads):
         view.add_column(head, justify="right" if i else "left", no_wrap=i == 0)
     for row in rows:
@@ -156,6 +166,8 @@ def cells(row: Row) -> list[str]:
         *(number(key, 3) for key in ("eager_ms", "peer_ms", "ours_ms")),
         factor("over_eager", not is_slower_than_eager(row)),
         factor("over_peer", (row["over_peer"] or 0) >= NEAR),
+        factor("best_over_peer", (row["best_over_peer"] or 0) >= NEAR),
+        number("cores_of_others", 2),
         number("ours_peak_mb", 1),
         factor("peak_over_peer", (row["peak_over_peer"] or 0) <= MOST_OVER_PEAK),
         number("ours_first_s", 1),
