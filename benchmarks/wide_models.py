@@ -38,19 +38,19 @@ BASE, CAUSAL, MASKED = "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedL
 TRANSFORMERS = {
     **dict.fromkeys(
         """albert bert deberta-v2 distilbert electra fnet funnel mobilebert modernbert mpnet
-        roberta squeezebert xlnet""".split(),
+        roberta squeezebert""".split(),
         MASKED,
     ),
     **dict.fromkeys(
-        """bloom cohere falcon gemma2 gemma3_text gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite
+        """bloom cohere falcon gemma2 gemma3_text gpt2 codegen gpt_bigcode gpt_neox gptj granite
         llama mamba mistral mixtral mpt olmo2 opt phi phi3 qwen2 qwen2_moe qwen3 stablelm
         starcoder2""".split(),
         CAUSAL,
     ),
     **dict.fromkeys(("bart", "t5"), "AutoModelForSeq2SeqLM"),
     **dict.fromkeys(
-        """audio-spectrogram-transformer clip dinov2 hubert patchtst segformer siglip swin vit
-        wav2vec2 whisper""".split(),
+        """audio-spectrogram-transformer clip dinov2 hubert segformer siglip swin vit
+        wav2vec2 whisper xlnet""".split(),
         BASE,
     ),
 }
@@ -134,6 +134,8 @@ def transformers_subject(name: str, size: str, device: str) -> Subject:
     if head != BASE:
         inputs["labels"] = inputs["input_ids"].clone()
         inputs.pop("decoder_input_ids", None)  # the labels, shifted
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = 0
     return Subject(made.model, ((), inputs), f"{head} {made.recipe}")
 
 
