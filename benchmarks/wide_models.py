@@ -30,7 +30,7 @@ fastvit_t8 focalnet_tiny_srf ghostnet_100 gmlp_s16_224 hrnet_w18_small inception
 mambaout_femto maxvit_pico_rw_256 mixer_s32_224 mnasnet_100 mobilenetv2_100 mobilenetv3_small_100
 mobileone_s0 mobilevit_s poolformer_s12 pvt_v2_b0 regnety_004 repvit_m1 res2net50_26w_4s
 resmlp_12_224 resnet18 resnet50 resnetv2_50 resnext50_32x4d swin_tiny_patch4_window7_224
-swinv2_tiny_window8_256 tiny_vit_5m_224 twins_svt_small vgg11_bn vit_small_patch16_224
+swinv2_tiny_window8_256 tiny_vit_5m_224 twins_svt_small vit_small_patch16_224
 xcit_nano_12_p8_224
 """.split()
 
