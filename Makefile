@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
-.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory clean compiler compilers replay sanitize soak sweep
+.PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory bench-wide clean compiler compilers replay sanitize soak sweep
 
 venv: $(STAMP)
 
@@ -69,6 +69,13 @@ bench-budget: venv compiler
 
 bench-gpu: venv
 	$(BIN)/python benchmarks/gpu.py
+
+# A hundred architectures; goes on where it stopped (WIDE names the results, SECONDS ends a piece).
+DEVICE ?= cpu
+SECONDS ?= inf
+WIDE ?= benchmarks/results/$(shell date +%F)-$(DEVICE)-wide
+bench-wide: venv compiler $(SWEEP_DEPS)/.installed
+	$(BIN)/python -m benchmarks.wide --device $(DEVICE) --seconds $(SECONDS) --results $(WIDE)
 
 clean:
 	rm -rf $(VENV) $(SWEEP_DEPS) build dist perfuse.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,12 +5,9 @@ What is common to CPU and GPU; a clock says how long one turn took.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,20 +22,8 @@ Step = Callable[[], Any]
 Steps = dict[str, Step]
 Reading = Callable[[], float]
 Clock = Callable[[str, Step], Reading]  # a contestant's name and step -> the time of one call
-TURN = "BENCHMARK_TURN"  # in the environment: a file that whoever measures holds
 MIN_ROUNDS = 5
 MAX_ROUNDS = 200
-
-
-@contextmanager
-def my_turn() -> Iterator[None]:
-    """Nobody else is measuring; at once, where nobody else could be."""
-    if TURN not in os.environ:
-        yield
-        return
-    with open(os.environ[TURN], "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def step_of(problem: Problem, backend: str) -> Step:

@@ -28,9 +28,9 @@ if str(ROOT) not in sys.path:  # also when started as a script
 
 from benchmarks import machine  # noqa: E402
 from benchmarks.cases import Case  # noqa: E402
-from benchmarks.contest import TURN  # noqa: E402
 from benchmarks.gpu_cases import TARGETS, gpu_cases  # noqa: E402
 from benchmarks.report import OURS, PEER, geometric_mean, ratio  # noqa: E402
+from benchmarks.turns import TURN  # noqa: E402
 from tests.harness.pool import Result, Task, run_tasks  # noqa: E402
 
 GROUPS = {"host": "overhead", "kernels": "kernel", "models": "model"}

@@ -23,18 +23,17 @@ import torch
 
 from benchmarks.cases import Case, Problem, bytes_moved, num_bytes
 from benchmarks.contest import (
-    TURN,
     Reading,
     Step,
     Steps,
     copy_step,
     first_calls,
-    my_turn,
     step_of,
     take_turns,
     wrong_results,
 )
 from benchmarks.gpu_cases import gpu_cases
+from benchmarks.turns import TURN, my_turn
 from tests.harness.devices import is_healthy, synchronize
 from tests.harness.pool import RETIRE, Result, Task, serve
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.cases import Case, bytes_moved
@@ -58,14 +58,15 @@ def measure(case: Case, backends: Sequence[str], budget_s: float) -> dict[str, A
 
 
 class CpuClock:
-    """Wall time of a call in a row of a contestant's own.
+    """Time of a call in a row of a contestant's own: wall time, or by the clock given.
 
     A first call, untimed, brings back what the others drove out of the caches. It would count for
     half where a row has two calls and a tenth where it has ten, and `e5m2_dq` be twice as slow
     in one process as in the next.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
         self.batches = dict.fromkeys(steps, 1)
         self.is_led = dict.fromkeys(steps, True)
         for name, step in steps.items():
@@ -77,10 +78,10 @@ class CpuClock:
     def __call__(self, name: str, step: Step) -> Reading:
         if self.is_led[name]:
             step()
-        began = time.perf_counter()
+        began = self.now()
         for _ in range(self.batches[name]):
             step()
-        spent_ms = (time.perf_counter() - began) / self.batches[name] * 1e3
+        spent_ms = (self.now() - began) / self.batches[name] * 1e3
         return lambda: spent_ms
 
 

@@ -25,11 +25,24 @@ def describe() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": version("triton"),
         "transformers": version("transformers"),
+        "timm": version("timm"),
+        "diffusers": version("diffusers"),
         "perfuse": version("perfuse"),
         "commit": output("git", "rev-parse", "--short", "HEAD"),
         "compiler": output(os.environ.get("CXX", "g++"), "--version").partition("\n")[0],
         "load": " ".join(f"{x:.2f}" for x in os.getloadavg()),
     }
+
+
+def busy_seconds() -> tuple[float, float]:
+    """Processor time that the whole machine has spent, and this process; zeros where unknown."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return 0.0, 0.0
+    user, nice, system, _, _, irq, softirq, *_ = map(int, path.read_text().split()[1:11])
+    own = os.times()
+    total = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return total, own.user + own.system
 
 
 def cpu_name() -> str:

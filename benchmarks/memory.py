@@ -34,12 +34,13 @@ if str(ROOT) not in sys.path:  # also when started as a script
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import machine, report  # noqa: E402
-from benchmarks.contest import TURN, my_turn, take_turns  # noqa: E402
+from benchmarks.contest import take_turns  # noqa: E402
 from benchmarks.cpu import in_process  # noqa: E402
 from benchmarks.gpu_worker import device_times  # noqa: E402
 from benchmarks.interleaved import CpuClock  # noqa: E402
 from benchmarks.memory_cases import Program, cases  # noqa: E402
 from benchmarks.report import OURS, PEER, Row  # noqa: E402
+from benchmarks.turns import TURN, my_turn  # noqa: E402
 
 ENGINES = ("eager", PEER, OURS)
 PARTITION_RUNS = 3

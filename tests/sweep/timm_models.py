@@ -137,10 +137,9 @@ def smallest_input(name: str, settings: dict[str, Any]) -> Recipe:
     raise error
 
 
-def subject_of(name: str, recipe: Recipe) -> Subject:
-    return Subject(
-        built(name, recipe), ((noise(BATCH, 3, recipe.side, recipe.side),), {}), str(recipe)
-    )
+def subject_of(name: str, recipe: Recipe, batch: int = BATCH) -> Subject:
+    image = noise(batch, 3, recipe.side, recipe.side)
+    return Subject(built(name, recipe), ((image,), {}), str(recipe))
 
 
 def built(name: str, recipe: Recipe) -> nn.Module:
