@@ -87,6 +87,35 @@ def _epilogues(rows: int, columns: int, depth: int) -> Iterator[Case]:
     )
 
 
+def _scaled(
+    rows: int, columns: int, depth: int, *, of_rows: bool, is_fast: bool,
+    name: str = "scaled", after: Callable[[Tensor], Tensor] = lambda y: y,
+) -> Case:  # fmt: skip
+    """FP8 operands with scales of tensors or of rows, and something after the matmul."""
+
+    def fn(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor) -> Tensor:
+        made = torch._scaled_mm(x, w.t(), of_x, of_w, out_dtype=BF16, use_fast_accum=is_fast)
+        return after(made)
+
+    kind = f"{'row' if of_rows else 'tensor'} scales{', fast sums' if is_fast else ''}"
+    scales = ((rows, 1), (1, columns)) if of_rows else ((), ())
+    fp8 = torch.float8_e4m3fn
+    specs = (((rows, depth), None, fp8), ((columns, depth), None, fp8))
+    given = (*specs, *((shape, None, torch.float32) for shape in scales))
+    return Case(f"{name} {rows}x{columns}x{depth} {kind}", fn, given)
+
+
+def _scaled_cases() -> Iterator[Case]:
+    """The linear layers of a Llama block, and of decoding, in FP8."""
+    sizes = ((8192, 14336, 4096), (8192, 4096, 14336), (8192, 4096, 4096), (16, 14336, 4096))
+    for size in sizes:
+        for of_rows in (False, True):
+            for is_fast in (False, True):
+                yield _scaled(*size, of_rows=of_rows, is_fast=is_fast)
+    for is_fast in (False, True):
+        yield _scaled(*sizes[0], of_rows=True, is_fast=is_fast, name="scaled silu", after=F.silu)
+
+
 F32 = torch.float32
 CASES: tuple[Case, ...] = (
     *(_matmul(4096, 4096, 4096, layout) for layout in ("NN", "NT", "TN")),
@@ -119,4 +148,5 @@ CASES: tuple[Case, ...] = (
         torch.bmm,
         (((32, 1024, 128), None, BF16), ((32, 128, 1024), None, BF16)),
     ),
+    *_scaled_cases(),
 )

@@ -12,7 +12,7 @@ from perfuse.autotune.program_request import known_sizes
 from perfuse.autotune.race import Gate
 from perfuse.autotune.run_alone import loaded, plan_of_one
 from perfuse.context import Context
-from perfuse.ir.dtype import to_torch
+from perfuse.ir.dtype import DType, to_torch
 from perfuse.ir.program import Matmul, Program, View
 from perfuse.schedule.plan import Kernel, Plan
 from perfuse.schedule.schedule import place
@@ -23,7 +23,8 @@ MOST_ERROR = 2.0
 # A challenger's largest error in units of the default's: single elements scatter more than means.
 MOST_LARGEST_ERROR = 4.0
 _ROWS_AT_ONCE = 2048  # of a reference, which is computed in a wider type
-_HALVES = (torch.float16, torch.bfloat16)
+# Their products are exact in float32.
+_NARROW = (torch.float16, torch.bfloat16, *map(to_torch, (d for d in DType if d.is_float8)))
 
 Results = Sequence[Tensor | None]
 
@@ -62,16 +63,20 @@ def _exact(matmul: Matmul, given: Mapping[str, Tensor], program: Program) -> Ten
         for view in (matmul.operands.a, matmul.operands.b, matmul.operands.bias)
     )
     assert a is not None and b is not None
-    # Halves have exact products in float32, which a GPU multiplies many times faster.
-    wide = torch.float32 if a.dtype in _HALVES and a.is_cuda else torch.float64
+    # A GPU multiplies float32 many times faster.
+    wide = torch.float32 if a.dtype in _NARROW and a.is_cuda else torch.float64
     right = b.to(wide)
     shape, strides = (known_sizes(dims, program) for dims in (buffer.shape, buffer.strides))
     out = torch.empty_strided(shape, strides, dtype=to_torch(buffer.dtype), device=a.device)
     added = None if bias is None or matmul.beta == 0 else bias.to(wide).broadcast_to(shape)
+    scales = [_seen(given[view.buffer], view, program) for view in matmul.operands.scales]
+    factors = [scale.to(wide).broadcast_to(shape) for scale in scales]
     for first in range(0, a.shape[-2], _ROWS_AT_ONCE):
         rows = (..., slice(first, first + _ROWS_AT_ONCE), slice(None))
         with _exact_products():
             made = (a[rows].to(wide) @ right) * matmul.alpha
+        for factor in factors:
+            made *= factor[rows]
         out[rows] = (made if added is None else made + added[rows] * matmul.beta).to(out.dtype)
     return out
 
@@ -138,7 +143,10 @@ def error_gate(exact: Tensor | None) -> Gate:
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() and tensor.dtype is not torch.bool else 0.0
+    if not tensor.numel() or tensor.dtype is torch.bool:
+        return 0.0
+    is_narrow = tensor.dtype in _NARROW  # those of eight bits have no arithmetic of their own
+    return float((tensor.float() if is_narrow else tensor).abs().max())
 
 
 def _epsilon(tensor: Tensor) -> float:

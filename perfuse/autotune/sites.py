@@ -83,7 +83,8 @@ def _with_epilogue(matmul: Matmul, plan: Plan, seen: set[str]) -> Site | None:
     if any(_is_input(name, plan.program) for name in reader.stored):
         return None  # measuring it again and again would change what it reads
     read = [s for s in plan.steps if isinstance(s, Matmul) and s.out in reader.reads()]
-    every = [m for m in read if m.out not in seen and _is_large(m, plan)]
+    alike = [m for m in read if bool(m.operands.scales) == bool(matmul.operands.scales)]
+    every = [m for m in alike if m.out not in seen and _is_large(m, plan)]
     for chosen in [every, [matmul]] if len(every) > 1 else [[matmul]]:
         stored = _as_stored(plan, chosen)
         same = next(k for k in stored.plan.kernels if k.name == reader.name)

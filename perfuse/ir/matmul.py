@@ -1,12 +1,13 @@
 """The table of matmuls: which ATen ops multiply matrices, and which argument is what.
 
 Graph passes look up FX targets here, later rooms the library call of a `Matmul` node. Nothing else
-in Perfuse recognises a matmul by the name of an op or by counting its arguments.
+in Perfuse recognises a matmul by the name of an op or by counting its arguments. Scaled matmuls are
+nodes too, but no graph pass pads, joins or batches them: `matmul_op` does not have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,11 +20,15 @@ _OVERLOADS = ("default", "out")
 
 @dataclass(frozen=True, slots=True)
 class Operands(Generic[T]):
-    """The operands of a matmul, in whatever form a room has them: bias + a @ b."""
+    """The operands of a matmul, in whatever form a room has them: bias + (a @ b) * scales."""
 
     a: T
     b: T
     bias: T | None = None
+    scales: tuple[T, ...] = ()  # of a and of b, one number each, or one for each row and column
+
+
+Arguments = tuple[tuple[int, Any], ...]  # by their positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +40,28 @@ class MatmulOp:
     b: int
     bias: int | None = None
     rank: int = 2  # dimensions of the second operand
+    scales: tuple[int, ...] = ()
+    fast_sums: int | None = None  # whether partial sums may be kept in fewer bits
 
     def operands(self, args: Any) -> Operands[Any]:
-        """The operands among the arguments of a call of the op."""
-        return Operands(args[self.a], args[self.b], None if self.bias is None else args[self.bias])
+        """The operands among the arguments of a call of the op; a bias may be left out."""
+        has_bias = self.bias is not None and self.bias < len(args)
+        scales = tuple(args[position] for position in self.scales)
+        return Operands(args[self.a], args[self.b], args[self.bias] if has_bias else None, scales)
 
-    def arguments(self, operands: Operands[T]) -> tuple[T, ...]:
+    def rest(self, args: Sequence[Any]) -> Arguments:
+        """The arguments of a call that are not operands, with their positions."""
+        own = (self.a, self.b, self.bias, *self.scales)
+        return tuple((k, value) for k, value in enumerate(args) if k not in own)
+
+    def arguments(self, operands: Operands[Any], rest: Arguments = ()) -> tuple[Any, ...]:
         """The arguments of a call of the op, in order."""
-        placed = {self.a: operands.a, self.b: operands.b}
-        if self.bias is not None:
+        placed: dict[int, Any] = {self.a: operands.a, self.b: operands.b, **dict(rest)}
+        placed |= dict(zip(self.scales, operands.scales, strict=True))
+        if self.bias is not None and (operands.bias is not None or not self.scales):
             assert operands.bias is not None, f"{self.name} has a bias"
             placed[self.bias] = operands.bias
-        return tuple(placed[position] for position in sorted(placed))
+        return tuple(placed.get(position) for position in range(max(placed) + 1))
 
 
 MATMULS = (
@@ -58,7 +73,10 @@ MATMULS = (
     MatmulOp("aten._int_mm", 0, 1),
     MatmulOp("perfuse.aligned_matmul", 0, 1),
 )
+# The scale of the result, the type of the result and the kind of sums are plain arguments.
+SCALED_MATMULS = (MatmulOp("aten._scaled_mm", 0, 1, bias=4, scales=(2, 3), fast_sums=7),)
 _BY_NAME = {f"{row.name}.{overload}": row for row in MATMULS for overload in _OVERLOADS}
+_SCALED_BY_NAME = {f"{row.name}.default": row for row in SCALED_MATMULS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +108,20 @@ def rival_call(op: str) -> RivalCall | None:
     return next((row for row in RIVALS if row.op == op), None)
 
 
-def call_arguments(op: str, operands: Operands[Any]) -> tuple[Any, ...]:
+def call_arguments(op: str, operands: Operands[Any], rest: Arguments = ()) -> tuple[Any, ...]:
     """The arguments of a library call that computes a matmul."""
-    rival, row = rival_call(op), matmul_op(op)
+    rival, row = rival_call(op), matmul_call(op)
     if rival is not None:
         return rival.arguments(operands)
     assert row is not None, f"{op} is not in the table of matmuls"
-    return row.arguments(operands)
+    return row.arguments(operands, rest)
 
 
 def matmul_op(target: Any) -> MatmulOp | None:
-    """The row of an FX target, or of the name of an op; None if it is not a matmul."""
+    """The row of an FX target, or of the name of an op; None if it is not a plain matmul."""
     return _BY_NAME.get(target if isinstance(target, str) else str(target))
+
+
+def matmul_call(op: str) -> MatmulOp | None:
+    """The row of a library call, scaled or not; None if it is not a matmul."""
+    return _SCALED_BY_NAME.get(op) or _BY_NAME.get(op)

@@ -14,7 +14,7 @@ from perfuse.ir.atoms import Atom, Indirect, Symbol
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr, loads_of, value_atoms
 from perfuse.ir.index import Dim
-from perfuse.ir.matmul import Operands, call_arguments
+from perfuse.ir.matmul import Arguments, Operands, call_arguments, matmul_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class Extern(LibraryCall):
 
 @dataclass(frozen=True, slots=True)
 class Matmul(LibraryCall):
-    """out = beta * bias + alpha * (a @ b), computed as `choice` says.
+    """out = beta * bias + alpha * (a @ b) * scales, computed as `choice` says.
 
     An implementation that takes `out=` writes into memory we own: all of the buffer `out`, or the
     `window` on it. Others return new memory, which becomes the buffer.
@@ -306,6 +306,7 @@ class Matmul(LibraryCall):
     alpha: Any = 1
     beta: Any = 1
     window: View | None = None
+    rest: Arguments = ()  # what the library's call takes besides the operands
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 
@@ -314,12 +315,18 @@ class Matmul(LibraryCall):
         return self.choice.name
 
     @property
+    def has_fast_sums(self) -> bool:
+        """Whether the caller allows partial sums of fewer bits than `accumulate` has."""
+        row = matmul_call(self.op)
+        return row is not None and any(value for k, value in self.rest if k == row.fast_sums)
+
+    @property
     def outs(self) -> tuple[str | None, ...]:
         return (self.out,)
 
     @property
     def args(self) -> tuple[Any, ...]:
-        return call_arguments(self.op, self.operands)
+        return call_arguments(self.op, self.operands, self.rest)
 
     @property
     def kwargs(self) -> tuple[tuple[str, Any], ...]:

@@ -15,10 +15,18 @@ from perfuse.errors import UnsupportedOp
 from perfuse.graph.facts import op_facts
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Symbol
-from perfuse.ir.dtype import from_torch
+from perfuse.ir.dtype import DType, from_torch
 from perfuse.ir.index import Index
-from perfuse.ir.matmul import matmul_op
-from perfuse.ir.program import BufferKind, Extern, Matmul, Opaque, SizeFromData, View
+from perfuse.ir.matmul import Operands, matmul_call, matmul_op
+from perfuse.ir.program import (
+    BufferKind,
+    Extern,
+    LibraryCall,
+    Matmul,
+    Opaque,
+    SizeFromData,
+    View,
+)
 from perfuse.lower.builder import Builder
 from perfuse.lower.layout import dense_order
 from perfuse.lower.tensor import Tensor, as_view, permuted, positions
@@ -77,10 +85,19 @@ def call_aten(
     )
     if ":" in made.op:
         builder.constants[made.op] = call.target
-    builder.call(_as_matmul(made, builder) or _with_eager_steps(made, call, builder))
+    builder.call(_as_node(made, call, builder))
     if isinstance(expected, tuple):
         return type(expected)(results)
     return results if several else results[0]
+
+
+def _as_node(made: Extern, call: AtenCall, builder: Builder) -> LibraryCall:
+    """The call, as a matmul node if it is one."""
+    plain = _as_matmul(made, builder)
+    if plain is not None:
+        return plain
+    made = _with_eager_steps(made, call, builder)
+    return _as_scaled_matmul(made, builder) or made
 
 
 def _as_matmul(call: Extern, builder: Builder) -> Matmul | None:
@@ -95,6 +112,37 @@ def _as_matmul(call: Extern, builder: Builder) -> Matmul | None:
     wide = builder.buffers[out].dtype.compute
     operands = row.operands(call.args)
     return Matmul(operands, out, library(call.op), wide, call.reason, **numbers, origin=call.origin)
+
+
+def _as_scaled_matmul(call: Extern, builder: Builder) -> Matmul | None:
+    """The call as a matmul node with scales; None if it is something else, or has other scales."""
+    row = matmul_call(call.op)
+    if row is None or not row.scales or call.kwargs or len(call.args) <= max(row.scales):
+        return None
+    (out,) = call.outs
+    operands, rest = row.operands(call.args), row.rest(call.args)
+    views = (operands.a, operands.b, *operands.scales)
+    given = views if operands.bias is None else (*views, operands.bias)
+    if out not in builder.buffers or not all(isinstance(view, View) for view in given):
+        return None
+    assert out is not None
+    if row.arguments(operands, rest) != call.args or any(isinstance(v, View) for _, v in rest):
+        return None  # a scale of the result, which is narrow then
+    kinds = [builder.buffers[view.buffer].dtype for view in views]
+    if not all(kind.is_float8 for kind in kinds[:2]) or builder.buffers[out].dtype.is_float8:
+        return None
+    if set(kinds[2:]) != {DType.F32} or not _are_of_rows(operands):
+        return None
+    wide, reason = builder.buffers[out].dtype.compute, call.reason
+    return Matmul(operands, out, library(call.op), wide, reason, rest=rest, origin=call.origin)
+
+
+def _are_of_rows(operands: Operands[View]) -> bool:
+    """Whether scales are numbers, or one for each row of `a` and each column of `b`."""
+    of_a, of_b = operands.scales
+    rows, columns = (operands.a.shape[0], 1), (1, operands.b.shape[1])
+    is_number = [all(size == 1 for size in view.shape) for view in operands.scales]
+    return (is_number[0] or of_a.shape == rows) and (is_number[1] or of_b.shape == columns)
 
 
 def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.index import Dim
-from perfuse.ir.matmul import matmul_op
+from perfuse.ir.matmul import matmul_call
 from perfuse.ir.program import Axis, Buffer, BufferKind, Matmul, Program, View, sizes_from_data
 from perfuse.schedule import arena, domain
 from perfuse.schedule.fuse import accesses
@@ -91,18 +91,26 @@ def result_load(matmul: Matmul, kernel: Kernel, buffers: Mapping[str, Buffer]) -
 def result_value(
     matmul: Matmul, kernel: Kernel, product: Expr, buffers: Mapping[str, Buffer]
 ) -> Expr:
-    """beta * bias + alpha * product as the library computes it, rounded once at the end."""
+    """beta * bias + alpha * product * scales as the library computes it, rounded at the end."""
     wide, value = matmul.accumulate, product
+    for scale in matmul.operands.scales:
+        dtype = buffers[scale.buffer].dtype
+        value = ex.apply("mul", value, _element(scale, kernel, dtype, wide))
     if matmul.alpha != 1:
         value = ex.apply("mul", value, ex.const(_number(matmul.alpha, wide), wide))
     bias = matmul.operands.bias
     if bias is not None and matmul.beta != 0:  # as in eager, a beta of 0 keeps NaN in the bias out
         dtype = buffers[bias.buffer].dtype
-        added = ex.cast(ex.load(bias.buffer, index_at(bias, place_of(kernel)), dtype), wide)
+        added = _element(bias, kernel, dtype, wide)
         if matmul.beta != 1:
             added = ex.apply("mul", added, ex.const(_number(matmul.beta, wide), wide))
         value = ex.apply("add", value, added)
     return ex.round_to(value, buffers[matmul.out].dtype)
+
+
+def _element(view: View, kernel: Kernel, dtype: DType, wide: DType) -> Expr:
+    """The element of a broadcast operand at the position of a result."""
+    return ex.cast(ex.load(view.buffer, index_at(view, place_of(kernel)), dtype), wide)
 
 
 def _number(value: int | float, dtype: DType) -> int | float:
@@ -155,7 +163,7 @@ def contracted_with(matmuls: Sequence[Matmul], epilogue: Kernel, plan: Plan) -> 
 
 
 def _why_not(matmul: Matmul, program: Program) -> str:
-    row, operands = matmul_op(matmul.op), matmul.operands
+    row, operands = matmul_call(matmul.op), matmul.operands
     rank = len(operands.b.shape)
     if row is None or rank not in (2, 3) or len(operands.a.shape) != rank:
         return "not a matmul of matrices"

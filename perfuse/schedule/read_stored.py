@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.matmul import Operands
 from perfuse.ir.program import Matmul, View
 from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.plan import Kernel, Member, Plan, Step, written_by
@@ -83,7 +82,7 @@ def _without(found: ReadStored, kernel: Kernel) -> ReadStored:
         return replace(view, buffer=source) if view.buffer == made else view
 
     old = found.matmul.operands
-    matmul = replace(found.matmul, operands=Operands(moved(old.a), moved(old.b), old.bias))
+    matmul = replace(found.matmul, operands=replace(old, a=moved(old.a), b=moved(old.b)))
     program = found.plan.program
     nodes = [matmul if node is found.matmul else node for node in program.nodes]
     del nodes[member.number]

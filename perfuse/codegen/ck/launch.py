@@ -9,6 +9,7 @@ from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.sources import HostCall, HostLaunch
 from perfuse.context import Context
 from perfuse.decision import Choice
+from perfuse.ir.index import Dim
 from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Kernel, Plan
 
@@ -43,17 +44,26 @@ def write_ck(kernel: Kernel, plan: Plan, dialect: Dialect, context: Context) -> 
     assert isinstance(problem, CkProblem), f"{kernel.name}: {problem}"
     instance, k_batch = instance_of_choice(plan.templates[kernel.name])
     sizes, factors = size_table(problem, k_batch), (problem.alpha, problem.beta)
-    call = HostCall(_offsets(problem), sizes, factors)
+    call = HostCall(_offsets(matmul, problem), sizes, factors)
     return HostLaunch(source_of(instance, problem), _passed(matmul, problem), call)
 
 
 def _passed(matmul: Matmul, problem: CkProblem) -> tuple[str, ...]:
-    """The buffers in the order of the launcher's pointers: A, B, a bias, C."""
+    """The buffers in the order of the launcher's pointers: A, B, a bias, the scales, C."""
     operands = matmul.operands
     bias = () if problem.d is None or operands.bias is None else (operands.bias.buffer,)
-    return (operands.a.buffer, operands.b.buffer, *bias, matmul.out)
+    scales = (view.buffer for view in operands.scales)
+    return (operands.a.buffer, operands.b.buffer, *bias, *scales, matmul.out)
 
 
-def _offsets(problem: CkProblem) -> tuple[int, ...]:
-    every = (problem.a, problem.b, problem.d, problem.c)
-    return tuple(int(o.offset * ELEMENT_BYTES[o.dtype]) for o in every if o is not None)
+def _offsets(matmul: Matmul, problem: CkProblem) -> tuple[int, ...]:
+    """Bytes from the start of each of these buffers."""
+    given = [each for each in (problem.a, problem.b, problem.d) if each is not None]
+    offsets = [each.offset * ELEMENT_BYTES[each.dtype] for each in given]
+    offsets += [_known(view.offset) * ELEMENT_BYTES["F32"] for view in matmul.operands.scales]
+    return tuple(map(int, (*offsets, problem.c.offset * ELEMENT_BYTES[problem.c.dtype])))
+
+
+def _known(offset: Dim) -> int:
+    assert isinstance(offset, int), "CK's problems are static"
+    return offset

@@ -73,7 +73,8 @@ def ck_problem(matmul: Matmul, buffers: Mapping[str, Buffer], arch: str) -> CkPr
     has_bias = operands.bias is not None and matmul.beta != 0
     if operands.bias is not None and has_bias:
         views.append(operands.bias)
-    dims: list[Any] = [d for v in views for d in (*v.shape, *v.strides, v.offset)]
+    known = [*views, *operands.scales]
+    dims: list[Any] = [d for v in known for d in (*v.shape, *v.strides, v.offset)]
     if not all(isinstance(dim, int) for dim in dims):
         return "its sizes are not static"
     made = [_operand(view, buffers[view.buffer], arch) for view in views[:3]]
@@ -88,8 +89,11 @@ def ck_problem(matmul: Matmul, buffers: Mapping[str, Buffer], arch: str) -> CkPr
     d = _bias(operands.bias, out, buffers, arch) if operands.bias and has_bias else None
     if isinstance(d, str):
         return d
+    if any(size != 1 for view in operands.scales for size in view.shape):
+        return "its scales are not those of whole tensors"
     factors = (float(matmul.alpha), float(matmul.beta))
-    return CkProblem(m, n, k, a, b, c, d, batch[0] if batch else None, *factors)
+    batched, is_scaled = batch[0] if batch else None, bool(operands.scales)
+    return CkProblem(m, n, k, a, b, c, d, batched, *factors, is_scaled)
 
 
 def _dtype(buffer: Buffer, arch: str) -> str | None:

@@ -32,8 +32,9 @@ def _call(builder: Builder, op: str, a: Tensor, b: Tensor, bias: Tensor | None =
     # Only the last ones were traced as arguments: a matmul with a bias calls this for its parts.
     traced = builder.arguments[-len(given) :]
     *added, left, right = (_window(builder, x, t) for x, t in zip(given, traced, strict=True))
+    own = added[0] if added else None
     out = builder.new_buffer(a.dtype, (*a.shape[:-1], b.shape[-1]))
-    _multiply(builder, op, Operands(left, right, *added), out)
+    _multiply(builder, op, Operands(left, right, own), out)
     return builder.tensor_of(out)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perfuse.codegen.triton.unit import generate_triton, tile_of
 from perfuse.context import Context
-from perfuse.ir.program import Extern
+from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Kernel, Plan, Role
 from perfuse.schedule.transposed import quantised_axes
 from tests.harness.float8 import E4M3
@@ -83,8 +83,8 @@ def test_a_copy_is_rounded_once() -> None:
     assert "pf_near" not in text and "pf_wide" not in text, text
 
 
-def scaled_matmuls(plan: Plan) -> list[Extern]:
-    return [step for step in plan.steps if isinstance(step, Extern) and "scaled_mm" in step.op]
+def scaled_matmuls(plan: Plan) -> list[Matmul]:
+    return [step for step in plan.steps if isinstance(step, Matmul) and "scaled_mm" in step.op]
 
 
 def writers(plan: Plan) -> dict[str, Kernel]:

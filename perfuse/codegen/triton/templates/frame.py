@@ -25,6 +25,10 @@ from perfuse.schedule.turns import Scratch
 GROUP = 8  # tiles of rows that run side by side, so that they share columns in the cache
 BOTH = ROWS | COLUMNS
 
+# Products of eight-bit floats that matrix units may sum in fewer bits where the caller asks for
+# sums in float32: after as many, sums are added up there.
+FEW_PRODUCTS = 128
+
 ACCUMULATOR = {DType.F32: "tl.float32", DType.I32: "tl.int32", DType.F64: "tl.float64"}
 
 
@@ -112,9 +116,12 @@ class ContractionFrame(TritonFrame):
 
     def widened(self, matmul: Matmul, view: View) -> str:
         """The conversion of an operand that is narrower than the other; nothing if it is not."""
+        own = self.buffers[view.buffer].dtype
+        if self.names.is_bits(own):
+            return f".to({NARROW_TYPE[own]}, bitcast=True)"
         kinds = [self.buffers[v.buffer].dtype for v in (matmul.operands.a, matmul.operands.b)]
         wide = max(kinds, key=lambda dtype: dtype.num_bytes)
-        is_narrow = self.buffers[view.buffer].dtype.num_bytes < wide.num_bytes
+        is_narrow = own.num_bytes < wide.num_bytes
         # By way of float32: Triton's interpreter makes halves of nothing else.
         return f".to(tl.float32).to({NARROW_TYPE[wide]})" if is_narrow else ""
 
@@ -123,6 +130,9 @@ class ContractionFrame(TritonFrame):
         # Left to itself, Triton rounds float32 to fewer bits.
         precision = self.template.precision or ("ieee" if DType.F32 in kinds else "")
         option = f", input_precision='{precision}'" if precision else ""
+        if any(k.is_float8 for k in kinds) and not all(m.has_fast_sums for m in self.matmuls):
+            # Matrix units sum such products in fewer bits, unless each few are added up in float32.
+            option += f", max_num_imprecise_acc={min(FEW_PRODUCTS, self.template.depth)}"
         kind = ACCUMULATOR[self.matmuls[0].accumulate]
         return f"tl.dot({left}, {right}, {accumulator}{option}, out_dtype={kind})"
 

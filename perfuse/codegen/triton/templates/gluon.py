@@ -74,10 +74,6 @@ class GluonFrame(ContractionFrame):
         return self.template.columns * len(self.matmuls)
 
     @property
-    def operand(self) -> str:
-        return NARROW_TYPE[self.buffers[self.matmuls[0].operands.a.buffer].dtype]
-
-    @property
     def steps(self) -> str:
         return self.dim(num_blocks(self.depth(self.matmuls[0]), self.template.depth))
 
@@ -208,11 +204,12 @@ def _maps(frame: GluonFrame) -> dict[str, TensorMap]:
 def _start(frame: GluonFrame, w: Writer, loads: list[str], passed: list[str]) -> None:
     """Shared memory and barriers, and then the roles."""
     template, first = frame.template, frame.matmuls[0].operands
-    stages, kind = template.num_stages, frame.operand
+    stages = template.num_stages
     rows = in_memory(first.a, (template.rows, template.depth))
     columns = in_memory(first.b, (template.depth, frame.columns_at_once))
-    _allocate(w, "a_stages", kind, rows, stages, "a_map")
-    _allocate(w, "b_stages", kind, columns, stages, "b_map0")
+    kinds = [_kind(frame.buffers[view.buffer].dtype) for view in (first.a, first.b)]
+    _allocate(w, "a_stages", kinds[0], rows, stages, "a_map")
+    _allocate(w, "b_stages", kinds[1], columns, stages, "b_map0")
     for name, own in frame.maps.items():
         block = (frame.tile.rows, frame.tile.columns)
         _allocate(w, f"{own}_blocks", _kind(frame.buffers[name].dtype), block, GROUPS, own)
@@ -292,7 +289,8 @@ def _advance(frame: GluonFrame, w: Writer) -> None:
 
 def _multiply(frame: GluonFrame, w: Writer) -> None:
     template, rows = frame.template, frame.tile.rows
-    layout = "gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {}, 16])"
+    deep = 32 // frame.buffers[frame.matmuls[0].operands.a.buffer].dtype.num_bytes
+    layout = f"gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {{}}, {deep}])"
     w.line(f"SUMS: gl.constexpr = {layout.format(frame.columns_at_once)}")
     w.line(f"LAYOUT: gl.constexpr = {layout.format(frame.tile.columns)}")
     for own in frame.maps.values():

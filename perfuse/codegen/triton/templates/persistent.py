@@ -133,10 +133,12 @@ def _multiply(frame: ContractionFrame, w: Writer, number: int, phase: Phase) -> 
             frame.coordinate(text) for text in ("tile_row * R", f"tile_column * {template.columns}")
         )
         a, swapped = first.operands.a, template.is_swapped
-        w.line(f"a = {_load(f'a_map{number}', a, rows, at, is_transposed=swapped)}")
+        a_block = _load(f"a_map{number}", a, rows, at, is_transposed=swapped)
+        w.line(f"a = {a_block}{frame.widened(first, a)}")
         for k in phase:
             b = frame.matmuls[k].operands.b
-            w.line(f"b = {_load(f'b_map{k}', b, at, columns, is_transposed=swapped)}")
+            b_block = _load(f"b_map{k}", b, at, columns, is_transposed=swapped)
+            w.line(f"b = {b_block}{frame.widened(frame.matmuls[k], b)}")
             left, right = ("b", "a") if swapped else ("a", "b")
             w.line(f"acc{k} = {frame.dot(left, right, f'acc{k}')}")
     for k in phase if template.is_swapped else ():

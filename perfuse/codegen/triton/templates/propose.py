@@ -7,7 +7,7 @@ model of an H200, whose constants were fitted to 970 measured candidates and sca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 
@@ -26,7 +26,7 @@ from perfuse.codegen.triton.templates.template import (
     VECTOR,
     Template,
 )
-from perfuse.gpu import Gpu
+from perfuse.gpu import Gpu, Platform
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Buffer, Matmul
 from perfuse.schedule.contract import depth_of, sizes_of
@@ -41,6 +41,9 @@ _OWN_REGISTERS = 56  # of a thread, for addresses and the epilogue
 
 HALVES = (DType.F16, DType.BF16)
 MULTIPLIED = (*HALVES, DType.F32, DType.I8)
+# Floats of eight bits in which operands may differ; the matrix units of a GPU have one of the two.
+OCP_FLOATS = frozenset({DType.F8E4M3FN, DType.F8E5M2})
+FNUZ_FLOATS = frozenset({DType.F8E4M3FNUZ, DType.F8E5M2FNUZ})
 # Every value of these is one of each half: no product of them rounds.
 WIDENED = (DType.I8, DType.U8)
 
@@ -93,10 +96,16 @@ class ContractionFacts:
     is_joined: bool  # one left operand, and right ones that can stand side by side
     along_depth: bool  # the second operand runs along the depth in memory
     stored_bytes: int  # of all results, for one element
+    has_fast_sums: bool = False  # products of eight bits may be summed in fewer than 32
 
     @property
     def item_bytes(self) -> int:
         return self.dtype.num_bytes
+
+    @property
+    def items_for_a_half(self) -> int:
+        """Elements of an operand in the bytes of a half: blocks of bytes are as much deeper."""
+        return max(1, 2 // self.item_bytes)
 
 
 def is_mixed(matmul: Matmul, buffers: Mapping[str, Buffer]) -> bool:
@@ -114,10 +123,9 @@ def facts_of(
     views = [view for m in matmuls for view in (m.operands.a, m.operands.b)]
     kinds = {buffers[view.buffer].dtype for view in views}
     are_mixed = all(is_mixed(matmul, buffers) for matmul in matmuls)
-    multiplied = kinds - set(WIDENED) if are_mixed else kinds
-    if len(multiplied) != 1 or not multiplied <= set(MULTIPLIED):
+    dtype = _multiplied(kinds - set(WIDENED) if are_mixed else kinds)
+    if dtype is None:
         return None
-    (dtype,) = multiplied
     *batch, rows, columns = (value_of(size, hints) for size in sizes_of(matmuls[0]))
     dims = [dim for view in views for dim in (*view.shape, *view.strides)]
     loops, orders = phases(matmuls), {is_row_major(m.operands.b) for m in matmuls}
@@ -129,19 +137,45 @@ def facts_of(
         num_accumulators=len(matmuls),
         dtype=dtype,
         is_static=all(isinstance(dim, int) for dim in dims),
-        is_mappable=not are_mixed and all(is_mappable(view, dtype) for view in views),
+        is_mappable=not are_mixed
+        and all(is_mappable(view, dtype) for view in views)
+        and not (dtype.is_float8 and not all(map(_runs_along_depth, matmuls))),
         is_joined=len(loops) == 1 and len(orders) == 1,
         along_depth=matmuls[0].operands.b.strides[-2] == 1,
         stored_bytes=sum(buffers[name].dtype.num_bytes for name in kernel.stored),
+        has_fast_sums=all(matmul.has_fast_sums for matmul in matmuls),
     )
+
+
+def _multiplied(kinds: Set[DType]) -> DType | None:
+    """The type that operands of these are multiplied in; None where no template does it."""
+    if kinds <= OCP_FLOATS or kinds <= FNUZ_FLOATS:
+        return min(kinds, key=str)
+    (*others, first) = kinds
+    return first if first in MULTIPLIED and not others else None
+
+
+def _runs_along_depth(matmul: Matmul) -> bool:
+    """Whether both operands are contiguous along the depth: others are not multiplied as bytes."""
+    return matmul.operands.a.strides[-1] == 1 and matmul.operands.b.strides[-2] == 1
+
+
+def multiplies(gpu: Gpu, dtype: DType) -> bool:
+    """Whether the matrix units of a GPU have a type; those of eight bits are not everywhere."""
+    if not dtype.is_float8:
+        return True
+    if gpu.kind is Platform.CUDA:
+        return dtype in OCP_FLOATS and gpu.capability >= 89
+    own = {"gfx94": FNUZ_FLOATS, "gfx95": OCP_FLOATS}.get(gpu.arch[:5])
+    return own is not None and dtype in own
 
 
 def proposed(
     facts: ContractionFacts, gpu: Gpu, precisions: tuple[str, ...], most: int = MOST
 ) -> list[Template]:
     """The most promising templates; `precisions` are those that float32 may be multiplied in."""
-    if 0 in (facts.batch, facts.rows, facts.columns):
-        return []  # nothing to compute
+    if 0 in (facts.batch, facts.rows, facts.columns) or not multiplies(gpu, facts.dtype):
+        return []  # nothing to compute, or nothing to compute it with
     model = Model.of(gpu)
     every = (_fitted(t, facts, gpu) for t in _all(facts, gpu, precisions))
     legal = [t for t in every if not why_too_large(t, facts, gpu)]
@@ -163,7 +197,8 @@ def _all(facts: ContractionFacts, gpu: Gpu, precisions: tuple[str, ...]) -> Iter
     is_float = facts.dtype is DType.F32
     if facts.rows == 1 and facts.batch == 1 and facts.dtype.is_float:
         yield from _vectors(facts)
-    is_new = gpu.capability >= 90 and facts.dtype in HALVES  # tensor maps, in sizes known now
+    is_narrow = facts.dtype in HALVES or facts.dtype.is_float8
+    is_new = gpu.capability >= 90 and is_narrow  # tensor maps, in sizes known now
     if is_new and facts.is_mappable and facts.is_static:
         # The matrix instructions of groups of warps are those of one generation.
         yield from _specialised(facts, gpu) if gpu.capability == 90 else ()
@@ -171,15 +206,16 @@ def _all(facts: ContractionFacts, gpu: Gpu, precisions: tuple[str, ...]) -> Iter
     for rows, columns, depth, warps, stages in _FLOAT_BLOCKS if is_float else _HALF_BLOCKS:
         if rows > max(16, _rounded(facts.rows)) or columns > max(64, _rounded(facts.columns)):
             continue
-        scaled = depth * 2 if facts.dtype is DType.I8 else depth
-        plain = Template(POINTERS, rows, columns, scaled, warps, stages)
+        deep = depth * facts.items_for_a_half
+        plain = Template(POINTERS, rows, columns, deep, warps, stages)
         for precision in precisions if is_float else ("",):
             yield from _split(replace(plain, precision=precision), facts, gpu)
-    if facts.rows <= FEW_ROWS and facts.dtype in HALVES:
+    if facts.rows <= FEW_ROWS and is_narrow:
+        deep = 128 * facts.items_for_a_half
         for columns, stages in ((64, 4), (128, 4), (64, 5)):
-            yield Template(POINTERS, 16, columns, 128, 4, stages, is_swapped=True)
+            yield Template(POINTERS, 16, columns, deep, 4, stages, is_swapped=True)
             if is_new and facts.is_mappable and facts.is_static:
-                yield Template(MAPPED, 16, columns, 128, 4, stages, is_swapped=True)
+                yield Template(MAPPED, 16, columns, deep, 4, stages, is_swapped=True)
 
 
 def _rounded(size: int) -> int:
@@ -201,7 +237,7 @@ def _mapped(facts: ContractionFacts, gpu: Gpu) -> Iterator[Template]:
     for rows, columns, depth, warps, stages in _TILE_BLOCKS:
         if rows > max(64, _rounded(facts.rows)) or columns > max(64, _rounded(facts.columns)):
             continue
-        parts = 2 if columns > 128 else 1
+        depth, parts = depth * facts.items_for_a_half, 2 if columns > 128 else 1
         for made in _split(Template(MAPPED, rows, columns, depth, warps, stages), facts, gpu):
             yield replace(made, parts=parts if made.splits == 1 else 1)
     for rows, columns, depth, warps, stages in _PERSISTENT_BLOCKS if facts.batch == 1 else ():
@@ -209,6 +245,7 @@ def _mapped(facts: ContractionFacts, gpu: Gpu) -> Iterator[Template]:
         programs = min(gpu.multiprocessors, tiles) if facts.is_static else gpu.multiprocessors
         if facts.is_static and tiles <= gpu.multiprocessors:
             continue  # one tile a program
+        depth *= facts.items_for_a_half
         yield Template(PERSISTENT, rows, columns, depth, warps, stages, programs=programs, parts=2)
 
 
@@ -217,16 +254,19 @@ def _specialised(facts: ContractionFacts, gpu: Gpu) -> Iterator[Template]:
     beside, found = facts.num_accumulators, Counter[tuple[str, int, int]]()
     if facts.batch != 1 or not facts.is_joined or beside not in (1, 2, 4):
         return
+    if facts.dtype.is_float8 and not facts.has_fast_sums:
+        return  # sums of a step would have to be awaited before they are added
     tables = {PING_PONG: _PING_PONG_BLOCKS, COOPERATIVE: _COOPERATIVE_BLOCKS}
     for kind, block in ((kind, block) for kind, table in tables.items() for block in table):
         rows, wide, depth, stages, parts = block
         columns, warps = wide // beside, 4 if kind == PING_PONG else 8
+        depth *= facts.items_for_a_half
         if rows > max(64, _rounded(facts.rows)) or columns > max(64, _rounded(facts.columns)):
             continue
         made = Template(kind, rows, columns, depth, warps, stages, parts=1 if beside > 1 else parts)
         tiles = num_tiles(made, facts)
         takes_turns = kind == COOPERATIVE or tiles > gpu.multiprocessors
-        is_wide = made.tile.columns * facts.item_bytes >= SWIZZLED_BYTES
+        is_wide = made.tile.columns * max(2, facts.item_bytes) >= SWIZZLED_BYTES
         is_wanted = found[kind, rows, wide] < _OF_EACH_SIZE[kind]
         if takes_turns and is_wide and is_wanted and not why_too_large(made, facts, gpu):
             found[kind, rows, wide] += 1
@@ -292,6 +332,8 @@ def registers(template: Template, facts: ContractionFacts, gpu: Gpu) -> int:
             template.depth * template.columns * facts.num_accumulators // threads + _OWN_REGISTERS
         )
     held = template.rows * template.columns * facts.num_accumulators
+    if facts.dtype.is_float8 and not facts.has_fast_sums and gpu.capability == 90:
+        held += template.rows * template.columns  # the sums of a step, until they are added
     return held // threads + _OWN_REGISTERS
 
 
@@ -384,7 +426,8 @@ class Model:
             return 2 * self.flops
         if facts.dtype is not DType.F32:
             is_low = template.rows < 64 and not template.is_swapped  # the older instructions
-            return self.flops / 2 if is_low else self.flops
+            # Those widen floats of eight bits to halves.
+            return self.flops / 2 if is_low else self.flops * facts.items_for_a_half
         # Small blocks read their operands from shared memory, and convert them, more often.
         reuse = min(1.0, sqrt(template.rows * template.columns / _FULL_BLOCK))
         share = _RATES.get(template.precision)
