@@ -3,8 +3,8 @@
 `perfuse::matmul_after(a, b, bias, after)` is `a @ b + bias`, computed when the values of `after`
 are: chunk follows chunk, so that the memory of one is free before the next is computed.
 `perfuse::copy_after(x, after)` is a copy of `x`, for what a chunk computes without its logits.
-`perfuse::add_matmul(total, a, b)` is `total + a @ b`, summed in the type of the total. Whoever calls
-it reads that total nowhere else: its lowering, in `lower/families/chunks.py`, adds in place. The
+`perfuse::add_matmul(total, a, b)` is `total + a @ b`, summed in the type of the total. A caller
+reads that total nowhere else: its lowering, in `lower/families/chunks.py`, adds in place. The
 code here is for graphs that run eagerly.
 """
 

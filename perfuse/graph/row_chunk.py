@@ -24,7 +24,11 @@ class Calls(Protocol):
 def swapped(node: Any) -> Node | None:
     """The matrix that a node is the transpose of."""
     tensor = tensor_of(node)
-    if tensor is None or tensor.dim() != 2 or packet_name(node) not in ("t", "transpose", "permute"):
+    if (
+        tensor is None
+        or tensor.dim() != 2
+        or packet_name(node) not in ("t", "transpose", "permute")
+    ):
         return None
     source = node.args[0]
     is_swapped = packet_name(node) == "t" or _places(node) in ((0, 1), (1, 0))

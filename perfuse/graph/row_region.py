@@ -159,7 +159,7 @@ class RowRegion:
             is_one = len(late) == 1 and (packet != "gather" or late[0] is first)
             return is_one and all(dtype.is_floating_point for dtype in dtypes)
         if packet == "mul":
-            return len(late) == 1 and not first is second
+            return len(late) == 1 and first is not second
         if packet == "div":
             return late == [first] and second is not first and not node.kwargs
         if packet in ("add", "sub"):
@@ -268,7 +268,8 @@ def _gather(region: RowRegion, node: Node, shape: tuple[int, ...]) -> Make | Non
 
 def _mm(region: RowRegion, node: Node, shape: tuple[int, ...]) -> Make | None:
     """Rows times a matrix are rows; transposed rows times rows are summed over the rows."""
-    left, right = node.args
+    left: Any = node.args[0]
+    right: Any = node.args[1]
     if left in region.lead:
         own = shape_of(left)
         assert own is not None

@@ -3,10 +3,10 @@
     loss = cross_entropy(h @ w.T, targets)
 
 Logits, and their gradient, are often the largest tensors of a language model. Both are needed for
-one row at a time. So a chunk of rows is multiplied, reduced to its part of the loss, turned into the
-gradient of its logits, and that into a part of the gradients of `h` and `w`, before the next chunk is
-begun. The gradient of the loss is not known then: it is a factor of everything, applied in the
-backward. `row_region.py` finds what is computed row by row, whatever the loss is.
+one row at a time. So a chunk of rows is multiplied, reduced to its part of the loss, turned into
+the gradient of its logits, and that into a part of the gradients of `h` and `w`, before the next
+chunk is begun. The gradient of the loss is not known then: it is a factor of everything, applied in
+the backward. `row_region.py` finds what is computed row by row, whatever the loss is.
 """
 
 from __future__ import annotations
@@ -104,13 +104,9 @@ def _head_at(node: Node, tangents: list[Node], context: Context) -> _Head | None
     outside = {n for made in (*region.makes, *region.totals) for n in made.all_input_nodes}
     outside = {n for n in outside if n not in region.lead and n not in region.after}
     late = (n for n in ancestors(outside) if n.op == "call_function" and not is_pure(n))
-    if any(_is_behind(n, node) for n in late):
-        return None
+    if any(n > node for n in late):
+        return None  # a random number or an effect would come earlier than it did
     return _Head(region, step)
-
-
-def _is_behind(node: Node, other: Node) -> bool:
-    return node > other
 
 
 def _rows_in_chunk(node: Node, context: Context) -> int | None:
