@@ -15,7 +15,7 @@ from perfuse.lower.tensor import Tensor, cast_tensor
 
 assert chunk_ops  # importing it defines the ops of our own that are lowered here
 
-_CHUNK = "a loss over a vocabulary is computed by chunks of its logits"
+_CHUNK = "loss by chunks of logits"
 
 
 def _names(builder: Builder, values: list[Tensor]) -> tuple[str, ...]:
