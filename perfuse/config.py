@@ -219,6 +219,12 @@ class Settings:
         "What the backward recomputes instead of saving: 0 only views, 1 also what fuses into a "
         "loop, 2 also reductions and gathers, 3 also matmuls and attention.",
     )
+    logits_chunk_bytes: int | None = key(
+        None,
+        "Losses over a vocabulary are computed by chunks of logits of this size where these fill "
+        "at least four; None: 64 MiB on a CPU, 256 MiB on a GPU, or more for efficient matmuls; "
+        "0: never.",
+    )
     memory_budget: str | int | float | None = key(
         None,
         "Limit on what a training step allocates besides its inputs and parameters: bytes "

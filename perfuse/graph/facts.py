@@ -25,6 +25,9 @@ RECOMPUTED = "perfuse_recomputed"
 # both must see the same bits.
 COMPARED = "perfuse_compared"
 
+# The mark of a value that the forward computes for the backward: never recomputed.
+EARLY = "perfuse_early"
+
 # The mark of a joint graph's output: how many of its values the user's function returns.
 NUM_RESULTS = "perfuse_num_results"
 

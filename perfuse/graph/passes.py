@@ -32,6 +32,7 @@ from perfuse.graph.pad_matmuls import pad_matmuls
 from perfuse.graph.saving.ties import mark_compared
 from perfuse.graph.seed_random import seed_random
 from perfuse.graph.simplify import simplify
+from perfuse.graph.vocabulary_heads import chunk_heads, chunk_joint_heads
 
 Pass = Callable[[GraphModule, Context], GraphModule]
 PassRow = tuple[str, Pass]
@@ -54,12 +55,14 @@ JOINT_PASSES: list[PassRow] = [
     ("amax_of_views", plain(amax_of_views)),
     ("block_masks", plain(drop_unread_lists)),
     ("share_between_halves", plain(share_between_halves)),
+    ("vocabulary_heads", chunk_joint_heads),
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
 ]
 ATEN_PASSES: list[PassRow] = [
     ("block_masks", plain(drop_unread_lists)),
     ("dead_code", plain(eliminate_dead_code)),
+    ("vocabulary_heads", chunk_heads),
     ("canonicalize", plain(canonicalize)),
     ("cse", plain(eliminate_common_subexpressions)),
     ("fold_constants", plain(fold_constants)),

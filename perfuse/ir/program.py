@@ -203,6 +203,7 @@ class LibraryCall:
     returns_view: bool = False
     new_sizes: tuple[SizeFromData, ...] = ()
     window: View | None = None
+    after: tuple[str, ...] = ()  # not read, but complete before the call
     if TYPE_CHECKING:
         reason: str
         origin: Origin
@@ -252,7 +253,7 @@ class LibraryCall:
         return self._reads
 
     def _names_read(self) -> list[str]:
-        names = []
+        names = list(self.after)
         for leaf in self.leaves():
             if isinstance(leaf, View):
                 names.append(leaf.buffer)
@@ -286,6 +287,7 @@ class Extern(LibraryCall):
     returns_list: bool = False
     returns_view: bool = False  # the result aliases an argument and must be copied
     new_sizes: tuple[SizeFromData, ...] = ()  # sizes that are known after the call
+    after: tuple[str, ...] = ()
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 
@@ -306,7 +308,11 @@ class Matmul(LibraryCall):
     alpha: Any = 1
     beta: Any = 1
     window: View | None = None
+<<<<<<< HEAD
     rest: Arguments = ()  # what the library's call takes besides the operands
+=======
+    after: tuple[str, ...] = ()
+>>>>>>> vocab
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 

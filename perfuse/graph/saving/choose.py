@@ -16,7 +16,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from perfuse.graph.aliases import Aliases, is_view
-from perfuse.graph.facts import is_pure, is_sym, reached, tensor_of
+from perfuse.graph.facts import EARLY, is_pure, is_sym, reached, tensor_of
 from perfuse.graph.saving.casts import casts_for_both_halves
 from perfuse.graph.saving.costs import (
     Work,
@@ -109,7 +109,7 @@ class _Problem:
     def _may_recompute(self, node: Node) -> bool:
         if node.op != "call_function" or is_sym(node) or not is_pure(node):
             return False
-        if node in self._compared or node in self._cast_once:
+        if node in self._compared or node in self._cast_once or node.meta.get(EARLY):
             return False
         if user_policy(node) in ("MUST_SAVE", "PREFER_SAVE"):
             return False

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from perfuse.graph.facts import ancestors, has_effects, is_part, is_sym
+from perfuse.graph.facts import EARLY, ancestors, has_effects, is_part, is_sym
 from perfuse.graph.saving.costs import is_cheap
 
 
@@ -30,6 +30,7 @@ class Roles:
         after = _dependent(graph, tangents)
         effects = [n for n in graph.nodes if has_effects(n)]
         early = [n for n in effects if n not in after and not is_tagged_backward(n)]
+        early += [n for n in graph.nodes if n.meta.get(EARLY)]
         late = [n for n in effects if n in after or is_tagged_backward(n)]
         forward = _with_getitems(graph, ancestors([*results, *early]))
         needed = ancestors([*gradients, *late])

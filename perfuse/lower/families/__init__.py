@@ -8,6 +8,7 @@ Importing this package fills the registry of lowerings. A lowering changes nothi
 from perfuse.lower.families import (
     attention,
     average_pooling,
+    chunks,
     creation,
     division,
     indexing,

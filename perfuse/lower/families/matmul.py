@@ -31,14 +31,16 @@ def _call(builder: Builder, op: str, a: Tensor, b: Tensor, bias: Tensor | None =
     given = [x for x in (bias, a, b) if x is not None]
     # Only the last ones were traced as arguments: a matmul with a bias calls this for its parts.
     traced = builder.arguments[-len(given) :]
-    *added, left, right = (_window(builder, x, t) for x, t in zip(given, traced, strict=True))
+    *added, left, right = (
+        operand_window(builder, x, t) for x, t in zip(given, traced, strict=True)
+    )
     own = added[0] if added else None
     out = builder.new_buffer(a.dtype, (*a.shape[:-1], b.shape[-1]))
     _multiply(builder, op, Operands(left, right, own), out)
     return builder.tensor_of(out)
 
 
-def _window(builder: Builder, tensor: Tensor, traced: Any) -> View:
+def operand_window(builder: Builder, tensor: Tensor, traced: Any) -> View:
     """An operand in memory: in its own layout if it has one, else in the graph's."""
     view = as_view(tensor)
     if view is None or builder.buffers[view.buffer].dtype is not tensor.dtype:
@@ -127,7 +129,9 @@ def aligned_matmul(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     the one before, and every eighth the same: together, and from their first aligned column on,
     they are a matrix with aligned rows. The columns at the edges are separate matmuls.
     """
-    left, right = (_window(builder, x, t) for x, t in zip((a, b), builder.arguments, strict=True))
+    left, right = (
+        operand_window(builder, x, t) for x, t in zip((a, b), builder.arguments, strict=True)
+    )
     rows, columns = left.shape[0], right.shape[1]
     assert isinstance(rows, int) and isinstance(columns, int), "asked for with known sizes alone"
     unit = _ALIGNED_BYTES // a.dtype.num_bytes
