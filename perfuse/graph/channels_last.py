@@ -38,7 +38,7 @@ LAST = torch.channels_last
 DECIDED = "perfuse_layout_decided"
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
-# Besides pointwise ops: each is lowered to loops over any layout, and its result is no view.
+# Besides pointwise ops: each is lowered to loops over any layout, and its result is not a view.
 _ANY_LAYOUT = frozenset(
     """_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _to_copy amax amin avg_pool2d
     avg_pool2d_backward cat clone constant_pad_nd max_pool2d_with_indices
