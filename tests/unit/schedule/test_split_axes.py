@@ -53,6 +53,9 @@ def assert_as_good_as_eager(got: Tensor, eager: Tensor, exact: Tensor) -> None:
     if not got.is_floating_point():
         assert torch.equal(got, eager)
         return
+    if got.dtype is torch.float64:  # there is no wider type to tell which of the two is closer
+        torch.testing.assert_close(got, eager)
+        return
     rounding = torch.finfo(got.dtype).eps * exact.abs().max()
     limit = 2 * (eager.double() - exact).abs().max() + rounding
     assert (got.double() - exact).abs().max() <= limit
