@@ -211,7 +211,7 @@ class Fuser:
         is_gpu: bool = False,
     ) -> None:
         self.program = program
-        self._is_gpu = is_gpu
+        self.is_gpu = is_gpu
         self._reach = reach
         self._most_loops = most_loops  # in one kernel; 0: no limit
         self._num_calls: list[int] = []  # node number -> calls before it
@@ -309,7 +309,7 @@ class Fuser:
 
     def _checked(self, merged: Group) -> Group:
         """The group, unless it stores single bytes far apart: a GPU moves 32 for each."""
-        if not self._is_gpu:
+        if not self.is_gpu:
             return merged
         inner = merged.inner or ()
         axes = [Axis(f"x{i}", size) for i, size in enumerate(merged.sizes)]

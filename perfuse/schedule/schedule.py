@@ -14,12 +14,13 @@ from perfuse.schedule import arena, shape
 from perfuse.schedule.allocate import with_memory
 from perfuse.schedule.attention import attention_kernel
 from perfuse.schedule.batch import batched
-from perfuse.schedule.fuse import Fuser, Group, accesses
+from perfuse.schedule.fuse import Fuser, accesses
 from perfuse.schedule.in_place import written_over
 from perfuse.schedule.lifetimes import Placement, lifetimes
 from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Role, Step, static_product
 from perfuse.schedule.sink_casts import narrow_reductions
+from perfuse.schedule.split_axes import split_last
 from perfuse.schedule.store_narrow import store_as_rounded
 
 # Library calls between two loops that may still fuse when memory is limited: those of a block.
@@ -91,7 +92,7 @@ def _plan(program: Program, fuser: Fuser, order: list[int], context: Context) ->
     for home in order:
         group = fuser.groups[home]
         if group.members:
-            steps.append(_kernel(f"k{len(steps)}", group, home, outside, program))
+            steps.append(_kernel(f"k{len(steps)}", fuser, home, outside, program))
         else:
             node = program.nodes[group.nodes[0]]
             assert isinstance(node, LibraryCall)
@@ -166,9 +167,12 @@ def _outside_uses(program: Program, fuser: Fuser) -> dict[str, set[int]]:
 
 
 def _kernel(
-    name: str, group: Group, home: int, uses: dict[str, set[int]], program: Program
+    name: str, fuser: Fuser, home: int, uses: dict[str, set[int]], program: Program
 ) -> Kernel:
+    group = fuser.groups[home]
     axes, members = shape.collapse(shape.axes_of(group), group.members)
+    if not fuser.is_gpu:
+        axes, members = split_last(axes, members)
     arguments = [m.loop.out for m in members if program.buffers[m.loop.out].kind in ARGUMENTS]
     members = shape.stage(members, arguments)
     stored = set()

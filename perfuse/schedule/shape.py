@@ -29,19 +29,19 @@ def collapse(
     axes: tuple[Axis, ...], members: tuple[Member, ...]
 ) -> tuple[tuple[Axis, ...], tuple[Member, ...]]:
     """Merge neighbouring axes wherever every access steps through them as through one."""
-    indices = _all_indices(members)
+    indices = all_indices(members)
     position = 0
     while position + 1 < len(axes):
         outer, inner = axes[position], axes[position + 1]
         if _can_merge(outer, inner, members, indices):
             axes, members = _merge_axes(axes, position, members)
-            indices = _all_indices(members)
+            indices = all_indices(members)
         else:
             position += 1
     return axes, members
 
 
-def _all_indices(members: Sequence[Member]) -> list[Dim]:
+def all_indices(members: Sequence[Member]) -> list[Dim]:
     found: list[Dim] = []
     seen: set[Expr] = set()
     for m in members:

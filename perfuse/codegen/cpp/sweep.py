@@ -120,12 +120,19 @@ class Sweeps:
             width = static_product([a.size for a in self.shape.columns])
             assert width is not None
             lanes = self.frame.lanes
+            if len(self.shape.columns) > 1 and not self._has_whole_vectors():
+                width += lanes  # the last vector of the last piece of a row may go past its end
             step = -(-width // lanes) * lanes * 8 * (lanes if self.shape.is_vertical else 1)
             w.line(f"char* const rows = pf::scratch(0, {step * len(self.kept)});")
             for i, (buffer, name) in enumerate(self.kept.items()):
                 cpp = self._scratch_type(buffer)
                 w.line(f"{cpp}* const {name} = ({cpp}*)(rows + {i * step});")
         self.tiles.declare(w)
+
+    def _has_whole_vectors(self) -> bool:
+        axis = self.shape.lane_axis
+        size = axis.size if axis is not None and not self.shape.is_vertical else 0
+        return isinstance(size, int) and size % self.frame.lanes == 0
 
     def _scratch_type(self, buffer: str) -> str:
         return COMPUTE_TYPE[self.frame.buffers[buffer].dtype.compute]
