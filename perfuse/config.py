@@ -222,7 +222,7 @@ class Settings:
     logits_chunk_bytes: int | None = key(
         None,
         "Losses over a vocabulary are computed by chunks of logits of this size where these fill "
-        "at least four; None: 64 MiB on a CPU, 256 MiB on a GPU, or more for efficient matmuls; "
+        "at least four; None: 64 MiB on a CPU, or more for efficient matmuls, and never on a GPU; "
         "0: never.",
     )
     memory_budget: str | int | float | None = key(

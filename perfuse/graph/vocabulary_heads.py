@@ -35,8 +35,6 @@ aten = torch.ops.aten
 # A chunk on a CPU fits no cache anyway: it is as small as its matmuls allow. The gradient of the
 # weight is read and written once for each chunk, which takes 3% of the time of 256 rows.
 _CPU_CHUNK_BYTES, _FEWEST_ROWS = 64 * MIB, 256
-# A GPU multiplies about ten times as fast as a CPU for each byte that it moves.
-_GPU_CHUNK_BYTES, _FEWEST_GPU_ROWS = 256 * MIB, 1024
 # With fewer chunks there is little to save: a chunk and its gradient are in memory as well.
 _FEWEST_CHUNKS = 4
 # Each chunk is written down in the program.
@@ -121,12 +119,11 @@ def _rows_in_chunk(node: Node, context: Context) -> int | None:
     rows, row_bytes = shape[0], shape[1] * tensor.element_size()
     if is_gpu and row_bytes % _ALIGNED_BYTES:
         return None  # padded, or written with aligned stores (`pad_matmuls`)
+    fewest = 1
     if limit is None:
-        limit, fewest = _CPU_CHUNK_BYTES, _FEWEST_ROWS
         if is_gpu:
-            limit, fewest = _GPU_CHUNK_BYTES, _FEWEST_GPU_ROWS
-    else:
-        fewest = 1
+            return None  # what it costs in time on a GPU has not been measured
+        limit, fewest = _CPU_CHUNK_BYTES, _FEWEST_ROWS
     if rows * row_bytes < _FEWEST_CHUNKS * limit or rows < 2 * fewest:
         return None
     step = max(limit // row_bytes, fewest, 1)
