@@ -308,11 +308,8 @@ class Matmul(LibraryCall):
     alpha: Any = 1
     beta: Any = 1
     window: View | None = None
-<<<<<<< HEAD
     rest: Arguments = ()  # what the library's call takes besides the operands
-=======
     after: tuple[str, ...] = ()
->>>>>>> vocab
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
 
