@@ -17,7 +17,7 @@ import perfuse
 from perfuse import config
 from perfuse.backends import backend_of
 from perfuse.cache import keys
-from perfuse.cache.keys import KINDS, PACKAGE, Kind, identity, key_of
+from perfuse.cache.keys import ALL_CODE, KINDS, PACKAGE, Kind, identity, key_of, own_files
 from perfuse.cache.manifest import is_key
 from perfuse.config import Settings
 from perfuse.context import CPU, Context
@@ -100,7 +100,13 @@ def test_kinds_have_names_of_their_own_and_say_what_they_hold() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_code_of_a_kind_is_there(kind: Kind) -> None:
-    assert all(any(PACKAGE.glob(pattern)) for pattern in kind.code)
+    assert all(own_files([pattern]) for pattern in kind.code)
+
+
+def test_all_code_is_every_source_of_the_package() -> None:
+    paths = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".h", ".cpp")]
+    assert own_files(ALL_CODE) == sorted(str(path.relative_to(PACKAGE)) for path in paths)
+    assert own_files(()) == []
 
 
 def test_every_key_comes_from_the_one_function() -> None:
