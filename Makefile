@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := perfuse tests benchmarks examples tools
 
+# Tests start many processes: compiling Perfuse's own modules anew would take each of them a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: venv demo check test bench-budget bench-cpu bench-gpu bench-memory bench-wide clean compiler compilers replay sanitize soak sweep
 
 venv: $(STAMP)

@@ -16,7 +16,7 @@ Kept whole, on purpose:
 """
 
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -178,11 +178,17 @@ def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, De
     With `fallback_random`, what draws random numbers stays whole: decomposed, it draws others than
     eager's own kernels.
     """
+    table = dict(_full_table())
+    if fallback_random:
+        table.pop(aten.native_dropout.default, None)
+    return table
+
+
+@cache
+def _full_table() -> dict[OpOverload, Decomposition]:
+    """Made once: it asks for the schemas of a thousand ops."""
     ops = [op for name in STANDARD if (op := _find(f"aten.{name}")) is not None]
     standard = standard_decompositions(ops)
     table = {op: _as_eager(op, rule) for op, rule in standard.items() if _is_functional(op)}
     table |= {op: rule for name, rule in OWN.items() if (op := _find(name)) is not None}
-    table |= {op: strided_as_eager(op, table.get(op)) for op in _elementwise_ops()}
-    if fallback_random:
-        table.pop(aten.native_dropout.default, None)
-    return table
+    return table | {op: strided_as_eager(op, table.get(op)) for op in _elementwise_ops()}
