@@ -43,7 +43,7 @@ def _places(node: Node) -> tuple[int, ...]:
 
 
 class Inputs:
-    """What chunks read from outside: whole, or as rows to take slices of."""
+    """Values that chunks read from outside: whole, or as rows to take slices of."""
 
     def __init__(self, num_rows: int, call: Calls, given: Callable[[Node], Node]) -> None:
         self.num_rows = num_rows
@@ -125,7 +125,7 @@ class Chunk:
         return lead
 
     def operand(self, node: Node, rank: int, lead: int, like: Sequence[int]) -> Node:
-        """What a result of `rank` dimensions, of which `lead` are rows, reads."""
+        """An operand of a result of `rank` dimensions, of which `lead` are rows."""
         if node in self.of:
             return self.of[node]
         shape = list(known_tensor(node).shape)

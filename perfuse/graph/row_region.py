@@ -45,7 +45,7 @@ def lead_of(shape: Iterable[int], num_rows: int) -> int | None:
 
 
 class RowRegion:
-    """What depends on the logits row by row, and the values that leave it."""
+    """Nodes that depend on the logits row by row, and the values that leave them."""
 
     def __init__(self, logits: Node, tangents: Iterable[Node]) -> None:
         shape = shape_of(logits)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perfuse.context import Context
-from perfuse.graph.channels_last import lay_channels_last
+from perfuse.graph.channels_last import keep_layouts, lay_channels_last
 from tests.harness.compare import assert_as_good_as_eager, norm_complaints
 from tests.triton.contractions import context_for
 from tests.unit.graph.tracing import calls, traced
@@ -44,9 +44,9 @@ def test_operands_are_channels_last_and_results_are_not() -> None:
     assert_as_good_as_eager(got, expected, block(*(t.double() for t in GIVEN)))
 
 
-def test_a_decided_graph_stays() -> None:
-    made = lay_channels_last(traced(block, *GIVEN), Context.default())
-    assert lay_channels_last(made, Context.default()) is made
+def test_graphs_of_training_stay() -> None:
+    kept = keep_layouts(traced(block, *GIVEN))
+    assert lay_channels_last(kept, Context.default()) is kept
 
 
 def dense(x: Tensor, w: Tensor) -> Tensor:
