@@ -249,7 +249,7 @@ class _Rewrite:
         return total
 
     def _result(self, node: Node) -> Node:
-        """The value that the rest of the graph reads: with the seed, in the shape and type it had."""
+        """The value for the rest of the graph: with the seed, in the shape and type it had."""
         made, tensor = self._results[node], known_tensor(node)
         source = node.all_input_nodes[0]
         if packet_name(node) == "mean" and node in self._region.totals:
