@@ -20,12 +20,17 @@ from tests.unit.graph.tracing import calls, traced
 LAST = torch.channels_last
 
 
-def block(x: Tensor, point: Tensor, plane: Tensor) -> Tensor:
+def pair(x: Tensor, point: Tensor, plane: Tensor) -> Tensor:
     y = F.conv2d(x, point).clamp(0, 6)
     return F.conv2d(y, plane, padding=1, groups=plane.shape[0]).relu() + y
 
 
-GIVEN = (torch.randn(2, 3, 8, 8), torch.randn(16, 3, 1, 1), torch.randn(16, 1, 3, 3))
+def block(x: Tensor, point: Tensor, plane: Tensor, last: Tensor) -> Tensor:
+    return F.conv2d(pair(x, point, plane), last)
+
+
+PAIR = (torch.randn(2, 3, 8, 8), torch.randn(16, 3, 1, 1), torch.randn(16, 1, 3, 3))
+GIVEN = (*PAIR, torch.randn(8, 16, 1, 1))
 
 
 def test_operands_are_channels_last_and_results_are_not() -> None:
@@ -56,6 +61,7 @@ def dense(x: Tensor, w: Tensor) -> Tensor:
 OTHERS: dict[str, Any] = {
     "all channels, several points": (dense, (GIVEN[0], torch.randn(16, 3, 3, 3))),
     "double": (block, tuple(t.double() for t in GIVEN)),
+    "two convolutions": (pair, PAIR),
     "one dimension": (F.conv1d, (torch.randn(2, 3, 8), torch.randn(16, 3, 1))),
 }
 
