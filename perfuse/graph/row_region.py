@@ -32,6 +32,7 @@ _LINEAR = _VIEWS | frozenset(
     "_to_copy alias clone convert_element_type detach expand gather mean mm neg sum".split()
 )
 _ROW_SUMS = frozenset({"amax", "logsumexp", "sum"})
+_FORMATS = (None, torch.contiguous_format, torch.preserve_format)
 
 
 def lead_of(shape: Iterable[int], num_rows: int) -> int | None:
@@ -103,6 +104,8 @@ class RowRegion:
         shape = shape_of(node)
         if shape is None or not is_pure(node) or (node in self.after and not self._is_linear(node)):
             return False
+        if node.target is aten.view.dtype or node.kwargs.get("memory_format") not in _FORMATS:
+            return False  # other values, or the layout of a rank that chunks do not have
         rule = _RULES.get(packet_name(node))
         if rule is None and _is_elementwise(node):
             rule = _elementwise

@@ -94,8 +94,8 @@ def _head_at(node: Node, tangents: list[Node], context: Context) -> _Head | None
     if step is None:
         return None
     region = RowRegion(node, tangents)
-    if not region.is_head():
-        return None
+    if node in region.after or not region.is_head():
+        return None  # a matmul for a gradient has no rows of a loss
     gradients = [known_tensor(n).dtype for n in (*region.lead, *region.totals) if n in region.after]
     if torch.float16 in gradients:
         return None  # whoever scales a loss wants the factor in the gradient of the logits
@@ -115,6 +115,8 @@ def _rows_in_chunk(node: Node, context: Context) -> int | None:
     shape, tensor = shape_of(node), tensor_of(node)
     if shape is None or tensor is None or not tensor.is_floating_point() or node.kwargs:
         return None
+    if packet_name(node) == "addmm" and known_tensor(node.args[0]).dim() > 1:
+        return None  # a bias with rows of its own
     is_gpu = context.target.gpu is not None
     rows, row_bytes = shape[0], shape[1] * tensor.element_size()
     if is_gpu and row_bytes % _ALIGNED_BYTES:
@@ -173,10 +175,14 @@ class _Rewrite:
         """A value from outside, before the logits; the seed is one."""
         if node in self._region.after:
             return self._for_seed_of_one(node)
-        if node not in self._new.of:
-            for source in node.all_input_nodes:
-                self._given(source)
-            self._new.of[node] = self._new.copy(node)
+        missing, waiting = [], [node]
+        while waiting:  # not by recursion: what a loss reads may be the end of a long chain
+            last = waiting.pop()
+            if last not in self._new.of:
+                missing.append(last)
+                waiting += last.all_input_nodes
+        for each in sorted(set(missing)):
+            self._new.of[each] = self._new.copy(each)
         return self._new.of[node]
 
     def _for_seed_of_one(self, node: Node) -> Node:

@@ -175,6 +175,9 @@ def owned(builder: Builder, value: Tensor, traced: torch.Tensor) -> Tensor:
 
 
 def _meta(arg: Any) -> Any:
+    """The value that was traced for an argument, or a list of those in one."""
+    if isinstance(arg, list | tuple):
+        return [_meta(each) for each in arg]
     return arg.meta.get("val") if isinstance(arg, FxNode) else None
 
 
@@ -228,11 +231,11 @@ def _argument(builder: Builder, value: Any, meta: Any, is_exact: bool) -> Any:
             dense = all(s != 0 for s, n in zip(wanted, value.shape, strict=True) if n != 1)
             strides = wanted if dense else None
         return builder.view_of(value, strides)
-    if isinstance(value, tuple) and is_exact:
-        return tuple(_argument(builder, v, None, is_exact) for v in value)
-    if isinstance(value, list | tuple):
-        return [_argument(builder, v, None, is_exact) for v in value]
-    return value
+    if not isinstance(value, list | tuple):
+        return value
+    metas = meta if isinstance(meta, list) and len(meta) == len(value) else [None] * len(value)
+    made = [_argument(builder, v, m, is_exact) for v, m in zip(value, metas, strict=True)]
+    return tuple(made) if isinstance(value, tuple) and is_exact else made
 
 
 def _with_eager_steps(made: Extern, call: AtenCall, builder: Builder) -> Extern:

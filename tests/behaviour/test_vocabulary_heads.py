@@ -104,6 +104,10 @@ def results(fn: Loss, args: tuple[Tensor, ...], factor: float = 0.75) -> list[Te
     return [loss.detach(), *(x.grad for x in args[:-1])]
 
 
+def compiled(fn: Loss) -> Loss:
+    return torch.compile(fn, backend="perfuse", dynamic=False)
+
+
 def check(fn: Loss, args: tuple[Tensor, ...], factor: float = 0.75) -> None:
     ours = torch.compile(fn, backend="perfuse", dynamic=False)
     got = results(ours, args, factor)
@@ -184,6 +188,51 @@ def test_left_alone(fn: Callable[..., Any]) -> None:
     out = torch.compile(fn, backend="perfuse", dynamic=False)(*args)
     torch.testing.assert_close(out, fn(*args))
     assert perfuse.counters[COUNT] == 0
+
+
+def by_bits(h: Tensor, w: Tensor, _: Tensor, target: Tensor) -> Tensor:
+    logits = F.linear(h, w)
+    is_large = (logits.view(torch.int32) & 0x7FFFFFFF) > 0x3F800000
+    return flat(torch.where(is_large, logits, -logits), target)
+
+
+def bias_with_rows(h: Tensor, w: Tensor, b: Tensor, target: Tensor) -> Tensor:
+    rows = b + torch.arange(BATCH * LENGTH, dtype=h.dtype)[:, None] * b.flip(0)
+    return flat(torch.addmm(rows, h.flatten(0, 1), w.t()), target)
+
+
+def channels_last(h: Tensor, w: Tensor, _: Tensor, target: Tensor) -> Tensor:
+    logits = F.linear(h, w).view(BATCH, LENGTH, 10, 12)
+    return flat(logits.contiguous(memory_format=torch.channels_last), target)
+
+
+@pytest.mark.parametrize("fn", (by_bits, bias_with_rows, channels_last))
+def test_other_heads_are_right(fn: Loss) -> None:
+    args = inputs()
+    assert_as_good_as_eager(results(compiled(fn), args), results(fn, args))
+
+
+def test_matmul_for_a_gradient_is_no_head() -> None:
+    """Its rows are those of a gradient, which no loss is computed of."""
+
+    def squares(x: Tensor, scale: Tensor, factor: Tensor, w: Tensor) -> Tensor:
+        return ((x * (scale[:, None] * factor)) @ w).square().mean()
+
+    x, w = torch.randn(48, WORDS), torch.randn(WORDS, HIDDEN)
+    given = [torch.randn(48, requires_grad=True), torch.randn((), requires_grad=True)]
+    got, eager = (torch.autograd.grad(f(x, *given, w), given) for f in (compiled(squares), squares))
+    assert_as_good_as_eager(list(got), list(eager))
+
+
+def test_targets_at_the_end_of_a_long_chain() -> None:
+    def chained(h: Tensor, w: Tensor, b: Tensor, target: Tensor) -> Tensor:
+        logits = F.linear(h, w)
+        for i in range(500):
+            b = torch.sin(b + i)
+        return flat(logits * b, target)
+
+    args = inputs()
+    torch.testing.assert_close(compiled(chained)(*args), chained(*args))
 
 
 def test_float16_is_left_alone() -> None:

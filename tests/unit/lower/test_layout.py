@@ -52,3 +52,35 @@ def test_strides_of_results_are_those_of_eager(name: str) -> None:
         got, eager = run(x), FUNCTIONS[name](x)
         assert got.stride() == eager.stride()
         torch.testing.assert_close(got, eager)
+
+
+@torch.library.custom_op("perfuse_tests::in_memory_order", mutates_args=())
+def in_memory_order(tensors: list[Tensor]) -> Tensor:
+    """The elements of the first tensor as they lie in memory."""
+    return tensors[0].as_strided((tensors[0].numel(),), (1,)).clone()
+
+
+@in_memory_order.register_fake
+def _(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].new_empty(tensors[0].numel())
+
+
+def listed(x: Tensor) -> Tensor:
+    return in_memory_order([x.contiguous()])
+
+
+def branched(x: Tensor) -> Tensor:
+    def doubled(y: Tensor) -> Tensor:
+        return y.view(-1) * 2
+
+    def tripled(y: Tensor) -> Tensor:
+        return y.view(-1) * 3
+
+    return torch.cond(x.sum() > 0, doubled, tripled, (x.contiguous(),))
+
+
+@pytest.mark.parametrize("fn", [listed, branched])
+def test_tensors_in_lists_have_the_strides_that_were_traced(fn: Callable[[Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(compiled(fn, "perfuse")(x), fn(x))
