@@ -203,7 +203,8 @@ def bias_with_rows(h: Tensor, w: Tensor, b: Tensor, target: Tensor) -> Tensor:
 
 def channels_last(h: Tensor, w: Tensor, _: Tensor, target: Tensor) -> Tensor:
     logits = F.linear(h, w).view(BATCH, LENGTH, 10, 12)
-    return flat(logits.contiguous(memory_format=torch.channels_last), target)
+    logits = logits.contiguous(memory_format=torch.channels_last)
+    return F.cross_entropy(logits.reshape(-1, WORDS), target.view(-1))
 
 
 @pytest.mark.parametrize("fn", (by_bits, bias_with_rows, channels_last))
