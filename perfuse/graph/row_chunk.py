@@ -24,22 +24,17 @@ class Calls(Protocol):
 def swapped(node: Any) -> Node | None:
     """The matrix that a node is the transpose of."""
     tensor = tensor_of(node)
-    if (
-        tensor is None
-        or tensor.dim() != 2
-        or packet_name(node) not in ("t", "transpose", "permute")
-    ):
+    if tensor is None or tensor.dim() != 2:
         return None
-    source = node.args[0]
-    is_swapped = packet_name(node) == "t" or _places(node) in ((0, 1), (1, 0))
-    if packet_name(node) == "permute":
-        is_swapped = _places(node) == (1, 0)
-    return source if is_swapped and isinstance(source, Node) else None
-
-
-def _places(node: Node) -> tuple[int, ...]:
-    given: Any = node.args[1] if packet_name(node) == "permute" else node.args[1:]
-    return tuple(d % 2 for d in given)
+    packet = packet_name(node)
+    if packet == "permute":
+        is_swapped = [d % 2 for d in node.args[1]] == [1, 0]
+    elif packet == "transpose":
+        is_swapped = {d % 2 for d in node.args[1:]} == {0, 1}
+    else:
+        is_swapped = packet == "t"
+    source = node.args[0] if is_swapped else None
+    return source if isinstance(source, Node) else None
 
 
 class Inputs:

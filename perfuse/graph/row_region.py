@@ -128,8 +128,9 @@ class RowRegion:
             return False
         if not _is_rows(own, shape, lead):
             return _is_whole(own, shape, lead)
-        # A mask of the size of the logits is made by the chunk; what is given is sliced.
-        return numel(operand) < self.num_rows * self.width or self._take(operand) or True
+        if numel(operand) >= self.num_rows * self.width:
+            self._take(operand)  # a mask of that size is made by the chunk if there is a rule
+        return True  # what is given is sliced
 
     def _follows_seed(self, operand: Node, shape: tuple[int, ...], lead: int) -> bool:
         own = shape_of(operand)

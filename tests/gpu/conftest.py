@@ -9,11 +9,14 @@ TEST_DEVICE=cpu and TEST_BACKEND=inductor prove the tests themselves where there
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from perfuse.testing import fresh_cache
 from tests.harness.backend import default_backend, worker_environment
 from tests.harness.devices import gpu_device, is_healthy, is_present
 from tests.harness.pool import Result, Task, run_tasks
@@ -26,6 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(FOLDER):
             item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def own_cache() -> Iterator[None]:
+    """The same numbers in every run, and nothing that an earlier test compiled."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with fresh_cache():
+        yield
 
 
 @pytest.fixture(autouse=True)

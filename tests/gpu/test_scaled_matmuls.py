@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,16 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import perfuse
-from perfuse.testing import fresh_cache
 from tests.harness.compare import assert_as_good_as_eager
 
-
-@pytest.fixture(autouse=True)
-def own_cache() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with fresh_cache():
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def scaled(is_fast: bool) -> Callable[..., Tensor]:

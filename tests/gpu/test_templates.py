@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,17 +21,10 @@ from perfuse.codegen.triton.templates.template import (
     VECTOR,
     Template,
 )
-from perfuse.testing import fresh_cache
 from tests.harness.compare import DIRECTIONS, assert_as_good_as_eager, moved
 from tests.triton.contractions import Problem, run
 
-
-@pytest.fixture(autouse=True)
-def own_cache() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with fresh_cache():
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
