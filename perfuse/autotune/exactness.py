@@ -123,7 +123,7 @@ def reference_gate(reference: Results | None) -> Gate:
 def error_gate(exact: Tensor | None) -> Gate:
     """Challengers have to agree with the default, and to be about as exact. NaN never passes.
 
-    `exact`: the first rows of the result in a wider type, if they are known.
+    `exact`: the first rows and columns of the result in a wider type, if they are known.
     """
 
     def refusal(default: Tensor, challenger: Tensor) -> str | None:
@@ -132,9 +132,8 @@ def error_gate(exact: Tensor | None) -> Gate:
             return "its result differs"
         if exact is None:
             return None
-        errors = [
-            float((r[: len(exact)] - exact).square().mean().sqrt()) for r in (default, challenger)
-        ]
+        corner = tuple(map(slice, exact.shape))
+        errors = [float((r[corner] - exact).square().mean().sqrt()) for r in (default, challenger)]
         if not errors[1] <= MOST_ERROR * errors[0]:
             return f"its error is {errors[1] / errors[0]:.1f} times the default's"
         return None

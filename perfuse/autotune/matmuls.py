@@ -4,11 +4,16 @@ Two libraries come with PyTorch on the CPU and neither wins everywhere, so each 
 raced once and the decision kept on disk. A challenger must be about as exact as the default,
 judged against float64, and beat it by a margin, so that noise cannot flip a decision. In the modes
 that tune more, the candidates are those of all selected sources (`select.py`).
+
+Default mode has a second for a graph. A matmul that the graph computes most often is raced first:
+a race costs as much as a few calls, so what it may save grows with their number. One that does not
+fit into the time that is left is computed as the most similar one that was raced.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -30,7 +35,7 @@ from perfuse.candidates.library import CpuMatmul as CpuMatmul
 from perfuse.candidates.library import choices_of as choices_of
 from perfuse.candidates.sources import offers_for, selected_sources, source_named
 from perfuse.context import Context
-from perfuse.decision import Choice, Decision, Question
+from perfuse.decision import OUT_OF_TIME, Choice, Decision, Question
 from perfuse.gpu import Platform
 from perfuse.ir.matmul import RIVALS
 from perfuse.ir.program import Matmul
@@ -40,8 +45,16 @@ from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
 # Enough rounds of short matmuls that noise does not decide: with twelve, mobilebert lost 5 %.
 # The race does not see that a challenger's result is new memory, not ours.
-RULES = Rules(margin=0.96, unseen_s=1e-5, budget_s=0.12, fewest_rounds=3, most_rounds=60)
-_EXACT_ROWS = 64
+RULES = Rules(
+    margin=0.96, unseen_s=1e-5, budget_s=0.12, fewest_rounds=3, most_rounds=60, clear=1.25
+)
+_EXACT_ROWS, _EXACT_COLUMNS = 64, 256
+# A race of two takes this many calls: one each that is checked, and one each in a round.
+_CALLS_OF_A_RACE = 4
+# Multiplications a second of one thread, where none was measured: half of what AVX2 reaches.
+_NOMINAL_SPEED = 25e9
+# The most doublings and halvings of sizes between similar matmuls.
+_SIMILAR = 4.0
 
 
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
@@ -84,16 +97,14 @@ def tune_library_calls(
 ) -> tuple[Plan, Set[str]]:
     """The plan with matmuls by the fastest candidates, and the results that no library computes.
 
-    The largest ones come first: they matter most, if the time for tuning ends.
+    The modes that select have their own limits of time; the others decide within a second.
     """
     if not problems:
         return plan, frozenset()
-    distinct = sorted(set(problems.values()), key=lambda p: (-p.work, repr(p)))
+    counts = Counter(problems.values())
+    distinct = sorted(counts, key=lambda p: (-counts[p], -p.work, repr(p)))
     asked = [problem for problem in distinct if _has_candidates(problem, context)]
-    decisions: dict[CpuMatmul, Decision] = {}
-    for number, problem in enumerate(asked):
-        share_s = seconds_left(context) / (len(asked) - number)
-        decisions[problem] = decide(problem, context, share_s)
+    decisions = _decide_all(asked, context)
     chosen = {out: decisions[p].chosen for out, p in problems.items() if p in decisions}
     others = {out: c for out, c in chosen.items() if source_named(c.source).apply is not None}
     plan = with_library_call(plan, {o: c for o, c in chosen.items() if o not in others})
@@ -102,6 +113,53 @@ def tune_library_calls(
         apply = source_named(others[matmul.out].source).apply
         plan = plan if apply is None else apply(plan, matmul, others[matmul.out], context)
     return plan, set(others)
+
+
+def _decide_all(asked: Sequence[CpuMatmul], context: Context) -> dict[CpuMatmul, Decision]:
+    """The decisions in the order of the questions; late ones follow the most similar."""
+    decisions: dict[CpuMatmul, Decision] = {}
+    for number, problem in enumerate(asked):
+        left_s = seconds_left(context)
+        has_time = expected_race_s(problem, decisions) < left_s or is_selecting(context.settings)
+        share_s = left_s / (len(asked) - number)
+        decisions[problem] = decide(problem, context, share_s if has_time else 0.0)
+    late = [problem for problem, made in decisions.items() if made.reason == OUT_OF_TIME]
+    return decisions | {problem: _like_the_most_similar(problem, decisions) for problem in late}
+
+
+def expected_race_s(problem: CpuMatmul, decisions: Mapping[CpuMatmul, Decision]) -> float:
+    """How long a race takes, by the slowest default among those that were measured before."""
+    speeds = [
+        p.work / (1e-6 * d.rivals[0].best_us)
+        for p, d in decisions.items()
+        if d.rivals and d.rivals[0].best_us
+    ]
+    speed = min(speeds, default=_NOMINAL_SPEED * torch.get_num_threads())
+    return _CALLS_OF_A_RACE * problem.work / speed
+
+
+def _like_the_most_similar(problem: CpuMatmul, decisions: Mapping[CpuMatmul, Decision]) -> Decision:
+    """An open decision with the choice that was made for the most similar matmul.
+
+    That one sums no fewer products, since errors grow with their number and were judged there.
+    """
+    decision = decisions[problem]
+    known = {
+        p: problem.distance(p)
+        for p, d in decisions.items()
+        if not d.is_open and p.depth >= problem.depth
+    }
+    nearest = min(known, key=lambda p: known[p], default=None)
+    if nearest is None or known[nearest] > _SIMILAR:
+        return decision
+    chosen = decisions[nearest].chosen
+    if chosen.name not in {choice.name for choice in choices_of(problem)}:
+        chosen = decision.chosen  # the default has a name for each form
+    rivals = tuple(
+        replace(r, refusal=f"not measured here: as in {nearest}") if r.choice == chosen else r
+        for r in decision.rivals
+    )
+    return replace(decision, chosen=chosen, rivals=rivals)
 
 
 def _has_candidates(problem: CpuMatmul, context: Context) -> bool:
@@ -137,17 +195,21 @@ def question_of(problem: CpuMatmul, choices: Sequence[Choice], context: Context)
 def decide(problem: CpuMatmul, context: Context, share_s: float = math.inf) -> Decision:
     """The remembered decision for a matmul on this kind of machine, or a new one.
 
-    `share_s`: the part of the time for tuning that this one may take in default mode.
+    `share_s`: the part of the time for tuning that this one may take in default mode; without any,
+    nothing is measured.
     """
     if is_selecting(context.settings):
         return select(selection_of(problem, context), context)
+    if not share_s:
+        context = replace(context, tune_until=-math.inf)
     choices = choices_of(problem)
 
     def measure() -> Decision:
         with disable_dispatch_modes(), disabled_autocast():
-            gate = error_gate(exact_rows(problem))
+            inputs = tuple(operand.tensor() for operand in problem.operands())
+            gate = error_gate(exact_corner(inputs))
             rules = within(RULES, share_s)
-            enter, deadline = entered(problem), context.tune_until
+            enter, deadline = entered(problem, inputs), context.tune_until
             return race(str(problem), choices, enter, rules, gate=gate, deadline=deadline)
 
     return stored_or_measured(
@@ -172,14 +234,14 @@ def selection_of(problem: CpuMatmul, context: Context) -> Selection:
     )
 
 
-def entered(problem: CpuMatmul) -> Enter:
-    """A callable for each choice, on operands of these sizes and strides."""
-    inputs = tuple(operand.tensor() for operand in problem.operands())
+def entered(problem: CpuMatmul, inputs: tuple[torch.Tensor, ...]) -> Enter:
+    """A callable for each choice, on these operands."""
     out = torch.empty(problem.rows, problem.columns)
     return lambda choice: LibraryMatmul(choice.name, problem).loaded(inputs, out)
 
 
-def exact_rows(problem: CpuMatmul) -> torch.Tensor:
-    """The first rows of the product of the same operands, in float64."""
-    inputs = tuple(operand.tensor() for operand in problem.operands())
-    return MatmulReference().exact(inputs, torch.arange(min(_EXACT_ROWS, problem.rows)))
+def exact_corner(inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The first rows and columns of a product with its bias, in float64."""
+    a, *rest = inputs
+    corner = tuple(operand[..., :_EXACT_COLUMNS] for operand in rest)
+    return MatmulReference().exact((a, *corner), torch.arange(min(_EXACT_ROWS, len(a))))

@@ -38,6 +38,8 @@ class Rules:
     fewest_rounds: int = 3
     most_rounds: int = 60
     band: float | None = None  # ties: within this share of each other, the first proposed wins
+    # Once the budget is spent, fewer rounds suffice where the best is this many times as fast.
+    clear: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,18 @@ def turns(
             _read(readings, times)
             if rounds >= rules.fewest_rounds:
                 remaining = undecided(estimates(times), rules.band)
-    _read(readings, times)  # without a band only here, so that nothing waits in between
+        elif rules.clear < math.inf and clock() - start >= rules.budget_s:
+            _read(readings, times)
+            if _is_clear(times, rules.clear):
+                break
+    _read(readings, times)  # in plain races only here, so that nothing waits in between
     return times
+
+
+def _is_clear(times: Mapping[T, Sequence[float]], factor: float) -> bool:
+    """Whether the best rival is so much faster than every other."""
+    first, *others = sorted(map(min, times.values()))
+    return all(factor * first <= other for other in others)
 
 
 def _read(readings: Mapping[T, list[Reading]], times: Mapping[T, list[float]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,20 @@ class CpuMatmul:
     def work(self) -> int:
         """Its multiplications."""
         return self.rows * self.columns * self.depth
+
+    def distance(self, other: CpuMatmul) -> float:
+        """Doublings and halvings that make its sizes the other's; none, if layouts differ."""
+        if self._layout() != other._layout():
+            return math.inf
+        pairs = zip(
+            (self.rows, self.columns, self.depth),
+            (other.rows, other.columns, other.depth),
+            strict=True,
+        )
+        return sum(abs(math.log2(mine / its)) for mine, its in pairs)
+
+    def _layout(self) -> tuple[bool, bool]:
+        return self.a_strides[1] == 1, self.b_strides[1] == 1
 
     def operands(self) -> tuple[RandomTensor, ...]:
         """a, b and the bias, of different random numbers."""

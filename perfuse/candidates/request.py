@@ -16,6 +16,8 @@ import torch
 
 Run = Callable[[], Any]
 
+_MOST_RANDOM = 1_048_573  # a prime, so that no two rows of a matrix are the same
+
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
@@ -42,7 +44,9 @@ class RandomTensor:
         }  # fmt: skip
         if self.dtype.is_floating_point or self.dtype.is_complex:
             wide = torch.complex64 if self.dtype.is_complex else torch.float32
-            flat = torch.randn(self.span, dtype=wide, **how).to(self.dtype)
+            # Repeated, if it is large: random numbers take longer than what is measured with them.
+            some = torch.randn(min(self.span, _MOST_RANDOM), dtype=wide, **how).to(self.dtype)
+            flat = some.repeat(-(-self.span // max(1, len(some))))[: self.span]
         elif self.dtype is torch.bool:
             flat = torch.randint(0, 2, (self.span,), **how).bool()
         else:

@@ -70,7 +70,7 @@ def test_other_matmuls_are_measured_on_their_own(
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_candidates_agree(has_bias: bool) -> None:
     strided = replace(PROBLEM, b_strides=(1, 300), has_bias=has_bias)
-    enter = entered(strided)
+    enter = entered(strided, tuple(operand.tensor() for operand in strided.operands()))
     ours, linear = (enter(choice)().clone() for choice in choices_of(strided))
     # Each sums 256 products in an order of its own.
     limit = 2 * 256 * torch.finfo(torch.float32).eps * float(ours.abs().max())

@@ -15,11 +15,14 @@ from perfuse.autotune import matmuls
 from perfuse.autotune.compile_together import compile_in_time, compile_together
 from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.autotune.race import Rules, race
+from perfuse.autotune.search import turns, wall_timer
 from perfuse.autotune.stored import stored_or_measured
 from perfuse.autotune.time_limit import DEFAULT_MODE_S, OutOfTime, limited, seconds_left
+from perfuse.candidates.request import RandomTensor
 from perfuse.context import Context
 from perfuse.counters import Counters
-from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival, unremembered
+from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival, undecided, unremembered
+from perfuse.schedule.plan import Plan
 from tests.unit.autotune.questions import question
 from tests.unit.graph.tracing import traced
 from tests.unit.lower.samples import f32
@@ -108,21 +111,77 @@ def test_candidates_that_come_too_late_are_not_compiled(context: Context) -> Non
     assert compile_in_time(builds, replace(context, tune_until=0.0)) == [2, 3]
 
 
-def test_the_largest_matmuls_are_tuned_first(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
+def decided(speed: float, monkeypatch: pytest.MonkeyPatch) -> list[matmuls.CpuMatmul]:
+    """The matmuls that were raced, by a library whose rival is twice as fast as its default."""
+    raced: list[matmuls.CpuMatmul] = []
 
     def decide(problem: matmuls.CpuMatmul, context: Context, share_s: float) -> Decision:
-        asked.append(problem.work)
         choices = matmuls.choices_of(problem)
-        return Decision(str(problem), choices[0], (), "a test")
+        question = matmuls.question_of(problem, choices, context)
+        if not share_s:
+            return undecided(str(problem), question, OUT_OF_TIME)
+        raced.append(problem)
+        slow_us = 1e6 * problem.work / speed
+        times = [slow_us] + [slow_us / 2] * (len(choices) - 1)
+        rivals = tuple(Rival(c, t, t, 0.0) for c, t in zip(choices, times, strict=True))
+        return Decision(str(problem), choices[-1], rivals, "a test", question)
 
     monkeypatch.setattr(matmuls, "decide", decide)
+    return raced
+
+
+def many(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+    """One matmul of each size but the smallest, of which there are two."""
+    return [x @ y, (x * 2) @ y, x @ z, z @ z.t(), x @ x.t()]
+
+
+def tuned(context: Context, fn: Callable[..., Any], *args: torch.Tensor) -> Plan:
     plain = with_settings(context, max_autotune=False, **{"thresholds.tuned_matmul_work": 1})
+    return tune_matmuls(plan_of(traced(fn, *args)), plain)
 
-    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x @ x.t(), x @ y
 
-    tune_matmuls(plan_of(traced(fn, f32(8, 16), f32(16, 64))), plain)
-    assert asked == sorted(asked, reverse=True) and len(asked) == 2
+def test_matmuls_that_are_computed_often_are_tuned_first(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raced = decided(1e12, monkeypatch)
+    tuned(context, many, f32(8, 16), f32(16, 32), f32(16, 64))
+    assert [p.work for p in raced] == [8 * 16 * 32, 16 * 64 * 16, 8 * 16 * 64, 8 * 16 * 8]
+
+
+def test_matmuls_without_time_follow_the_most_similar(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited_to = replace(context, tune_until=time.perf_counter() + 100)
+    # After the first one, a race of the largest is expected to take longer than is left.
+    speed = 4 * 8 * 16 * 64 / 150
+    raced = decided(speed, monkeypatch)
+    plan = tuned(limited_to, many, f32(8, 16), f32(16, 32), f32(16, 64))
+    by_work = {d.subject: d for d in plan.decisions}
+    late = by_work["matmul 8x16x64"]
+    assert late.subject not in {str(p) for p in raced} and late.reason == OUT_OF_TIME
+    assert late.chosen == by_work["matmul 8x16x32"].chosen != matmuls.choices_of(raced[0])[0]
+    assert "as in matmul 8x16x32" in next(r.refusal for r in late.rivals if r.choice == late.chosen)
+    # It sums more products than any that was raced, so that nobody judged its errors.
+    deeper = by_work["matmul 16x64x16"]
+    assert deeper.reason == OUT_OF_TIME and deeper.chosen == deeper.rivals[0].choice
+
+
+def test_one_round_suffices_where_the_winner_is_clear() -> None:
+    now = [0.0]
+
+    def taking(seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            now[0] += seconds
+
+        return run
+
+    for fast_s, rounds in ((1.0, 1), (1.9, 3)):
+        runs = {"slow": taking(2.0), "fast": taking(fast_s)}
+        found = turns(runs, matmuls.RULES, wall_timer(lambda: now[0]), lambda: now[0])
+        assert [len(times) for times in found.values()] == [rounds, rounds]
+
+
+def test_large_operands_repeat_random_numbers() -> None:
+    wide = RandomTensor((1024, 2048), (2048, 1), torch.float32).tensor()
+    assert wide.unique(dim=0).shape[0] == 1024 and wide.std().sub(1).abs() < 0.01
+    assert torch.equal(wide, RandomTensor((1024, 2048), (2048, 1), torch.float32).tensor())
