@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perfuse.codegen.host.program import ArenaWindow, HostSource, function_name
+from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.ir.matmul import MATMULS
 from perfuse.torch_compat.ops import bare_op
 

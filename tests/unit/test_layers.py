@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -45,6 +46,9 @@ def imports_in(path: Path) -> Iterator[Import]:
                 yield Import(path, node.lineno, alias.name)
         elif isinstance(node, ast.ImportFrom):
             yield from (Import(path, node.lineno, name) for name in names_from(path, node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "deferred":
+            place = getattr(node.args[0], "value", "")
+            yield Import(path, node.lineno, str(place).replace(":", "."))
 
 
 def names_from(path: Path, node: ast.ImportFrom) -> Iterator[str]:
@@ -117,6 +121,22 @@ def test_imports_point_back() -> None:
         if source in order and target in order and order.index(target) > order.index(source):
             wrong.append(str(found))
     assert not wrong, "\n".join(wrong)
+
+
+def test_deferred_functions_exist() -> None:
+    """Names in text are not seen by a type checker."""
+    found = [
+        (path, node)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "deferred"
+    ]
+    assert len(found) > 10
+    for path, node in found:
+        (place,) = node.args
+        assert isinstance(place, ast.Constant), f"{path}:{node.lineno} computes a name"
+        module, _, name = str(place.value).partition(":")
+        assert callable(getattr(importlib.import_module(module), name)), place.value
 
 
 def modules_imported_by(path: Path) -> set[Path]:
