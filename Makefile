@@ -44,7 +44,7 @@ check: venv
 	@$(BIN)/python tools/size.py perfuse
 
 test: check compiler $(SWEEP_DEPS)/.installed
-	$(BIN)/pytest -q -n 2 -m "not gpu and not slow" tests
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not gpu and not slow" tests
 
 # Opt-in: everything at once for MINUTES, compared with eager, memory watched.
 MINUTES ?= 30
