@@ -174,6 +174,19 @@ def test_no_import_cycle() -> None:
         visit(path, ())
 
 
+def test_what_a_host_program_may_call_is_defined_where_it_is_loaded() -> None:
+    """Ops of our own: a process that finds its programs in the cache imports little else."""
+    loaded: set[Path] = set()
+    waiting = [PACKAGE / "runtime" / "host_names.py"]
+    while waiting:
+        path = waiting.pop()
+        if path not in loaded:
+            loaded.add(path)
+            waiting += modules_imported_by(path)
+    defining = {p for p in PACKAGE.rglob("*.py") if "torch.library.Library" in p.read_text()}
+    assert len(defining) >= 3 and defining <= loaded
+
+
 def test_nothing_imports_the_package_itself() -> None:
     """Inside the package, `from perfuse import x` names a module, never what __init__ exports."""
     order = layers()
