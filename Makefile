@@ -43,8 +43,9 @@ check: venv
 	$(BIN)/mypy --strict perfuse
 	@$(BIN)/python tools/size.py perfuse
 
+# A file stays in one process: what its tests share (libraries, other processes, packages) is made once.
 test: check compiler $(SWEEP_DEPS)/.installed
-	$(BIN)/pytest -q -n 2 -m "not gpu and not slow" tests
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not gpu and not slow" tests
 
 # Opt-in: everything at once for MINUTES, compared with eager, memory watched.
 MINUTES ?= 30

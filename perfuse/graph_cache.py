@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
@@ -22,15 +22,22 @@ from perfuse.cache.manifest import Entry
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
 from perfuse.decision import Decision
+from perfuse.deferred import deferred
 from perfuse.errors import MALFORMED, CacheDamaged, PerfuseError
 from perfuse.graph.canonical import NotCanonical, aten_text, is_storable
 from perfuse.logs import channel
-from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.host_names import Call
 from perfuse.runtime.saved import SavedProgram, files_of, read_program
 from perfuse.torch_compat.guards import graph_assumptions
 
+if TYPE_CHECKING:
+    from perfuse.pipeline import Compiled
+
 LOG = channel("cache")
+
+# A graph that is loaded needs no compiler.
+compile_graph: Callable[[GraphModule, Context], Compiled]
+compile_graph = deferred("perfuse.pipeline:compile_graph")
 
 
 @dataclass(frozen=True, slots=True)

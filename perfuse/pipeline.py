@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from perfuse.autotune.tune import tune
 from perfuse.backends import Backend, Sources, backend_of
 from perfuse.cache.manifest import Entry
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import Decision

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
-
-from perfuse.autotune.kernel_times import log_kernel_times
-from perfuse.autotune.matmuls import tune_matmuls
-from perfuse.autotune.program_request import random_inputs
-from perfuse.autotune.race import Run
-from perfuse.autotune.race_selected import require_selected
-from perfuse.autotune.stored import is_consulted
-from perfuse.autotune.templates import tune_templates
-from perfuse.autotune.tiles import Device, is_sharing, measured_tiles
 from perfuse.autotune.time_limit import limited
-from perfuse.backends import backend_of
-from perfuse.cache.manifest import Entry
-from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import Context
-from perfuse.runtime.measure import event_timer
-from perfuse.schedule.plan import Plan, with_tile
-from perfuse.schedule.tile import Tile
-from perfuse.torch_compat.state import disable_dispatch_modes
+from perfuse.deferred import deferred
+from perfuse.ir.program import Matmul
+from perfuse.schedule.plan import Plan
+from perfuse.selection import is_selecting
 
 Tuner = Callable[[Plan, Context], Plan]
 
@@ -35,45 +23,39 @@ def tune(plan: Plan, context: Context) -> Plan:
     return plan
 
 
-def tune_tiles(plan: Plan, context: Context) -> Plan:
-    """Kernels cut as measured on this GPU in the modes that tune, in others as remembered.
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A tuner that leaves other plans as they are, and is not even imported for them."""
 
-    Where decisions are shared, default mode measures too: its second serves every machine.
-    """
-    if context.target.gpu is None:
-        return plan
-    is_there = torch.cuda.is_available() and not context.settings.gpu.interpret
-    if (context.settings.max_autotune or is_sharing(context)) and is_there:
-        with disable_dispatch_modes():
-            return measured_tiles(plan, context, _device(context))
-    return measured_tiles(plan, context, None) if is_consulted(context) else plan
+    concerns: Callable[[Plan, Context], bool]
+    tuner: Tuner
+
+    def __call__(self, plan: Plan, context: Context) -> Plan:
+        return self.tuner(plan, context) if self.concerns(plan, context) else plan
 
 
-def _device(context: Context) -> Device:
-    backend = backend_of(context.target)
+def _may_choose_matmuls(plan: Plan, context: Context) -> bool:
+    """Whether there is a matmul to decide on, or a setting to check."""
+    is_cpu_matmul = context.target.gpu is None and any(isinstance(s, Matmul) for s in plan.steps)
+    return is_cpu_matmul or is_selecting(context.settings)
 
-    def build(alone: Plan, tile: Tile) -> tuple[TritonSources, tuple[Entry, ...]]:
-        sources = backend.generate(with_tile(alone, tile), context)
-        return sources, backend.build(sources, context)
 
-    def load(alone: Plan) -> Callable[[Tile], Run]:
-        inputs = list(random_inputs(alone.program, context.device).values())
+def _is_on_gpu(plan: Plan, context: Context) -> bool:
+    return context.target.gpu is not None
 
-        def run_of(tile: Tile) -> Run:
-            sources, built = build(alone, tile)
-            host = backend.host(with_tile(alone, tile), sources, context)
-            call = backend.load(host, built, {}, context)
-            return lambda: call(list(inputs))
 
-        return run_of
+def _selects(plan: Plan, context: Context) -> bool:
+    return is_selecting(context.settings)
 
-    return Device(build, load, event_timer(context.device))
+
+def _times_kernels(plan: Plan, context: Context) -> bool:
+    return context.settings.benchmark_kernel
 
 
 TUNERS: list[Tuner] = [
-    tune_matmuls,
-    tune_templates,
-    tune_tiles,
-    require_selected,
-    log_kernel_times,
+    Where(_may_choose_matmuls, deferred("perfuse.autotune.matmuls:tune_matmuls")),
+    Where(_is_on_gpu, deferred("perfuse.autotune.templates:tune_templates")),
+    Where(_is_on_gpu, deferred("perfuse.autotune.tune_tiles:tune_tiles")),
+    Where(_selects, deferred("perfuse.autotune.race_selected:require_selected")),
+    Where(_times_kernels, deferred("perfuse.autotune.kernel_times:log_kernel_times")),
 ]

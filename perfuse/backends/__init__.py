@@ -5,9 +5,27 @@ Nothing here decides what is fused, where memory is, or which implementation is 
 """
 
 from perfuse.backends.backend import Backend, Sources
-from perfuse.backends.cpu import CPU_BACKEND
-from perfuse.backends.gpu import GPU_BACKEND
+from perfuse.deferred import deferred
 from perfuse.target import Target
+
+# Loading is apart from generating and building: what is in the cache needs nothing else.
+CPU_BACKEND = Backend(
+    "cpu",
+    lambda target: target.gpu is None,
+    generate=deferred("perfuse.codegen.cpp.unit:generate_sources"),
+    build=deferred("perfuse.backends.cpu:build"),
+    host=deferred("perfuse.backends.cpu:host"),
+    load=deferred("perfuse.backends.cpu_load:load"),
+)
+GPU_BACKEND = Backend(
+    "gpu",
+    lambda target: target.gpu is not None,
+    generate=deferred("perfuse.backends.gpu:generate"),
+    build=deferred("perfuse.backends.gpu:build"),
+    host=deferred("perfuse.backends.gpu:host"),
+    load=deferred("perfuse.backends.gpu_load:load"),
+    retile=deferred("perfuse.codegen.triton.unit:retiled"),
+)
 
 # The first that serves a target is taken, so special cases come first.
 BACKENDS: list[Backend] = [GPU_BACKEND, CPU_BACKEND]
@@ -18,4 +36,4 @@ def backend_of(target: Target) -> Backend:
     return next(backend for backend in BACKENDS if backend.serves(target))
 
 
-__all__ = ["BACKENDS", "Backend", "Sources", "backend_of"]
+__all__ = ["BACKENDS", "CPU_BACKEND", "GPU_BACKEND", "Backend", "Sources", "backend_of"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perfuse.cache.manifest import Entry
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.context import Context
 from perfuse.errors import KernelTooLarge
 from perfuse.runtime.host_names import Call
-from perfuse.schedule.plan import Plan
 from perfuse.target import Target
+
+if TYPE_CHECKING:
+    from perfuse.schedule.plan import Plan
 
 
 class Sources(Protocol):

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 
-from perfuse.backends.backend import Backend
-from perfuse.build import LIBRARY, UNIT_LIBRARY
-from perfuse.build.bundle import read_bundle
 from perfuse.build.triton import build_bundle, build_launcher
 from perfuse.cache.manifest import Entry
 from perfuse.candidates.sources import build_unit, writers
 from perfuse.codegen.host.gpu import generate_gpu_host
-from perfuse.codegen.host.program import HostSource
-from perfuse.codegen.triton.sources import TritonSources, unit_name
-from perfuse.codegen.triton.unit import generate_triton, retiled
+from perfuse.codegen.host.source import HostSource
+from perfuse.codegen.triton.sources import TritonSources
+from perfuse.codegen.triton.unit import generate_triton
 from perfuse.context import Context
-from perfuse.runtime.bind_gpu import bind_gpu, launcher_of
-from perfuse.runtime.host_library import HostLibrary
-from perfuse.runtime.host_names import Call
 from perfuse.schedule.plan import Plan
 
 
@@ -39,20 +30,3 @@ def build(sources: TritonSources, context: Context) -> tuple[Entry, ...]:
 
 def host(plan: Plan, sources: TritonSources, context: Context) -> HostSource:
     return generate_gpu_host(plan, sources, context.device)
-
-
-def load(
-    host: HostSource, built: Sequence[Entry], constants: Mapping[str, Any], context: Context
-) -> Call:
-    bundle, *others = built
-    libraries = [entry.read_bytes(LIBRARY) for entry in others if LIBRARY in entry.contents]
-    found = [entry.read_bytes(UNIT_LIBRARY) for entry in others if UNIT_LIBRARY in entry.contents]
-    units = {unit_name(n): HostLibrary(unit_name(n), data) for n, data in enumerate(found)}
-    library = libraries[0] if libraries else None
-    launcher = launcher_of(read_bundle(bundle.read_bytes), context, library, units)
-    return bind_gpu(host, launcher, constants)
-
-
-GPU_BACKEND = Backend(
-    "gpu", lambda target: target.gpu is not None, generate, build, host, load, retile=retiled
-)

@@ -4,9 +4,5 @@ Results are validated and cached before they are loaded. Nothing here needs a GP
 changed on the way.
 """
 
-from perfuse.build.compiler import LIBRARY, build_shared_library
-from perfuse.build.loader import load_library
-
+LIBRARY = "library.so"  # the shared library of a program, in its entry
 UNIT_LIBRARY = "unit_library.so"  # the library of a host call, in its entry
-
-__all__ = ["LIBRARY", "UNIT_LIBRARY", "build_shared_library", "load_library"]

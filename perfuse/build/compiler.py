@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from perfuse.build import LIBRARY
 from perfuse.build.elf import check_library
 from perfuse.cache import keys
 from perfuse.cache.access import open_store
@@ -26,7 +27,6 @@ from perfuse.target import Target
 
 Unit = tuple[str, str]  # the name of a source without its ending, and its C++ text
 
-LIBRARY = "library.so"
 EXPORT = re.compile(rb'^extern "C" [^;{(]*?(\w+)\([^;{]*\)[^;{]*\{', re.MULTILINE)
 SYSTEM_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perfuse.build import LIBRARY as BUILT
 from perfuse.build import UNIT_LIBRARY
-from perfuse.build.compiler import LIBRARY as BUILT
 from perfuse.build.triton import build_launcher
 from perfuse.cache.access import open_store
 from perfuse.capture.aot_capture import CapturedCall, capture_call, own_tensors

@@ -10,23 +10,24 @@ from torch.fx import GraphModule
 from perfuse import config
 from perfuse.capture import capture_cache
 from perfuse.capture.device import device_of
-from perfuse.capture.facts import facts_of
 from perfuse.capture.failure import warn_eager
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import cut_observers, observers
 from perfuse.capture.pause_gc import pause_garbage_collection
 from perfuse.capture.source_records import source_observers, summary
-from perfuse.capture.trace import TrainingGraphs
 from perfuse.context import Context
 from perfuse.counters import counters
+from perfuse.deferred import deferred
 from perfuse.errors import UnsupportedPython
 from perfuse.logs import channel
-from perfuse.runtime.host_names import Call
-from perfuse.runtime.wrapper import wrap
 from perfuse.torch_compat.ops import keep_checks
 from perfuse.torch_compat.registration import never_trace
 
 LOG = channel("capture")
+
+# Tracing and the compiler: a capture that is found in the cache needs none of it.
+trace_capture: Callable[..., Callable[..., Any]]
+trace_capture = deferred("perfuse.capture.trace_capture:trace_capture")
 
 # Dynamo's guards miss that `train()` or `eval()` was called: the wrong graph runs, silently.
 UNSAFE_PYTHONS = frozenset({(3, 13, 0)})
@@ -85,24 +86,4 @@ def compile_capture(
         if LOG.isEnabledFor(logging.INFO):
             LOG.info("%s: loaded from the cache", summary(module))
         return found
-    context.counters.inc("capture.traced")
-    if LOG.isEnabledFor(logging.INFO):
-        LOG.info("%s: traced and compiled for %s", summary(module), context.target)
-    graphs = TrainingGraphs(context, watching)
-    traced = graphs.capture.trace(module, example_inputs)
-    facts = facts_of(graphs.capture.graphs, len(example_inputs), context)
-    if facts is None:
-        return traced
-    place = capture_cache.place_of(key, context)
-    forward = graphs.forward
-    if not facts.is_training:
-        capture_cache.store_capture(place, forward, None, facts, context)
-        return wrap(forward.call, None, facts)
-
-    def backward() -> Call:
-        made = graphs.backward()
-        if graphs.keeps_budget:  # a miss is to be reported again by the next process
-            capture_cache.store_capture(place, forward, made, facts, context)
-        return made.call
-
-    return wrap(forward.call, backward, facts)
+    return trace_capture(module, example_inputs, key, watching, context)

@@ -21,7 +21,6 @@ from perfuse.cache import keys
 from perfuse.cache.keys import identity, key_of
 from perfuse.context import Context
 from perfuse.graph.canonical import NotCanonical, Numbers, spell_layout, spell_node
-from perfuse.precision.fp8_linear import fp8_linear
 from perfuse.torch_compat.guards import GuardMark, SymbolTable
 from perfuse.torch_compat.ops import OpOverload
 from perfuse.torch_compat.state import ambient_state, has_tracing_hooks
@@ -31,6 +30,7 @@ TORCH = Path(torch.__file__).parent
 OWN_MODULES = ("torch", "_operator", "operator", "builtins", "math")
 OWN_OPS = ("aten", "prims")
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+FP8_LINEAR = "perfuse.precision.fp8_linear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _function_name(target: Any) -> str:
         if target.namespace not in OWN_OPS:
             raise NotCanonical("custom_op")
         return str(target)
-    if target is fp8_linear:  # its code is part of every key, as all of Perfuse's
+    if _is_fp8_linear(target):  # its code is part of every key, as all of Perfuse's
         return f"{target.__module__}.{target.__name__}"
     home = getattr(target, "__module__", None) or ""
     owner = getattr(target, "__self__", None)
@@ -110,3 +110,9 @@ def _function_name(target: Any) -> str:
     elif not isinstance(target, types.BuiltinFunctionType | types.MethodDescriptorType | type):
         raise NotCanonical("function")
     return f"{home}.{target.__qualname__}"
+
+
+def _is_fp8_linear(target: Any) -> bool:
+    """Whether it is that function of ours: where its module is not loaded, nothing is."""
+    home = sys.modules.get(FP8_LINEAR)
+    return home is not None and target is home.fp8_linear

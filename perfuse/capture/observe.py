@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from perfuse.context import Context
-from perfuse.graph.partition import Cut
-from perfuse.pipeline import Compiled
 
-Observer = Callable[[Compiled], None]
-CutObserver = Callable[[Cut, Context], None]
+if TYPE_CHECKING:
+    from perfuse.graph.partition import Cut
+    from perfuse.pipeline import Compiled
+
+Observer = Callable[["Compiled"], None]
+CutObserver = Callable[["Cut", Context], None]
 Kind = TypeVar("Kind")
 
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("perfuse_observers", default=())

@@ -3,9 +3,12 @@
 import dataclasses
 
 from perfuse.context import Context
+from perfuse.deferred import deferred
 from perfuse.graph_cache import Executable
-from perfuse.runtime.cuda_graph import GpuRecorder, Replayed
 from perfuse.torch_compat.graphs import GraphKind
+
+Replayed = deferred("perfuse.runtime.cuda_graph:Replayed")
+GpuRecorder = deferred("perfuse.runtime.cuda_graph:GpuRecorder")
 
 # A backward reads what its forward saved: that stays in place once the forward is recorded.
 WARM_UP_CALLS = {GraphKind.FORWARD: 1, GraphKind.INFERENCE: 1, GraphKind.BACKWARD: 2}

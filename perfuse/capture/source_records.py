@@ -5,19 +5,23 @@ The log prints each graph's kernels and host program. The folder of a debugged r
 prints the same text as TORCH_LOGS does.
 """
 
+from __future__ import annotations
+
 import logging
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule
 
 from perfuse.capture.observe import Observer
-from perfuse.codegen.triton.sources import TritonSources
 from perfuse.environment import is_debugging_compiles
 from perfuse.logs import channel
-from perfuse.pipeline import Compiled
 from perfuse.torch_compat.graphs import source_line
 from perfuse.torch_compat.records import debug_folder, is_output_code_wanted, output_code_log
+
+if TYPE_CHECKING:
+    from perfuse.pipeline import Compiled
 
 LOG = channel("code")
 
@@ -56,7 +60,7 @@ def write_stages(compiled: Compiled) -> None:
         return
     folder = _new_folder(root / "perfuse", compiled.kind)
     *kernels, host = compiled.texts()
-    suffix = "py" if isinstance(compiled.sources, TritonSources) else "cpp"
+    suffix = "cpp" if compiled.context.target.gpu is None else "py"
     files = {f"kernels_{i}.{suffix}": text for i, text in enumerate(kernels)}
     files |= {
         "host.py": host,

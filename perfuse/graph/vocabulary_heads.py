@@ -28,6 +28,7 @@ from perfuse.graph.facts import EARLY, ancestors, is_pure, known_tensor, packet_
 from perfuse.graph.rewrite import NodeBuilder
 from perfuse.graph.row_chunk import Chunk, Inputs
 from perfuse.graph.row_region import RowRegion, numel, shape_of
+from perfuse.ir.matmul import matmul_op
 from perfuse.torch_compat.graphs import module_of
 
 aten = torch.ops.aten
@@ -110,12 +111,14 @@ def _head_at(node: Node, tangents: list[Node], context: Context) -> _Head | None
 def _rows_in_chunk(node: Node, context: Context) -> int | None:
     """The rows of a chunk, where a matmul is large enough to be computed in several."""
     limit = context.settings.logits_chunk_bytes
-    if limit == 0 or packet_name(node) not in ("mm", "addmm"):
+    row = None if limit == 0 else matmul_op(node.target)
+    if row is None or row.rank != 2:
         return None
     shape, tensor = shape_of(node), tensor_of(node)
     if shape is None or tensor is None or not tensor.is_floating_point() or node.kwargs:
         return None
-    if packet_name(node) == "addmm" and known_tensor(node.args[0]).dim() > 1:
+    bias = row.operands(node.args).bias
+    if bias is not None and known_tensor(bias).dim() > 1:
         return None  # a bias with rows of its own
     is_gpu = context.target.gpu is not None
     rows, row_bytes = shape[0], shape[1] * tensor.element_size()
@@ -226,10 +229,11 @@ class _Rewrite:
 
     def _logits(self, chunk: Chunk, after: list[Node]) -> Node:
         logits = self._region.logits
-        *bias, left, right = logits.args
-        rows = chunk.operand_rows(left)  # type: ignore[arg-type]
-        matrix = self._given(right)  # type: ignore[arg-type]
-        added = self._given(bias[0]) if bias else None  # type: ignore[arg-type]
+        row = matmul_op(logits.target)
+        assert row is not None, "logits are a matmul"
+        operands = row.operands(logits.args)
+        rows, matrix = chunk.operand_rows(operands.a), self._given(operands.b)
+        added = None if operands.bias is None else self._given(operands.bias)
         # A half is rounded once, by the library; a float may be added by the kernel that reads it.
         is_half = known_tensor(logits).dtype in _HALVES
         made = self._call(logits, matmul_after, rows, matrix, added if is_half else None, after)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from perfuse.build import load_library
-from perfuse.codegen.host.program import HostSource
+from perfuse.build.loader import load_library
+from perfuse.codegen.host.source import HostSource
 from perfuse.config import Settings
 from perfuse.context import CPU
 from perfuse.forking import is_forked

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from perfuse.build.bundle import Bundle
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.context import Context
 from perfuse.errors import ForkedGpuCall

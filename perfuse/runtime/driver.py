@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from perfuse.build import load_library
 from perfuse.build.bundle import Bundle, CodeObject
+from perfuse.build.loader import load_library
 from perfuse.codegen.host.tables import UNKNOWN, FillRow, HostCallRow, LaunchRow, MappedLaunchRow
 from perfuse.errors import PerfuseError
 from perfuse.gpu import Platform, gpu_of_device

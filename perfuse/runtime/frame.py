@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
 from perfuse.runtime.guard import SLACK, next_start
 from perfuse.runtime.host_names import window

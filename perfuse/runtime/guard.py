@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from perfuse.codegen.host.guards import GuardRow
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import GuardRow, HostSource
 from perfuse.errors import MemoryFault
 from perfuse.runtime.host_names import memory_of
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfuse.build import load_library
+from perfuse.build.loader import load_library
 from perfuse.codegen.host.tables import HostCallRow
 from perfuse.codegen.triton.sources import RUN, WORKSPACE
 from perfuse.errors import PerfuseError

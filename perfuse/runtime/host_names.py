@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from perfuse.codegen.host.program import ArenaWindow, HostSource, function_name
+from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
+from perfuse.graph import aligned_matmul, chunk_ops, random_ops
 from perfuse.ir.matmul import MATMULS
 from perfuse.torch_compat.ops import bare_op
+
+# Importing them defines the ops of our own that a host program may call.
+assert all((aligned_matmul, chunk_ops, random_ops))
 
 # A compiled graph: takes its arguments in a list, which it empties.
 Call = Callable[[list[Any]], tuple[Any, ...]]

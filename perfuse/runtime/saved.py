@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from perfuse.cache.manifest import is_key
-from perfuse.codegen.host.guards import GuardRow
-from perfuse.codegen.host.program import ArenaWindow, HostSource
+from perfuse.codegen.host.source import ArenaWindow, GuardRow, HostSource
 from perfuse.decision import Decision
 from perfuse.errors import MALFORMED, CacheDamaged
 from perfuse.graph.facts import PURE_PYTHON

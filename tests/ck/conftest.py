@@ -11,8 +11,10 @@ from perfuse import config
 
 
 @pytest.fixture(scope="session")
-def ck_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ck_cache")
+def ck_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """One folder for all processes of a run: xdist gives each a folder inside that of the run."""
+    own = tmp_path_factory.getbasetemp()
+    return (own if worker_id == "master" else own.parent) / "ck_cache"
 
 
 @pytest.fixture(autouse=True)

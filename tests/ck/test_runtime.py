@@ -12,7 +12,8 @@ import torch
 
 import perfuse
 from perfuse import config
-from perfuse.build import LIBRARY, load_library
+from perfuse.build import LIBRARY
+from perfuse.build.loader import load_library
 from perfuse.build.triton import build_launcher
 from perfuse.codegen.ck.source import size_table
 from perfuse.codegen.host.tables import GpuTables, HostCallRow

@@ -22,7 +22,7 @@ from perfuse.backends import BACKENDS, GPU_BACKEND, Backend
 from perfuse.build.bundle import CodeObject, read_bundle
 from perfuse.build.triton import assembly_of
 from perfuse.cache.manifest import Entry
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.codegen.host.tables import LaunchRow
 from perfuse.codegen.triton.sources import TritonKernel, TritonSources
 from perfuse.context import Context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,3 +29,9 @@ def program_of(kind: str, seed: int, mode: str = "drawn") -> Program:
     """The program of a seed: static or dynamic as it was drawn, or as asked for."""
     program = KINDS[kind](seed)
     return program if mode == "drawn" else replace(program, is_dynamic=mode == "dynamic")
+
+
+def digest_of_programs(count: int = 40) -> str:
+    """The hash of the first programs of all kinds."""
+    texts = [program_of(kind, seed).standalone() for kind in sorted(KINDS) for seed in range(count)]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()

@@ -17,7 +17,7 @@ from tests.harness.backend import default_backend
 from tests.random_programs.check import check_program
 from tests.random_programs.corpus import CORPUS
 from tests.random_programs.generate import from_seed, generate
-from tests.random_programs.kinds import KINDS, program_of
+from tests.random_programs.kinds import KINDS, digest_of_programs, program_of
 from tests.random_programs.mutate import original, runs_everywhere
 
 NUM_SEEDS = 45
@@ -56,14 +56,9 @@ def test_same_seed_same_program() -> None:
 
 
 DIGEST = """
-from tests.random_programs.test_random_programs import digest_of_programs
+from tests.random_programs.kinds import digest_of_programs
 print(digest_of_programs())
 """
-
-
-def digest_of_programs() -> str:
-    texts = [program_of(kind, seed).standalone() for kind in sorted(KINDS) for seed in range(40)]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def test_a_seed_is_the_same_program_in_every_process() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perfuse.build import LIBRARY, build_shared_library, load_library
-from perfuse.build.compiler import library_key
-from perfuse.build.loader import MAPS, mapped_openmp_runtimes
+from perfuse.build import LIBRARY
+from perfuse.build.compiler import build_shared_library, library_key
+from perfuse.build.loader import MAPS, load_library, mapped_openmp_runtimes
 from perfuse.codegen.cpp.unit import LONG_UNIT, WIDE_UNIT
 from perfuse.config import Settings
 from perfuse.context import Context

@@ -29,7 +29,7 @@ from perfuse.candidates.library import CpuMatmul, LibraryMatmul
 from perfuse.candidates.site import Site
 from perfuse.candidates.source import Contractions, Offer, Source
 from perfuse.candidates.sources import SOURCES
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables
 from perfuse.codegen.triton.emit import Dialect
 from perfuse.codegen.triton.frame import KernelText

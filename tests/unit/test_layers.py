@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -45,6 +46,9 @@ def imports_in(path: Path) -> Iterator[Import]:
                 yield Import(path, node.lineno, alias.name)
         elif isinstance(node, ast.ImportFrom):
             yield from (Import(path, node.lineno, name) for name in names_from(path, node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "deferred":
+            place = getattr(node.args[0], "value", "")
+            yield Import(path, node.lineno, str(place).replace(":", "."))
 
 
 def names_from(path: Path, node: ast.ImportFrom) -> Iterator[str]:
@@ -119,6 +123,22 @@ def test_imports_point_back() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_deferred_functions_exist() -> None:
+    """Names in text are not seen by a type checker."""
+    found = [
+        (path, node)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "deferred"
+    ]
+    assert len(found) > 10
+    for path, node in found:
+        (place,) = node.args
+        assert isinstance(place, ast.Constant), f"{path}:{node.lineno} computes a name"
+        module, _, name = str(place.value).partition(":")
+        assert callable(getattr(importlib.import_module(module), name)), place.value
+
+
 def modules_imported_by(path: Path) -> set[Path]:
     """Files of Perfuse that are imported with this one, those for type checkers left out."""
     found: set[Path] = set()
@@ -152,6 +172,19 @@ def test_no_import_cycle() -> None:
 
     for path in graph:
         visit(path, ())
+
+
+def test_what_a_host_program_may_call_is_defined_where_it_is_loaded() -> None:
+    """Ops of our own: a process that finds its programs in the cache imports little else."""
+    loaded: set[Path] = set()
+    waiting = [PACKAGE / "runtime" / "host_names.py"]
+    while waiting:
+        path = waiting.pop()
+        if path not in loaded:
+            loaded.add(path)
+            waiting += modules_imported_by(path)
+    defining = {p for p in PACKAGE.rglob("*.py") if "torch.library.Library" in p.read_text()}
+    assert len(defining) >= 3 and defining <= loaded
 
 
 def test_nothing_imports_the_package_itself() -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from perfuse import environment
-from perfuse.build import LIBRARY, build_shared_library, load_library
+from perfuse.build import LIBRARY
+from perfuse.build.compiler import build_shared_library
+from perfuse.build.loader import load_library
 from perfuse.cache.access import open_store
 from perfuse.config import Settings
 from perfuse.context import Context

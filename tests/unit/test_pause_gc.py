@@ -13,7 +13,8 @@ from perfuse.capture import pause_gc
 
 @pytest.fixture(autouse=True)
 def collecting() -> Iterator[None]:
-    """As Python starts, whatever a test does."""
+    """As Python starts, whatever a test does and the suite has frozen."""
+    gc.unfreeze()
     gc.enable()
     yield
     pause_gc._resume(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perfuse.codegen.host.program import ArenaWindow, HostSource
+from perfuse.codegen.host.source import ArenaWindow, HostSource
 from perfuse.errors import CacheDamaged
 from perfuse.runtime.bind_cpu import bind
 from perfuse.runtime.saved import (

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from perfuse.codegen.host.guards import GuardRow
-from perfuse.codegen.host.program import HostSource, HostWriter, symbols_in
+from perfuse.codegen.host.program import HostWriter, symbols_in
+from perfuse.codegen.host.source import GuardRow, HostSource
 from perfuse.codegen.host.storage import storage_inputs
 from perfuse.codegen.host.tables import (
     UNKNOWN,

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from perfuse.codegen.host.source import GuardRow
 from perfuse.codegen.writer import Writer
 from perfuse.ir.dtype import to_torch
 from perfuse.schedule.arena import num_bytes, output_buffers, touched
 from perfuse.schedule.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class GuardRow:
-    """A buffer's bytes in the arena, and the turns of the host program in which they are its."""
-
-    name: str
-    offset: int
-    num_bytes: int
-    dtype: str
-    first: int
-    last: int
 
 
 def guard_rows(plan: Plan) -> Iterator[GuardRow]:

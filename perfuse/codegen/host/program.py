@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from perfuse.codegen.cpp.unit import CppSources, Segment
-from perfuse.codegen.host.guards import GuardRow, WatchedMemory
+from perfuse.codegen.host.guards import WatchedMemory
+from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.codegen.host.storage import views_from_calls
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.ir import index as ix
@@ -27,34 +27,6 @@ from perfuse.schedule.arena import leading_inputs
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, MemorySource
 from perfuse.torch_compat.ops import OpOverload
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaWindow:
-    """A tensor over the arena: built once per frame, used by every call."""
-
-    offset: int  # bytes from the start of the arena
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostSource:
-    """The text of the host program and the tables it expects."""
-
-    text: str
-    num_pointers: int
-    num_sizes: int
-    arena_bytes: int
-    windows: tuple[ArenaWindow, ...]
-    fixed_pointers: tuple[tuple[int, int], ...]  # place in P, byte offset in the arena
-    constants: tuple[str, ...]
-    num_inputs: int
-    segments: tuple[str, ...]  # functions of the library that the text calls
-    ops: tuple[str, ...]  # operators of torch.ops that it calls, and "py:..." ones it is given
-    gpu: GpuTables | None = None  # what it launches, where it runs on a GPU
-    guards: tuple[GuardRow, ...] = ()  # the arena's buffers, where the program watches its memory
 
 
 def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) -> HostSource:
@@ -415,11 +387,6 @@ def _is_expanded(view: View, buffer: Buffer) -> bool:
 def _is_transpose(view: View, buffer: Buffer) -> bool:
     turned = (buffer.shape[::-1], buffer.strides[::-1], 0)
     return len(buffer.shape) == 2 and (view.shape, view.strides, view.offset) == turned
-
-
-def function_name(op: str) -> str:
-    """The variable that holds an op: runtime/host_names.py fills it."""
-    return "op_" + "".join(c if c.isalnum() else "_" for c in op)
 
 
 def spell_python(value: Any) -> str:

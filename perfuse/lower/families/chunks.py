@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from perfuse.decision import library
 from perfuse.graph import chunk_ops
 from perfuse.ir.matmul import Operands
-from perfuse.ir.program import BufferKind, Extern, Matmul
+from perfuse.ir.program import BufferKind, Extern
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.matmul import operand_window
+from perfuse.lower.families.matmul import multiply_into, operand_window
 from perfuse.lower.registry import lowers
 from perfuse.lower.tensor import Tensor, cast_tensor
 
@@ -47,10 +46,7 @@ def matmul_after(
     added = None if bias is None else builder.view_of(bias)
     out = builder.new_buffer(a.dtype, (a.shape[0], b.shape[1]))
     op = "aten.mm.out" if added is None else "aten.addmm.out"
-    builder.call(
-        Matmul(Operands(left, right, added), out.name, library(op), out.dtype.compute, _CHUNK,
-               after=names, origin=builder.origin)
-    )  # fmt: skip
+    multiply_into(builder, op, Operands(left, right, added), out, _CHUNK, after=names)
     return builder.tensor_of(out)
 
 
@@ -63,8 +59,6 @@ def add_matmul(builder: Builder, total: Tensor, a: Tensor, b: Tensor) -> Tensor:
         for x, t in zip((a, b), traced, strict=True)
     )
     window = builder.view_of(total)
-    builder.call(
-        Matmul(Operands(left, right, window), window.buffer, library("aten.addmm.out"),
-               total.dtype.compute, _CHUNK, window=window, origin=builder.origin)
-    )  # fmt: skip
+    operands, out = Operands(left, right, window), builder.buffers[window.buffer]
+    multiply_into(builder, "aten.addmm.out", operands, out, _CHUNK, window)
     return builder.tensor_of_view(window)

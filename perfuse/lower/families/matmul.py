@@ -36,7 +36,7 @@ def _call(builder: Builder, op: str, a: Tensor, b: Tensor, bias: Tensor | None =
     )
     own = added[0] if added else None
     out = builder.new_buffer(a.dtype, (*a.shape[:-1], b.shape[-1]))
-    _multiply(builder, op, Operands(left, right, own), out)
+    multiply_into(builder, op, Operands(left, right, own), out)
     return builder.tensor_of(out)
 
 
@@ -145,24 +145,25 @@ def aligned_matmul(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
         window = View(out.name, (some.shape[0], width), strides, first * columns + start)
         reason = f"{_LIBRARY}: rows {first}, {first + apart}, ... of {rows} have equal alignment"
         operands = Operands(some, _columns_of(right, start, width))
-        _multiply(builder, "aten.mm.out", operands, out, reason, window)
+        multiply_into(builder, "aten.mm.out", operands, out, reason, window)
     for start in (0, columns - unit):
         edge = builder.new_buffer(a.dtype, (rows, unit))
         reason = f"{_LIBRARY}: the columns at an edge of unaligned rows"
         operands = Operands(left, _columns_of(right, start, unit))
-        _multiply(builder, "aten.mm.out", operands, edge, reason)
+        multiply_into(builder, "aten.mm.out", operands, edge, reason)
         row, column = positions(edge.shape)
         builder.store(builder.tensor_of(edge), out, out.index((row, ix.add(column, start))))
     return builder.tensor_of(out)
 
 
-def _multiply(
+def multiply_into(
     builder: Builder, op: str, operands: Operands[View], out: Buffer, reason: str = _LIBRARY,
-    window: View | None = None,
+    window: View | None = None, after: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
+    """A library call that fills a buffer, or a window of it, after others were filled."""
     builder.call(
         Matmul(operands, out.name, library(op), out.dtype.compute, reason, window=window,
-               origin=builder.origin)
+               after=after, origin=builder.origin)
     )  # fmt: skip
 
 

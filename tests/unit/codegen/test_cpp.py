@@ -152,6 +152,19 @@ def test_many_kernels_are_shared_out_to_several_units() -> None:
     assert not any("pf::scratch(" in text for _, text in rest)
 
 
+def test_scratch_rows_hold_the_last_vector_of_a_row_in_pieces() -> None:
+    """A row of three pieces of five: the last vector begins at ten and is eight or sixteen long."""
+
+    def softmax(x: Tensor) -> Tensor:
+        x = (x[:, :, :5] - 1).exp()
+        return x / x.sum((1, 2), keepdim=True)
+
+    (plan,) = plans_of(softmax, f32(4, 3, 7), context=GOLDEN_CONTEXT)
+    ((_, text),) = generate_sources(plan, GOLDEN_CONTEXT).units
+    (num_bytes,) = re.findall(r"pf::scratch\(0, (\d+)\)", text)
+    assert int(num_bytes) >= 8 * (10 + GOLDEN_CONTEXT.target.lanes)
+
+
 def test_nothing_to_compute_is_no_source() -> None:
     (plan,) = plans_of(lambda x: torch.mm(x, x), f32(8, 8))
     assert generate_sources(plan, CONTEXT).units == ()

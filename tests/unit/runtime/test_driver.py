@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.codegen.host.tables import GpuTables
 from perfuse.errors import ForkedGpuCall
 from perfuse.runtime import bind_gpu
@@ -28,7 +28,7 @@ from perfuse import config
 from perfuse.build import LIBRARY
 from perfuse.build.bundle import Bundle, CodeObject
 from perfuse.build.triton import build_launcher
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import HostSource
 from perfuse.codegen.host.tables import FillRow, GpuTables, LaunchRow, MappedLaunchRow
 from perfuse.context import Context
 from perfuse.gpu import Platform

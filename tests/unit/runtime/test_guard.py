@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perfuse.codegen.host.guards import GuardRow
-from perfuse.codegen.host.program import HostSource
+from perfuse.codegen.host.source import GuardRow, HostSource
 from perfuse.runtime.guard import UNWRITTEN, Guard, GuardLayout
 
 

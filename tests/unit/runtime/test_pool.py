@@ -218,12 +218,13 @@ def test_many_of_one_size_are_all_used_again() -> None:
 
 
 def test_what_is_too_large_for_memory_is_pytorchs_error() -> None:
+    used = POOL.used_bytes
     kept = [large() for _ in range(3)]
     del kept[1:]
     with pytest.raises(RuntimeError, match="allocate memory"):
         empty_strided((1 << 60,), (1,), torch.int8)
     # What lay idle was given back before giving up.
-    assert POOL.free_bytes == 0 and POOL.used_bytes == MIB
+    assert POOL.free_bytes == 0 and MIB <= POOL.used_bytes <= used + MIB
 
 
 def test_releasing_memory() -> None:
@@ -246,6 +247,7 @@ def test_a_lowered_limit_holds_at_once() -> None:
 
 def test_threads_never_share_a_block() -> None:
     wrong: list[int] = []
+    used = POOL.used_bytes  # results of other tests that nobody has collected yet
 
     def work(number: int) -> None:
         for turn in range(60):
@@ -261,7 +263,7 @@ def test_threads_never_share_a_block() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert POOL.free_bytes > 0 and POOL.used_bytes == 0
+    assert POOL.free_bytes > 0 and POOL.used_bytes <= used
 
 
 def test_a_block_freed_in_another_thread_comes_back() -> None:

@@ -26,7 +26,7 @@ from perfuse.autotune.tiles import (
     tile_of,
     tuned_kernels,
 )
-from perfuse.autotune.tune import tune_tiles
+from perfuse.autotune.tune_tiles import tune_tiles
 from perfuse.backends import backend_of
 from perfuse.cache import keys
 from perfuse.cache.keys import decision_key

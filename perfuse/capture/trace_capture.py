@@ -1,0 +1,51 @@
+"""`trace_capture`: a Dynamo graph that is not in the cache, traced, compiled and stored."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from perfuse.capture import capture_cache
+from perfuse.capture.dynamo_key import CaptureKey
+from perfuse.capture.facts import facts_of
+from perfuse.capture.observe import Observer
+from perfuse.capture.source_records import summary
+from perfuse.capture.trace import TrainingGraphs
+from perfuse.context import Context
+from perfuse.logs import channel
+from perfuse.runtime.host_names import Call
+from perfuse.runtime.wrapper import wrap
+
+LOG = channel("capture")
+
+
+def trace_capture(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    key: CaptureKey | None,
+    watching: Sequence[Observer],
+    context: Context,
+) -> Callable[..., Any]:
+    """Trace and compile a capture; store it under its key, if it has one."""
+    context.counters.inc("capture.traced")
+    if LOG.isEnabledFor(logging.INFO):
+        LOG.info("%s: traced and compiled for %s", summary(module), context.target)
+    graphs = TrainingGraphs(context, watching)
+    traced = graphs.capture.trace(module, example_inputs)
+    facts = facts_of(graphs.capture.graphs, len(example_inputs), context)
+    if facts is None:
+        return traced
+    place = capture_cache.place_of(key, context)
+    forward = graphs.forward
+    if not facts.is_training:
+        capture_cache.store_capture(place, forward, None, facts, context)
+        return wrap(forward.call, None, facts)
+
+    def backward() -> Call:
+        made = graphs.backward()
+        if graphs.keeps_budget:  # a miss is to be reported again by the next process
+            capture_cache.store_capture(place, forward, made, facts, context)
+        return made.call
+
+    return wrap(forward.call, backward, facts)
