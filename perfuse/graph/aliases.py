@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from perfuse.graph.facts import is_known, output_nodes, tensor_of
-from perfuse.graph.storage_ops import SEEING, storage_treatment
+from perfuse.graph.storage_ops import SEEING, Treatment, storage_treatment
 from perfuse.torch_compat.ops import OpOverload, schema_of
 
 
@@ -53,6 +53,8 @@ def aliased_inputs(node: Node) -> list[Node]:
     if not isinstance(node.target, OpOverload):
         # getitem, arithmetic and `torch.cos` share at most their first argument; others, anything.
         return node.all_input_nodes[:1] if is_known(node) else list(node.all_input_nodes)
+    if storage_treatment(node.target) is Treatment.HELD:
+        return list(node.all_input_nodes)
     return _at(node, _schema_of(node.target).aliased)
 
 

@@ -6,6 +6,7 @@ not notice. The ops listed here do, or return tensors that share memory, so each
 a reason. A test compares the list with the operators PyTorch registers.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ class Treatment(Enum):
 
     LOWERED = "computed from indices; where that fails, called on eager's own storage"
     OWNED = "called on a tensor at the start of its own storage, or on the input it is a view of"
+    HELD = "called on memory that is not reused: its result keeps its arguments"
     VIEW = "lowered to another index of the same elements, or to a window on the same buffer"
     ELEMENTS = "reads shape and elements alone; the strides of its result are the traced ones"
     TRACED = "answered or removed while tracing: no program contains it"
@@ -33,6 +35,13 @@ _REASONS: dict[Treatment, dict[str, str]] = {
             view_as_complex view_as_complex_copy""",
         "view(dtype) reinterprets bytes: offset and innermost stride must fit the new element": """
             view.dtype view_copy.dtype""",
+    },
+    Treatment.HELD: {
+        "the tensors that it is given are the indices and values of the result": """
+            _sparse_bsc_tensor_unsafe _sparse_bsr_tensor_unsafe _sparse_compressed_tensor_unsafe
+            _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors
+            _sparse_csc_tensor_unsafe _sparse_csr_tensor_unsafe sparse_bsc_tensor sparse_bsr_tensor
+            sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor sparse_csr_tensor""",
     },
     Treatment.VIEW: {
         "the same elements by another index; what shares memory in eager is one buffer here": """
@@ -121,3 +130,13 @@ def storage_treatment(target: Any) -> Treatment | None:
     """The treatment of a call's target; None for everything that reads shape and elements alone."""
     namespace, _, name = str(target).partition(".")
     return treatment_of(name) if namespace in ("aten", "prims") else None
+
+
+def addressed_bases(options: Mapping[str, Any]) -> set[int]:
+    """Which of `_all_bases` an `auto_functionalized_v2` addresses by places in storage.
+
+    The views of it that an op writes to are given by sizes, strides and offset, where no slice is.
+    """
+    suffix = "_storage_offset"
+    names = [name.removesuffix(suffix) for name in options if name.endswith(suffix)]
+    return {options[f"{name}_base_index"] for name in names}

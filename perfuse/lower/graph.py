@@ -18,7 +18,7 @@ from perfuse.graph.blame import working_on
 from perfuse.graph.facts import COMPARED, DONATED
 from perfuse.graph.quantised import rounded_to_eight_bits
 from perfuse.graph.saving.ties import compared_with_themselves
-from perfuse.graph.storage_ops import Treatment, storage_treatment
+from perfuse.graph.storage_ops import Treatment, addressed_bases, storage_treatment
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Symbol
@@ -252,7 +252,17 @@ class _Lowering:
             value = fallback.call_aten(self.builder, call, args, self._kwargs(view), reason)
         return value
 
-    def _in_own_memory(self, node: FxNode, value: Any) -> Any:
+    def _bases(self, node: FxNode) -> dict[str, Any]:
+        """The tensors of which an op writes views that are addressed by their place in storage."""
+        bases: Any = node.kwargs.get("_all_bases", ())
+        addressed = addressed_bases(node.kwargs) if bases else ()
+        if not addressed:
+            return {}
+        pairs = enumerate(bases)
+        found = [self._storage_of(b) if i in addressed else self._value(b) for i, b in pairs]
+        return {"_all_bases": found}
+
+    def _in_own_memory(self, node: Any, value: Any) -> Any:
         """An argument whose storage offset matters: at the start of a buffer, or at eager's offset.
 
         Copies that eager makes may be formulas here, and these windows on an input at any offset.
@@ -310,12 +320,14 @@ class _Lowering:
         seen = storage_treatment(node.target)
         if seen is Treatment.LOWERED:
             return self._called_on_storage(node, reason)
-        args, kwargs = self._args(node.args), self._kwargs(node)
+        args, kwargs = self._args(node.args), self._kwargs(node) | self._bases(node)
         is_alias = False
         if args:
             args[0], is_alias = self._shared(node, args[0])
         if seen is Treatment.OWNED:
-            args[0] = self._in_own_memory(node.args[0], args[0])  # type: ignore[arg-type]
+            args[0] = self._in_own_memory(node.args[0], args[0])
+        if seen is Treatment.HELD:
+            args = [self._in_own_memory(n, a) for n, a in zip(node.args, args, strict=True)]
         if is_effect(node.target):
             made = fallback.call_effect(self.builder, node, args, kwargs)
         else:

@@ -187,8 +187,11 @@ class Guard:
                 raise MemoryFault(what, place)
 
     def result(self, tensor: Any) -> Any:
-        """A plain tensor of the same contents, where it was made here; else the tensor itself."""
-        if tensor is None or tensor.data_ptr() not in self.made:
+        """A plain tensor of the same contents, where it was made here; else the tensor itself.
+
+        No address tells where an empty tensor was made.
+        """
+        if tensor is None or (tensor.numel() and tensor.data_ptr() not in self.made):
             return tensor
         plain = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device

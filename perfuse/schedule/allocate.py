@@ -13,7 +13,13 @@ from typing import Any
 
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, Opaque, View
 from perfuse.schedule import arena
-from perfuse.schedule.arena import first_and_last, num_bytes, output_buffers, touched
+from perfuse.schedule.arena import (
+    first_and_last,
+    held_by_results,
+    num_bytes,
+    output_buffers,
+    touched,
+)
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, MemoryPlan, MemorySource, Scratch, Turn
 
@@ -71,6 +77,7 @@ class _Decision:
         self.scratch = scratch
         _, self.last_use = first_and_last(map(touched, plan.steps))
         self.leaving = leaving_names(plan)
+        self.held = held_by_results(plan.steps)
         self.with_layout = self.leaving | seen_by_calls(plan)
         self.made: set[str] = set()
         # What is freed after its last use, with its bytes where they are known.
@@ -110,6 +117,7 @@ class _Decision:
             self._end_turn(number + 1)
             return
         known = [self.buffers[n] for n in dying if n in self.buffers]
+        known = [b for b in known if b.name not in self.held]
         temporaries = [b.name for b in known if b.kind == BufferKind.TEMP]
         self.spare |= {n: size for n in temporaries if (size := self.alive[n])}
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from zlib import crc32
 
+from perfuse.graph.storage_ops import Treatment, storage_treatment
 from perfuse.ir.program import Buffer, BufferKind, LibraryCall, Program, View
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
@@ -59,6 +60,13 @@ def output_buffers(program: Program) -> set[str]:
     return {o.buffer for o in program.outputs if isinstance(o, View)}
 
 
+def held_by_results(steps: Iterable[Step]) -> set[str]:
+    """Buffers that the result of a call keeps: the values of a sparse tensor."""
+    calls = [step for step in steps if isinstance(step, LibraryCall)]
+    holding = [call for call in calls if storage_treatment(call.op) is Treatment.HELD]
+    return {view.buffer for call in holding for view in call.views()}
+
+
 def arena_buffers(
     program: Program,
     steps: tuple[Step, ...],
@@ -67,7 +75,7 @@ def arena_buffers(
 ) -> dict[str, int]:
     """Temporaries that may be in an arena, with their bytes: of known size, less than `largest`,
     and dead when the step that touches them ends."""
-    refused = output_buffers(program) | set(elsewhere)
+    refused = output_buffers(program) | set(elsewhere) | held_by_results(steps)
     for step in steps:
         # Those of PyTorch itself do; a collective may go on reading in the background.
         if isinstance(step, LibraryCall) and not step.op.startswith("aten."):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import BufferKind, LibraryCall, Program
-from perfuse.schedule.arena import first_and_last, output_buffers, touched
+from perfuse.schedule.arena import first_and_last, held_by_results, output_buffers, touched
 from perfuse.schedule.plan import Kernel, Step
 
 # Makes new memory of its own, as matmuls that compete with ATen's do: what other calls return may
@@ -25,7 +25,7 @@ def written_over(
     The old one is the result of a library call, or both are in the arena.
     """
     first, last = first_and_last(map(touched, steps))
-    fresh = set(_fresh(steps)) - output_buffers(program)
+    fresh = set(_fresh(steps)) - output_buffers(program) - held_by_results(steps)
     found: dict[str, str] = {}
     for number, step in enumerate(steps):
         new = _only_result(step)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import perfuse
 from tests.behaviour.row import Behaviour, randn
 from tests.harness.backend import compiled
 from tests.harness.compare import assert_as_good_as_eager
@@ -173,6 +174,53 @@ def test_inputs_at_other_offsets(function: Callable[[Tensor], Any]) -> None:
     for offset in (5, 4, 3, 5):
         x = memory[offset : offset + 5]
         assert torch.equal(candidate(x), function(x)), offset
+
+
+@torch.library.custom_op("perfuse_tests::raise_in_place", mutates_args={"x"})
+def raise_in_place(x: Tensor, by: float) -> None:
+    x.add_(by)
+
+
+def raised_view_of_a_copy(x: Tensor) -> Tensor:
+    """The view is given by its place in the copy, which need not be a copy of ours."""
+    copied = x[2:].clone()
+    raise_in_place(copied.t()[1:], 1.5)
+    return copied.exp()
+
+
+def raised_views_of_a_temporary(x: Tensor) -> Tensor:
+    made = x.sin()
+    raise_in_place(made.t()[1:], 2.0)
+    raise_in_place(made[:, 1:].t(), 3.0)
+    return made * 2
+
+
+@pytest.mark.parametrize("verify", [False, "memory"])
+@pytest.mark.parametrize("function", [raised_view_of_a_copy, raised_views_of_a_temporary])
+def test_ops_that_write_views(function: Callable[[Tensor], Tensor], verify: Any) -> None:
+    with perfuse.config.patch(verify=verify):
+        Behaviour(function.__name__, function, lambda: [wave(4, 5)]).check()
+
+
+@pytest.mark.parametrize("verify", [False, "memory"])
+def test_sparse_gradients_outlive_the_call(verify: Any) -> None:
+    """The values of a sparse tensor are the tensor that it was made of."""
+    torch._dynamo.reset()
+    table = randn(11, 5, grad=True)
+    indices = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+    def looked_up(index: Tensor) -> Tensor:
+        return F.embedding(index, table, sparse=True).tanh()
+
+    def gradients(function: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        sums = [function(index).sum() for index in indices]
+        found = [torch.autograd.grad(total, table)[0] for total in sums]
+        assert all(gradient.is_sparse for gradient in found)
+        return [gradient.to_dense() for gradient in found]
+
+    with perfuse.config.patch(verify=verify):
+        got = gradients(compiled(looked_up))
+    assert_as_good_as_eager(got, gradients(looked_up))
 
 
 def test_channels_last_network_trains() -> None:

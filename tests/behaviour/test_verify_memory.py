@@ -64,6 +64,13 @@ def test_results_are_plain_tensors(device: str) -> None:
     assert made.untyped_storage().nbytes() == made.nbytes
 
 
+def test_results_that_nothing_writes_are_plain_tensors(device: str) -> None:
+    made = torch.compile(
+        lambda x: (x + 1, torch.empty(0), x[:0] * 2, torch.empty(3)), backend="perfuse"
+    )
+    assert not any(result._is_view() for result in made(randn(3)))
+
+
 def test_it_is_part_of_the_cache_key() -> None:
     with perfuse.config.patch(verify=True):
         checked = perfuse.config.snapshot().cache_key()

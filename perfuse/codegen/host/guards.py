@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from perfuse.codegen.host.source import GuardRow
 from perfuse.codegen.writer import Writer
@@ -65,8 +65,12 @@ class WatchedMemory:
         if self.plan.is_guarded:
             self.w.line("memory.finish()")
             made = {allocation.name for allocation in self.plan.memory.allocations()}
-            for name in sorted(self.leaving & made):
-                self.w.line(f"{name} = memory.result({name})")
+            self._own_memory(sorted(self.leaving & made))
+
+    def _own_memory(self, names: Iterable[str]) -> None:
+        """Results as tensors that are no views of watched memory."""
+        for name in names if self.plan.is_guarded else ():
+            self.w.line(f"{name} = memory.result({name})")
 
     def _guards(self) -> tuple[GuardRow, ...]:
         return tuple(guard_rows(self.plan)) if self.plan.is_guarded else ()

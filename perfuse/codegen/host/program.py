@@ -252,6 +252,7 @@ class HostWriter(WatchedMemory):
 
     def _results(self) -> None:
         self._allocate(self.plan.memory.at_exit)
+        self._own_memory(made.name for made in self.plan.memory.at_exit)
         self.w.line(f"return ({''.join(self._output(o) + ', ' for o in self.program.outputs)})")
 
     def _host_source(
