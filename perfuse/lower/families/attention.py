@@ -64,13 +64,6 @@ class _Mask:
         return _Mask(keys, queries, query_block, key_block, function)
 
 
-def _in_chunks(builder: Builder, *args: Any) -> Tensor:
-    raise CannotLower("on a CPU it is PyTorch's own, some queries at a time")
-
-
-LOWERINGS[flex_attention_by_chunks] = _in_chunks
-
-
 @lowers("higher_order.flex_attention")
 def flex_attention(
     builder: Builder, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any,
@@ -93,11 +86,13 @@ def flex_attention(
     return made, logsumexp, largest
 
 
+# Where no kernel computes it, a CPU has PyTorch's own, some queries at a time.
+LOWERINGS[flex_attention_by_chunks] = flex_attention
+
+
 def _check(builder: Builder, operands: Sequence[Tensor]) -> None:
     """Raise CannotLower where the kernels do not compute attention of these tensors."""
     query, key, value = operands
-    if not builder.is_gpu:
-        raise CannotLower("attention with functions of scores is a kernel on GPUs alone")
     if len({x.dtype for x in operands}) > 1 or query.dtype not in _DTYPES:
         raise CannotLower("attention of mixed dtypes, or other than float16, bfloat16, float32")
     for x in (query, value):
@@ -166,7 +161,7 @@ def _blocks(builder: Builder, tables: Sequence[Any], rows: int, others: int) -> 
     down = None if counts.shape[2] == 1 else rows
     across = None if indices.shape[3] == 1 else others
     for block in (down, across):
-        if block is not None and block % _SMALLEST_BLOCK:
+        if builder.is_gpu and block is not None and block % _SMALLEST_BLOCK:
             raise CannotLower(f"blocks of {block} in its mask are no multiple of {_SMALLEST_BLOCK}")
     partial = _block_list(builder, counts, indices)
     full = None if full_counts is None else _block_list(builder, full_counts, full_indices)
@@ -241,6 +236,8 @@ def flex_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
     operands = (query, key, value)
     _check(builder, operands)
+    if not builder.is_gpu:
+        raise CannotLower("the gradients of attention are kernels on GPUs alone")
     if grad_out is None:
         raise CannotLower("the gradient of its result is not given")
     if key.shape[0] != query.shape[0]:
