@@ -23,6 +23,7 @@ template <class S> struct AttentionResults {
   int64_t batch, head, down;
   float* sums;
   float* largest;
+  PF_INLINE S* row(int64_t b, int64_t h, int64_t i) const { return p + b * batch + h * head + i * down; }
 };
 
 // Blocks of a mask have `row_block` queries and `key_block` keys; without a mask there is one.
@@ -46,14 +47,14 @@ PF_FN vec<float> weight_of(vec<float> x) {
   return scale(p.y, p.whole, p.n);
 }
 // What scores are taken less: their largest, but where nothing counts so far the weights are zero, not NaN.
-PF_FN vec<float> shift_of(vec<float> top) { return where(eq(top, minus_infinity()), vec<float>{}, top); }
+template <class F> PF_FN F shift_of(F top) { return where(eq(top, all<F>(-__builtin_inff())), F{}, top); }
 
 // The sum of powers of e by its parts, in base 2. Where a score is infinite the sum of weights is NaN; eager's is not.
-PF_FN vec<float> sums_of(vec<float> top, vec<float> total) {
-  const vec<float> infinite = splat(__builtin_inff()), sums = (top + log(total)) * log2_e;
-  return where(eq(top, infinite), infinite, where(eq(total, vec<float>{}), minus_infinity(), sums));
+template <class F> PF_FN F sums_of(F top, F total) {
+  const F infinite = all<F>(__builtin_inff()), sums = (top + log(total)) * log2_e;
+  return where(eq(top, infinite), infinite, where(eq(total, F{}), -infinite, sums));
 }
-PF_FN vec<float> divisor_of(vec<float> total) { return where(eq(total, vec<float>{}), splat(1.0f), total); }
+template <class F> PF_FN F divisor_of(F total) { return where(eq(total, F{}), all<F>(1.0f), total); }
 
 // ---- queries as lanes ----------------------------------------------------------------------------
 
@@ -176,9 +177,8 @@ template <class X> struct AttentionBlock {
       const int64_t panel = at / X::wide * X::wide, query = first + at;
       const int live = (int)least(count - at, lanes);
       const vec<float> sum = loadv<float>(total + at), most = loadv<float>(top + at);
-      S* const rows = to.p + b * to.batch + h * to.head + query * to.down;
-      store_features<X>(acc + panel * X::outer + (at - panel), sum, rows, to.down, live);
       const int64_t number = (b * n.heads + h) * n.queries + query;
+      if (to.p) store_features<X>(acc + panel * X::outer + (at - panel), sum, to.row(b, h, query), to.down, live);
       if (to.sums) storev_n<float>(to.sums + number, sums_of(most, sum), live);
       if (to.largest) storev_n<float>(to.largest + number, most * log2_e, live);
     }
@@ -224,6 +224,151 @@ PF_FN void attention(Operand<S> q, Operand<S> k, Operand<S> v, AttentionResults<
       block.finish(out, b, h, first, queries, n);
     }
   });
+}
+
+// ---- keys as lanes, for few queries --------------------------------------------------------------
+
+// Sizes of a head, queries at most, keys of a tile.
+template <int INNER, int OUTER, int QUERIES, int COLUMNS> struct AttentionFew {
+  static constexpr int inner = INNER, outer = OUTER, queries = QUERIES, columns = COLUMNS;
+  static constexpr int padded_inner = (INNER + lanes - 1) / lanes * lanes;
+  static constexpr int padded_outer = (OUTER + lanes - 1) / lanes * lanes;
+  static constexpr int part = padded_outer + 2;  // of what is found of a query: features, largest score, sum of weights
+  static constexpr int64_t floats = QUERIES * (padded_inner + part) + COLUMNS * (1 + padded_inner + padded_outer);
+};
+
+// f(first row, step to the next) of rows of contiguous elements, copied first where they are not, or IN_PLACE is not.
+template <int WIDTH, int PADDED, bool IN_PLACE, class S, class F>
+PF_FN void with_rows(Matrix<S> from, int64_t count, float* copy, F f) {
+  if constexpr (IN_PLACE) {
+    if (from.across == 1) return f(from.p, from.down);
+  }
+  pack_rows(from, count, WIDTH, copy, PADDED, count, PADDED);
+  f((const float*)copy, int64_t(PADDED));
+}
+
+// The products of a query, in whole vectors, with rows of keys.
+template <class X, class S> PF_FN void dot_keys(const float* query, const S* keys, int64_t down, int64_t count, float* to) {
+  constexpr int C = 4;
+  int64_t i = 0;
+  for (; i + C <= count; i += C) dots<1, C>(X::inner, query, 0, keys + i * down, down, to + i, 0);
+  for (; i < count; i++) dots<1, 1>(X::inner, query, 0, keys + i * down, down, to + i, 0);
+}
+
+// The features of one query, V vectors at once.
+template <class X, int V, class S>
+PF_FN void add_rows(const S* values, int64_t down, const float* weights, int64_t count, float* acc) {
+  constexpr int64_t whole = X::padded_outer - X::padded_outer % (V * lanes);
+  for (int64_t j = 0; j < whole; j += V * lanes) tile<1, V>(count, weights, 0, values + j, down, acc + j, 0, true);
+  if constexpr (whole < X::padded_outer)
+    for (int64_t j = whole; j < X::padded_outer; j += lanes) tile<1, 1>(count, weights, 0, values + j, down, acc + j, 0, true);
+}
+
+// Scores of one query become weights, in whole vectors; `found` is what is known of it so far.
+template <class X> PF_FN void weigh_row(float* scores, int64_t count, float most, float factor, float* found) {
+  float *top = found + X::padded_outer, *total = top + 1;
+  const float higher = max(*top, most), shift = shift_of(higher), rescale = exp(*top - shift);
+  vec<float> sum = {};
+  for (int64_t i = 0; i < count; i += lanes) {
+    const vec<float> w = weight_of(fma(loadv<float>(scores + i), splat(factor), splat(-shift)));
+    storev<float>(scores + i, w);
+    sum = sum + w;
+  }
+  if (rescale != 1.0f)
+    for (int i = 0; i < X::padded_outer; i += lanes) storev<float>(found + i, loadv<float>(found + i) * rescale);
+  *total = fma(*total, rescale, hsum(sum));
+  *top = higher;
+}
+
+template <class X> PF_FN void start_part(float* found) {
+  for (int i = 0; i < X::padded_outer; i += lanes) storev<float>(found + i, vec<float>{});
+  found[X::padded_outer] = -__builtin_inff();
+  found[X::padded_outer + 1] = 0;
+}
+
+// What the parts of a query's keys contributed, joined: the result of the query.
+template <class X, class S>
+PF_FN void join_parts(float* parts, int64_t splits, AttentionResults<S> to, int64_t b, int64_t h, int64_t query, AttentionSizes n) {
+  float* const first = parts;
+  float *top = first + X::padded_outer, *total = top + 1;
+  for (int64_t i = 1; i < splits; i++) {
+    const float* const other = parts + i * X::part;
+    const float its_top = other[X::padded_outer], higher = max(*top, its_top), shift = shift_of(higher);
+    const float mine = exp(*top - shift), its = exp(its_top - shift);
+    for (int j = 0; j < X::padded_outer; j += lanes)
+      storev<float>(first + j, fma(loadv<float>(other + j), splat(its), loadv<float>(first + j) * mine));
+    *total = fma(*total, mine, other[X::padded_outer + 1] * its);
+    *top = higher;
+  }
+  const float divisor = divisor_of(*total);
+  const int64_t number = (b * n.heads + h) * n.queries + query;
+  if (to.p)
+    for (int j = 0; j < X::outer; j += lanes)
+      storev_n<S>(to.row(b, h, query) + j, loadv<float>(first + j) / divisor, (int)least(X::outer - j, lanes));
+  if (to.sums) to.sums[number] = sums_of(*top, *total);
+  if (to.largest) to.largest[number] = *top * log2_e;
+}
+
+// Heads that share keys are the work of one item, keys and values of which are in cache for the next head: at most this.
+constexpr int64_t shared_bytes = 256 << 10;
+
+// As `attention`; `score(products, b, h, query, first key, keys, is_full)` makes scores of products, pads them with -inf
+// to whole vectors, and returns the largest.
+template <class X, class S, class C, class P, class F>
+PF_FN void attention_few(Operand<S> q, Operand<S> k, Operand<S> v, AttentionResults<S> out, AttentionSizes n, float factor,
+                         int threads, C count, P place, F score) {
+  const int64_t shared_heads = n.heads / n.groups, pairs = n.batch * shared_heads;
+  const int64_t tiles = (n.key_block + X::columns - 1) / X::columns;
+  const int64_t most = (n.keys + X::columns - 1) / X::columns;
+  const int64_t bytes = n.keys * (X::inner + X::outer) * int64_t(sizeof(S));
+  const int64_t wanted = n.groups > 1 ? (bytes + shared_bytes - 1) / shared_bytes : 1;
+  const int64_t needed = pairs > 0 ? (threads + pairs - 1) / pairs : 1;
+  const int64_t splits = most < 1 ? 1 : least(most, wanted < needed ? needed : wanted), items = pairs * splits;
+  float* const parts = (float*)scratch(0, 4 * n.batch * n.heads * n.queries * splits * X::part + 4);
+  int64_t taken = 0;
+  int64_t* const next = &taken;
+  if (items < threads) threads = items > 0 ? (int)items : 1;
+  parallel(threads, [=](int, int) PF_INLINED {
+    float* const queries = (float*)scratch(1, 4 * X::floats);
+    float* const scores = queries + X::queries * X::padded_inner;
+    float* const key_rows = scores + X::columns;
+    float* const value_rows = key_rows + X::columns * X::padded_inner;
+    for (;;) {
+      const int64_t item = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+      if (item >= items) break;
+      const int64_t split = item % splits, shared = item / splits % shared_heads, b = item / splits / shared_heads;
+      for (int64_t h = shared * n.groups; h < (shared + 1) * n.groups; h++) {
+        float* const found = parts + ((b * n.heads + h) * n.queries * splits + split) * X::part;
+        const int64_t apart = splits * X::part;  // from query to query
+        pack_rows(q.rows(b, h, 0), n.queries, X::inner, queries, X::padded_inner, n.queries, X::padded_inner);
+        for (int64_t i = 0; i < n.queries; i++) start_part<X>(found + i * apart);
+        const int64_t partial = count(b, h, 0, false), steps = (partial + count(b, h, 0, true)) * tiles;
+        const int64_t last = steps * (split + 1) / splits;
+        for (int64_t step = steps * split / splits; step < last; step++) {
+          const int64_t block = step / tiles;
+          const bool is_full = block >= partial;
+          const int64_t start = place(b, h, 0, is_full ? block - partial : block, is_full);
+          const int64_t k0 = start + step % tiles * X::columns;
+          const int64_t keys = least(least(start + n.key_block, n.keys) - k0, X::columns);
+          if (keys <= 0) continue;
+          for (int64_t i = 0; i < n.queries; i++) {
+            const float* const query = queries + i * X::padded_inner;
+            float* const own = found + i * apart;
+            with_rows<X::inner, X::padded_inner, true>(k.rows(b, shared, k0), keys, key_rows, [=](auto* rows, int64_t down) PF_INLINED {
+              dot_keys<X>(query, rows, down, keys, scores);
+            });
+            weigh_row<X>(scores, keys, score(scores, b, h, i, k0, keys, is_full), factor, own);
+            with_rows<X::outer, X::padded_outer, X::outer % lanes == 0>(v.rows(b, shared, k0), keys, value_rows,
+              [=](auto* rows, int64_t down) PF_INLINED { add_rows<X, 4>(rows, down, scores, keys, own); });
+          }
+        }
+      }
+    }
+  });
+  for (int64_t row = 0; row < n.batch * n.heads * n.queries; row++) {
+    const int64_t query = row % n.queries, h = row / n.queries % n.heads, b = row / n.queries / n.heads;
+    join_parts<X>(parts + row * splits * X::part, splits, out, b, h, query, n);
+  }
 }
 
 }  // namespace pf

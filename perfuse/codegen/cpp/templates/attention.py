@@ -14,6 +14,7 @@ from perfuse.codegen.cpp.kernel import KernelText, parameters_of
 from perfuse.codegen.cpp.spelling import literal
 from perfuse.codegen.writer import Writer
 from perfuse.context import Context
+from perfuse.ir.atoms import Atom
 from perfuse.ir.attention import SCORE, Attention, BlockList, position_atoms, score_atom
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
@@ -33,13 +34,32 @@ class CppAttentionTile:
     vectors: int  # the same
     queries: int  # in a block
     keys: int  # in a tile
+    few: int  # queries up to which keys are lanes
+    keys_of_few: int = 256  # in a tile then
 
     @staticmethod
     def of(isa: str) -> CppAttentionTile:
         # 24 of 32 registers are sums, or 12 of 16.
         if isa == "avx512":
-            return CppAttentionTile(6, 4, 128, 64)
-        return CppAttentionTile(6, 2, 128, 64) if isa == "avx2" else CppAttentionTile(4, 1, 64, 64)
+            return CppAttentionTile(6, 4, 128, 64, few=4)
+        if isa == "avx2":
+            return CppAttentionTile(6, 2, 128, 64, few=3)
+        return CppAttentionTile(4, 1, 64, 64, few=3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The variable that lanes run along, if it varies, and the number of live ones in a part."""
+
+    atom: Atom | None
+    tail: str | None
+
+    @staticmethod
+    def of(atoms: frozenset[Atom], tail: str | None) -> _Lanes:
+        return _Lanes(next(iter(atoms), None), tail)
+
+
+_SCORES = {SCORE: Value("scores", DType.F32, 1)}
 
 
 class ScoreEmitter(Emitter):
@@ -76,19 +96,42 @@ class _Forward:
         self._results(w)
         self._sizes(w)
         self._lists(w)
-        self._scores(w)
-        factor = self.scale if self.is_plain else "1.0f"
-        given = f"q, k, v, results, sizes, {factor}, threads, count, place, score"
-        w.line(f"pf::attention<{self._tile()}>({given});")
+        few = self._has_few()
+        if few is None:
+            with w.block(f"if (sizes.queries <= {self.tile.few} && sizes.queries <= sizes.row_block) {{"):
+                self._few(w)
+                w.line("return;")
+        if few:
+            self._few(w)
+        else:
+            self._many(w)
         names = frame.names
         assert all(names.is_written(name) for name in frame.kernel.stored)
         passed = (tuple(names.arguments), tuple(names.symbols), names.needs_status)
         return KernelText(parameters_of(frame), w.text(), *passed)
 
-    def _tile(self) -> str:
-        tile, inner, outer = self.tile, self.node.query.shape[3], self.node.value.shape[3]
-        numbers = (inner, outer, tile.rows, tile.vectors, tile.queries, tile.keys)
-        return f"pf::AttentionTile<{', '.join(map(str, numbers))}>"
+    def _has_few(self) -> bool | None:
+        """Whether there are so few queries that keys are lanes; None: that shows when it runs."""
+        queries, rows = self.node.sizes[2], self.node.blocks.rows
+        if isinstance(queries, int):
+            return queries <= self.tile.few and (rows is None or queries <= rows)
+        return None
+
+    def _many(self, w: Writer) -> None:
+        tile = self.tile
+        self._scores(w, is_row=False)
+        self._call(w, "attention", "Tile", (tile.rows, tile.vectors, tile.queries, tile.keys))
+
+    def _few(self, w: Writer) -> None:
+        self._scores(w, is_row=True)
+        self._call(w, "attention_few", "Few", (self.tile.few, self.tile.keys_of_few))
+
+    def _call(self, w: Writer, function: str, kind: str, numbers: tuple[int, ...]) -> None:
+        heads = (self.node.query.shape[3], self.node.value.shape[3])
+        tile = f"pf::Attention{kind}<{', '.join(map(str, (*heads, *numbers)))}>"
+        factor = self.scale if self.is_plain else "1.0f"
+        given = f"q, k, v, results, sizes, {factor}, threads, count, place, score"
+        w.line(f"pf::{function}<{tile}>({given});")
 
     # -- operands --------------------------------------------------------------------------
 
@@ -163,51 +206,70 @@ class _Forward:
 
     # -- functions of scores ---------------------------------------------------------------
 
-    def _scores(self, w: Writer) -> None:
-        given = "float* products, int64_t b, int64_t h, int64_t q, int live, int64_t first, "
-        given += "int64_t keys, bool is_full"
-        with w.block(f"const auto score = [=]({given}) PF_INLINED {{", "};"):
+    def _scores(self, w: Writer, *, is_row: bool) -> None:
+        """The lambda that makes scores of products, and returns the largest."""
+        number = "int64_t q" if is_row else "int64_t q, int live"
+        given = f"float* products, int64_t b, int64_t h, {number}, int64_t first, int64_t keys"
+        with w.block(f"const auto score = [=]({given}, bool is_full) PF_INLINED {{", "};"):
             w.line("pf::vec<float> most = pf::minus_infinity();")
-            is_whole = "live == pf::lanes"
+            write = self._keys if is_row else self._queries
             if self.node.is_masked and self.node.blocks.full is not None:
                 with w.block("if (is_full) {"):
-                    self._by_lanes(w, is_whole, is_full=True)
+                    write(w, is_full=True)
                 with w.block("else {"):
-                    self._by_lanes(w, is_whole, is_full=False)
+                    write(w, is_full=False)
             else:
-                self._by_lanes(w, is_whole, is_full=False)
-            w.line(f"return most{f' * {self.scale}' if self.is_plain else ''};")
+                write(w, is_full=False)
+            found = "pf::hmax(most)" if is_row else "most"
+            w.line(f"return {found}{f' * {self.scale}' if self.is_plain else ''};")
 
-    def _by_lanes(self, w: Writer, is_whole: str, *, is_full: bool) -> None:
-        with w.block(f"if ({is_whole}) {{"):
-            self._loop(w, None, is_full=is_full)
-        with w.block("else {"):
-            self._loop(w, "live", is_full=is_full)
-
-    def _loop(self, w: Writer, tail: str | None, *, is_full: bool) -> None:
+    def _queries(self, w: Writer, *, is_full: bool) -> None:
         """The scores of a vector of queries, key by key."""
         b, h, q, k = position_atoms(self.node.sizes)
-        before, loop = w.child(), w.child()
-        outside = Scope(before, b | h | q, None)
-        with loop.block("for (int64_t n = 0; n < keys; ++n) {"):
-            loop.line("const int64_t k = first + n;")
-            loop.line(f"float* const at = products + n * {self.tile.vectors} * pf::lanes;")
-            inside = Scope(loop, k | {score_atom()}, outside)
-            lane = next(iter(q), None)
-            scores = {SCORE: Value("scores", DType.F32, 1)}
-            self._body(loop, ScoreEmitter(self.frame.names, inside, lane, tail, scores.get), is_full)
-        w.take(before)
-        w.take(loop)
+        for condition, tail in (("if (live == pf::lanes)", None), ("else", "live")):
+            with w.block(f"{condition} {{"):
+                before, loop = w.child(), w.child()
+                inside = Scope(loop, k | {score_atom()}, Scope(before, b | h | q, None))
+                with loop.block("for (int64_t n = 0; n < keys; ++n) {"):
+                    loop.line("const int64_t k = first + n;")
+                    loop.line(f"float* const at = products + n * {self.tile.vectors} * pf::lanes;")
+                    self._body(inside, _Lanes.of(q, tail), is_full=is_full)
+                w.take(before)
+                w.take(loop)
 
-    def _body(self, w: Writer, emitter: ScoreEmitter, is_full: bool) -> None:
-        node = self.node
+    def _keys(self, w: Writer, *, is_full: bool) -> None:
+        """The scores of one query, a vector of keys after another."""
+        b, h, q, k = position_atoms(self.node.sizes)
+        before, loops = w.child(), w.child()
+        outside = Scope(before, b | h | q, None)
+        loops.line("int64_t n = 0;")
+        for opening, tail in (
+            ("for (; n + pf::lanes <= keys; n += pf::lanes) {", None),
+            ("if (n < keys) {", "live"),
+        ):
+            with loops.block(opening):
+                loops.line("const int64_t k = first + n;")
+                loops.line("float* const at = products + n;")
+                if tail:
+                    loops.line(f"const int {tail} = (int)(keys - n);")
+                inside = Scope(loops, k | {score_atom()}, outside)
+                self._body(inside, _Lanes.of(k, tail), is_full=is_full, pads=tail is not None)
+        w.take(before)
+        w.take(loops)
+
+    def _body(self, scope: Scope, lanes: _Lanes, *, is_full: bool, pads: bool = False) -> None:
+        """One vector of scores."""
+        node, w = self.node, scope.writer
+        emitter = ScoreEmitter(self.frame.names, scope, lanes.atom, lanes.tail, _SCORES.get)
         scaled = "" if self.is_plain else f" * {self.scale}"
         w.line(f"const pf::vec<float> scores = pf::loadv<float>(at){scaled};")
         score = "scores" if node.score is SCORE else emitter.value(node.score).vector
+        kept = [f"pf::first_lanes({lanes.tail})"] if pads else []
         if node.is_masked and not is_full:
-            kept = emitter.value(node.mask).vector
-            score = f"pf::where({kept}, {score}, pf::minus_infinity())"
+            kept.append(emitter.value(node.mask).vector)
+        for mask in kept:
+            score = f"pf::where({mask}, {score}, pf::minus_infinity())"
         w.line(f"const pf::vec<float> x = {score};")
-        if not self.is_plain or "where" in score:
+        if kept or not self.is_plain:
             w.line("pf::storev<float>(at, x);")
         w.line("most = pf::max(most, x);")
