@@ -91,7 +91,7 @@ class _Forward:
 
     def text(self) -> KernelText:
         frame, node, w = self.frame, self.node, Writer(1)
-        for name, view in (("q", node.query), ("k", node.key), ("v", node.value)):
+        for name, view in (("query", node.query), ("key", node.key), ("value", node.value)):
             self._operand(w, name, view)
         self._results(w)
         self._sizes(w)
@@ -130,7 +130,7 @@ class _Forward:
         heads = (self.node.query.shape[3], self.node.value.shape[3])
         tile = f"pf::Attention{kind}<{', '.join(map(str, (*heads, *numbers)))}>"
         factor = self.scale if self.is_plain else "1.0f"
-        given = f"q, k, v, results, sizes, {factor}, threads, count, place, score"
+        given = f"query, key, value, results, sizes, {factor}, threads, count, place, score"
         w.line(f"pf::{function}<{tile}>({given});")
 
     # -- operands --------------------------------------------------------------------------
@@ -227,6 +227,8 @@ class _Forward:
         """The scores of a vector of queries, key by key."""
         b, h, q, k = position_atoms(self.node.sizes)
         for condition, tail in (("if (live == pf::lanes)", None), ("else", "live")):
+            if tail and self._is_whole(self.node.sizes[2], self.node.blocks.rows):
+                break
             with w.block(f"{condition} {{"):
                 before, loop = w.child(), w.child()
                 inside = Scope(loop, k | {score_atom()}, Scope(before, b | h | q, None))
@@ -247,6 +249,8 @@ class _Forward:
             ("for (; n + pf::lanes <= keys; n += pf::lanes) {", None),
             ("if (n < keys) {", "live"),
         ):
+            if tail and self._is_whole(self.node.sizes[3], self.node.blocks.others):
+                break
             with loops.block(opening):
                 loops.line("const int64_t k = first + n;")
                 loops.line("float* const at = products + n;")
@@ -256,6 +260,11 @@ class _Forward:
                 self._body(inside, _Lanes.of(k, tail), is_full=is_full, pads=tail is not None)
         w.take(before)
         w.take(loops)
+
+    def _is_whole(self, size: Dim, block: int | None) -> bool:
+        """Whether blocks of this side are whole vectors."""
+        sizes = (size,) if block is None else (size, block)
+        return all(isinstance(each, int) and each % self.frame.lanes == 0 for each in sizes)
 
     def _body(self, scope: Scope, lanes: _Lanes, *, is_full: bool, pads: bool = False) -> None:
         """One vector of scores."""
