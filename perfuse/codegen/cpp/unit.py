@@ -38,7 +38,10 @@ TEMPLATE_UNIT = "template_kernels"
 TEMPLATE_HEADER = '#include "templates/gemm.h"\n'
 # Attention uses another one, on top of it.
 ATTENTION_UNIT = "attention_kernels"
-ATTENTION_HEADER = TEMPLATE_HEADER + '#include "templates/attention.h"\n'
+_ATTENTION_HEADERS = ("attention.h", "attention_gradient.h")
+ATTENTION_HEADER = TEMPLATE_HEADER + "".join(
+    f'#include "templates/{name}"\n' for name in _ATTENTION_HEADERS
+)
 _LINES_PER_TEMPLATE_UNIT = 100
 HIDDEN = '\n__attribute__((visibility("hidden"))) void '
 # Wide kernels, maps of this many lines that load and store, are compiled at -O1 too. From the

@@ -236,8 +236,6 @@ def flex_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
     operands = (query, key, value)
     _check(builder, operands)
-    if not builder.is_gpu:
-        raise CannotLower("the gradients of attention are kernels on GPUs alone")
     if grad_out is None:
         raise CannotLower("the gradient of its result is not given")
     if key.shape[0] != query.shape[0]:

@@ -58,35 +58,35 @@ template <class F> PF_FN F divisor_of(F total) { return where(eq(total, F{}), al
 
 // ---- queries as lanes ----------------------------------------------------------------------------
 
-// Of a panel: rows of `keys` times its queries. Rows of products are as many as keys, up to whole tiles.
-template <class X> PF_CALLED void multiply_keys(const float* keys, const float* queries, float* products, int64_t count,
-                                                int vectors) {
+// products[row][lane] = rows[row][d] panel[d][lane] over DEPTH features; rows of products are written up to whole tiles.
+template <class X, int DEPTH> PF_CALLED void multiply_rows(const float* rows, const float* panel, float* products,
+                                                           int64_t count, int vectors) {
   constexpr int R = X::tile_rows, V = X::vectors, wide = X::wide;
   for (int64_t i = 0; i < count; i += R) {
-    const float* const from = keys + i * X::inner;
+    const float* const from = rows + i * DEPTH;
     float* const to = products + i * wide;
-    if (2 * vectors > V) tile<R, V>(X::inner, from, X::inner, queries, wide, to, wide, false);
+    if (2 * vectors > V) tile<R, V>(DEPTH, from, DEPTH, panel, wide, to, wide, false);
     else
       for (int j = 0; j < vectors; j++)
-        tile<R, 1>(X::inner, from, X::inner, queries + j * lanes, wide, to + j * lanes, wide, false);
+        tile<R, 1>(DEPTH, from, DEPTH, panel + j * lanes, wide, to + j * lanes, wide, false);
   }
 }
 
-template <class X, int R> PF_FN void add_features(const float* values, const float* weights, float* to, int64_t count,
-                                                  int vectors) {
+template <class X, int R, int WIDTH> PF_FN void add_features(const float* rows, const float* weights, float* to,
+                                                             int64_t count, int vectors) {
   constexpr int V = X::vectors, wide = X::wide;
-  if (2 * vectors > V) tile<R, V>(count, values, 1, weights, wide, to, wide, true, X::outer);
+  if (2 * vectors > V) tile<R, V>(count, rows, 1, weights, wide, to, wide, true, WIDTH);
   else
     for (int j = 0; j < vectors; j++)
-      tile<R, 1>(count, values, 1, weights + j * lanes, wide, to + j * lanes, wide, true, X::outer);
+      tile<R, 1>(count, rows, 1, weights + j * lanes, wide, to + j * lanes, wide, true, WIDTH);
 }
-// Of a panel: rows of values times weights are added to what its queries have of each feature.
-template <class X> PF_CALLED void add_values(const float* values, const float* weights, float* acc, int64_t count,
-                                             int vectors) {
-  constexpr int R = X::tile_rows, rest = X::outer % R;
+// acc[d][lane] += rows[row][d] weights[row][lane] over the rows, for WIDTH features.
+template <class X, int WIDTH> PF_CALLED void add_rows_by(const float* rows, const float* weights, float* acc, int64_t count,
+                                                         int vectors) {
+  constexpr int R = X::tile_rows, rest = WIDTH % R;
   int64_t i = 0;
-  for (; i + R <= X::outer; i += R) add_features<X, R>(values + i, weights, acc + i * X::wide, count, vectors);
-  if constexpr (rest > 0) add_features<X, rest>(values + i, weights, acc + i * X::wide, count, vectors);
+  for (; i + R <= WIDTH; i += R) add_features<X, R, WIDTH>(rows + i, weights, acc + i * X::wide, count, vectors);
+  if constexpr (rest > 0) add_features<X, rest, WIDTH>(rows + i, weights, acc + i * X::wide, count, vectors);
 }
 
 // A vector of queries: scores become weights. `most` is the largest of them, and `factor` what they are multiplied with.
@@ -111,14 +111,14 @@ template <int LD, int OUTER> PF_FN void scale_features(float* acc, vec<float> fa
   for (int i = 0; i < OUTER; i++) storev<float>(acc + i * LD, loadv<float>(acc + i * LD) * factor);
 }
 
-// Features of a vector of queries, divided by their sums of weights, become rows of the result.
-template <class X, class S> PF_FN void store_features(const float* acc, vec<float> total, S* to, int64_t down, int live) {
-  constexpr int whole = X::outer - X::outer % lanes;
-  const vec<float> divisor = divisor_of(total);
+// Features of a vector of lanes become rows of a result; `last(x)` is done to each vector first.
+template <class X, int WIDTH, class S, class F>
+PF_FN void store_features(const float* acc, S* to, int64_t down, int live, F last) {
+  constexpr int whole = WIDTH - WIDTH % lanes;
   for (int d = 0; d < whole; d += lanes) {
     vec<float> row[lanes];
 #pragma GCC unroll 16
-    for (int i = 0; i < lanes; i++) row[i] = loadv<float>(acc + (d + i) * X::wide) / divisor;
+    for (int i = 0; i < lanes; i++) row[i] = last(loadv<float>(acc + (d + i) * X::wide));
     if constexpr (lanes == 16) exchange_rows<lanes / 2>(row);
     exchange_rows<4>(row);
     exchange_rows<2>(row);
@@ -127,10 +127,21 @@ template <class X, class S> PF_FN void store_features(const float* acc, vec<floa
     for (int i = 0; i < lanes; i++)
       if (i < live) storev<S>(to + i * down + d, row[i]);
   }
-  for (int d = whole; d < X::outer; d++) {
-    const vec<float> feature = loadv<float>(acc + d * X::wide) / divisor;
+  for (int d = whole; d < WIDTH; d++) {
+    const vec<float> feature = last(loadv<float>(acc + d * X::wide));
     for (int i = 0; i < live; i++) store1<S>(to + i * down + d, feature[i]);
   }
+}
+
+// Rows of an operand as panels: features by lanes.
+template <class X, int WIDTH, class S> PF_FN void pack_panels(Matrix<S> from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i += X::wide) {
+    const Matrix<S> panel = {from.p + i * from.down, from.across, from.down};
+    pack_sliver<X::wide>(panel, WIDTH, least(count - i, X::wide), to + i * WIDTH);
+  }
+}
+PF_FN void clear(float* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += lanes) storev<float>(p + i, vec<float>{});
 }
 
 // What a thread has of a block of queries, panel by panel, and of a tile of keys.
@@ -143,16 +154,11 @@ template <class X> struct AttentionBlock {
       keys(total + X::rows), values(keys + X::padded_columns * X::inner), scores(values + X::columns * X::outer) {}
 
   template <class S> PF_INLINE void start(Matrix<S> from, int64_t count) {
-    for (int64_t i = 0; i < count; i += X::wide) {
-      const Matrix<S> panel = {from.p + i * from.down, from.across, from.down};
-      pack_sliver<X::wide>(panel, X::inner, least(count - i, X::wide), queries + i * X::inner);
-    }
+    pack_panels<X, X::inner>(from, count, queries);
     const int64_t whole = round_up(count, X::wide);
-    for (int64_t i = 0; i < whole * X::outer; i += lanes) storev<float>(acc + i, vec<float>{});
-    for (int64_t i = 0; i < whole; i += lanes) {
-      storev<float>(top + i, minus_infinity());
-      storev<float>(total + i, vec<float>{});
-    }
+    clear(acc, whole * X::outer);
+    clear(total, whole);
+    for (int64_t i = 0; i < whole; i += lanes) storev<float>(top + i, minus_infinity());
   }
   // All queries of the block meet the keys of one tile. `score(products, query, live, ...)` makes scores of the products
   // of a vector of queries, and returns the largest.
@@ -161,14 +167,14 @@ template <class X> struct AttentionBlock {
       const int64_t live = least(count - i, X::wide);
       const int vectors = int((live + lanes - 1) / lanes);
       float* const own = acc + i * X::outer;
-      multiply_keys<X>(keys, queries + i * X::inner, scores, num_keys, vectors);
+      multiply_rows<X, X::inner>(keys, queries + i * X::inner, scores, num_keys, vectors);
       for (int j = 0; j < vectors; j++) {
         const int64_t at = i + j * lanes;
         const vec<float> most = score(scores + j * lanes, at, (int)least(count - at, lanes));
         const vec<float> rescale = weigh<X::wide>(scores + j * lanes, num_keys, most, factor, top + at, total + at);
         scale_features<X::wide, X::outer>(own + j * lanes, rescale);
       }
-      add_values<X>(values, scores, own, num_keys, vectors);
+      add_rows_by<X, X::outer>(values, scores, own, num_keys, vectors);
     }
   }
   template <class S> PF_INLINE void finish(AttentionResults<S> to, int64_t b, int64_t h, int64_t first, int64_t count,
@@ -178,7 +184,10 @@ template <class X> struct AttentionBlock {
       const int live = (int)least(count - at, lanes);
       const vec<float> sum = loadv<float>(total + at), most = loadv<float>(top + at);
       const int64_t number = (b * n.heads + h) * n.queries + query;
-      if (to.p) store_features<X>(acc + panel * X::outer + (at - panel), sum, to.row(b, h, query), to.down, live);
+      const vec<float> divisor = divisor_of(sum);
+      if (to.p)
+        store_features<X, X::outer>(acc + panel * X::outer + (at - panel), to.row(b, h, query), to.down, live,
+                                    [=](vec<float> x) PF_INLINED { return x / divisor; });
       if (to.sums) storev_n<float>(to.sums + number, sums_of(most, sum), live);
       if (to.largest) storev_n<float>(to.largest + number, most * log2_e, live);
     }
