@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import perfuse
 from perfuse.capture.observe import observing
 from perfuse.target import machine_isas
-from tests.harness.attention import PER_PROGRAM, attends, check, operands
+from tests.harness.attention import PER_PROGRAM, attends, check, operands, results
 from tests.harness.attention_functions import ALL, BATCH, HEADS, LENGTH, NAMED, Functions
 from tests.harness.compare import assert_as_good_as_eager
 
@@ -199,3 +200,68 @@ def test_memory_is_linear_in_the_length() -> None:
         report = perfuse.explain(lambda q, k, v: flex_attention(q, k, v), *given)
     (graph,) = report.graphs
     assert len(graph.kernels) == 1 and not graph.calls
+
+
+# -- gradients -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch refuses gradients of queries, keys and values on a CPU."""
+    monkeypatch.setattr(flex, "_validate_device", lambda *operands: None)
+
+
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize("isa", ISAS)
+def test_gradients(isa: str) -> None:
+    attend = attends(NAMED["soft_cap_causal"])
+    with perfuse.config.patch({"cpu.simd": isa}):
+        check(lambda q, k, v: [attend(q, k, v)], operands(batch=1), has_grad=True)
+
+
+@pytest.mark.usefixtures("allowed")
+def test_gradients_of_odd_sizes_and_shared_heads() -> None:
+    lengths = 41, 153
+    attend = partial(attends(WINDOW, lengths), enable_gqa=True, return_lse=True)
+    given = operands(heads=(4, 2), lengths=lengths, sizes=(24, 40), dtype=torch.bfloat16)
+    check(attend, given, has_grad=True)
+
+
+@pytest.mark.usefixtures("allowed")
+def test_gradients_of_dynamic_lengths_and_views() -> None:
+    """More queries than a block of the template has; heads that are transposed."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> list[Any]:
+        score = NAMED["by_distance"].score
+        return [flex_attention(*(x.transpose(1, 2) for x in (q, k, v)), score_mod=score)]
+
+    run = torch.compile(attend, backend="perfuse", dynamic=True)
+    for length in (40, 167):
+        given = [x.transpose(1, 2).contiguous() for x in operands(lengths=(length, length))]
+        got, eager = (results(fn, given, has_grad=True) for fn in (run, attend))
+        exact = results(attend, [x.double() for x in given], has_grad=True)
+        assert_as_good_as_eager(got, eager, exact)
+
+
+def test_gradients_of_captured_tensors() -> None:
+    """By head, by distance, by key: what several scores add is summed."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *captured: Tensor) -> list[Any]:
+        slopes, table, of_keys = captured
+        score = lambda s, b, h, i, j: (  # noqa: E731
+            s + (i - j) * 0.1 * slopes[h] + table[h, i - j + LENGTH] + of_keys[j]
+        )
+        return [flex_attention(q, k, v, score_mod=score, block_mask=blocks)]
+
+    causal: Any = NAMED["causal"].mask
+    blocks = create_block_mask(causal, None, None, LENGTH, LENGTH, "cpu", BLOCK_SIZE=(32, 16))
+    generator = torch.Generator().manual_seed(7)
+    shapes = ((HEADS,), (HEADS, 2 * LENGTH), (LENGTH,))
+    captured = [torch.randn(shape, generator=generator) for shape in shapes]
+    fixed = operands(batch=1)
+    seen = list[Any]()
+    with observing(seen.append):
+        check(lambda *given: attend(*fixed, *given), captured, has_grad=True)
+    # Nobody asks for the gradients of keys and values.
+    parts = [k.attention.part for each in seen for k in each.plan.kernels if k.attention]
+    assert [str(part) for part in parts] == ["attention", "attention_query_gradient"]
