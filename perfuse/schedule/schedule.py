@@ -144,10 +144,7 @@ def _without_dead_loops(program: Program) -> Program:
     for node in reversed(program.nodes):
         if isinstance(node, Loop) and node.out not in needed:
             continue
-        is_droppable = isinstance(node, LibraryCall) and (
-            node.op in _NUMBERS or (isinstance(node, Attention) and not node.mutates)
-        )
-        if is_droppable and not needed & set(node.outs):
+        if isinstance(node, LibraryCall) and _is_pure(node) and not needed & set(node.outs):
             continue
         reads, _ = accesses(node)
         needed.update(reads)
@@ -155,6 +152,11 @@ def _without_dead_loops(program: Program) -> Program:
     if len(kept) == len(program.nodes):
         return program
     return replace(program, nodes=tuple(reversed(kept)))
+
+
+def _is_pure(call: LibraryCall) -> bool:
+    """Whether a call is known to do nothing but make its results."""
+    return call.op in _NUMBERS or (isinstance(call, Attention) and not call.mutates)
 
 
 def _outside_uses(program: Program, fuser: Fuser) -> dict[str, set[int]]:

@@ -6,7 +6,7 @@ Operands, sizes, the lists of a block mask, and the user's functions of scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfuse.codegen.cpp.emit import Emitter, Resolver, Scope, Value
 from perfuse.codegen.cpp.frame import CppFrame
@@ -15,11 +15,19 @@ from perfuse.codegen.cpp.spelling import literal
 from perfuse.codegen.writer import Writer
 from perfuse.context import Context
 from perfuse.ir.atoms import Atom
-from perfuse.ir.attention import SCORE, SCORE_GRADIENT, Attention, AttentionPart, BlockList
-from perfuse.ir.attention import position_atoms, score_atom
+from perfuse.ir.attention import (
+    SCORE,
+    SCORE_GRADIENT,
+    Attention,
+    AttentionPart,
+    BlockList,
+    position_atoms,
+    score_atom,
+)
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
+from perfuse.ir.narrow import in_32_bits
 from perfuse.ir.program import Buffer, View
 from perfuse.schedule.plan import Kernel
 
@@ -95,6 +103,18 @@ class Where:
     after: Writer
 
 
+def _in_32_bits(node: Attention) -> Attention:
+    """The node with functions that compute with positions of 32 bits."""
+    gradient = node.score_gradient
+    return replace(
+        node,
+        score=in_32_bits(node.score),
+        mask=in_32_bits(node.mask),
+        score_gradient=None if gradient is None else in_32_bits(gradient),
+        scatters=tuple(replace(each, value=in_32_bits(each.value)) for each in node.scatters),
+    )
+
+
 class CppAttentionFrame(CppFrame):
     """One kernel of attention being written."""
 
@@ -104,7 +124,7 @@ class CppAttentionFrame(CppFrame):
     ) -> None:  # fmt: skip
         assert kernel.attention is not None
         super().__init__(kernel, buffers, context, frozenset(), over)
-        self.node: Attention = kernel.attention
+        self.node: Attention = _in_32_bits(kernel.attention)
         self.tile = CppAttentionTile.of(context.target.isa)
         self.scale = literal(self.node.scale, DType.F32)
         self.b, self.h, q, k = position_atoms(self.node.sizes)

@@ -66,7 +66,7 @@ class _Gradient:
         return ex.apply("where", nothing, ex.const(0.0, DType.F32), natural)
 
     def _body(self, emitter: ScoreEmitter, where: Where) -> None:
-        """Weights in the place of products, and slopes, the gradients of scores, in that of grads."""
+        """Weights in the place of products, and gradients of scores in that of weights'."""
         frame, w = self.frame, emitter.scope.writer
         w.line(f"const pf::vec<float> scores = pf::loadv<float>(products + at) * {frame.scale};")
         score, sums = frame.score(emitter), emitter.value(self._sums()).vector
