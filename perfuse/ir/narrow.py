@@ -28,7 +28,7 @@ def in_32_bits(value: Expr) -> Expr:
 
 
 class _Narrowing:
-    """What is known of each part of a value."""
+    """The parts of a value that were seen so far."""
 
     def __init__(self) -> None:
         self._narrow: dict[Expr, tuple[Expr, Range]] = {}  # the same in 32 bits

@@ -210,7 +210,7 @@ class CppAttentionFrame(CppFrame):
         return listed if blocks.indices is None else f"{listed} * {self.node.blocks.others}"
 
     def _listed(self, view: View | None, known: str) -> str:
-        """What a table has for a block of rows, or what is known without one."""
+        """The entry of a table for a block of rows, or the number known without one."""
         if view is None:
             return known
         places = ("b", "h", "row", "n")[: len(view.shape)]
@@ -221,7 +221,7 @@ class CppAttentionFrame(CppFrame):
     # -- functions of scores ---------------------------------------------------------------
 
     def full_or_not(self, w: Writer, write: Callable[[bool], None]) -> None:
-        """What is written for a full block, if it differs, and for one that the mask decides."""
+        """Write the case of a full block, if it differs, and that of one the mask decides."""
         if not self.node.is_masked or self.node.blocks.full is None:
             write(False)
             return
