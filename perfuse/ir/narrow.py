@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perfuse.ir import expr as ex
-from perfuse.ir import index as ix
 from perfuse.ir.atoms import Variable
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
@@ -38,7 +37,7 @@ class _Narrowing:
         for e in post_order(value, _arguments, self._done.__contains__):
             self._done[e] = self._rewritten(e)
             found = self._narrowed(e) if e.dtype is DType.I64 else None
-            if found is not None and -_LIMIT <= found[1][0] and found[1][1] <= _LIMIT:
+            if found is not None and found[1][0] >= -_LIMIT and found[1][1] <= _LIMIT:
                 self._narrow[e] = found
         return self._done[value]
 

@@ -165,6 +165,11 @@ def test_numbers_that_are_not_finite() -> None:
             torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 
+def test_heads_of_many_features() -> None:
+    given = operands(lengths=(20, 20), sizes=(320, 300), batch=1)
+    check(lambda q, k, v: [flex_attention(q, k, v)], given)
+
+
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 3.0])
 def test_scales(scale: float) -> None:
     attend = partial(attends(WINDOW), scale=scale, return_lse=True)

@@ -1,7 +1,7 @@
 """FlexAttention: the higher-order ops of attention with functions of scores, as nodes of our own.
 
-What the kernels cannot compute raises CannotLower: the op runs as PyTorch's own, which has all
-scores in memory.
+What the kernels cannot compute raises CannotLower: the op runs as PyTorch's own, forward some
+queries at a time, backward with all scores in memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from perfuse.lower.tensor import Tensor, cast_tensor
 from perfuse.lower.traced import value as value_of
 
 _DTYPES = (DType.F16, DType.BF16, DType.F32)
-_LARGEST_HEAD = 256
+_LARGEST_HEAD = 256  # on a GPU, whose processors hold a whole one
+_LARGEST_CPU_HEAD = 1024
 _SMALLEST_BLOCK = 16  # that matrix units multiply
 
 
@@ -95,9 +96,10 @@ def _check(builder: Builder, operands: Sequence[Tensor]) -> None:
     query, key, value = operands
     if len({x.dtype for x in operands}) > 1 or query.dtype not in _DTYPES:
         raise CannotLower("attention of mixed dtypes, or other than float16, bfloat16, float32")
+    largest = _LARGEST_HEAD if builder.is_gpu else _LARGEST_CPU_HEAD
     for x in (query, value):
         size = x.shape[3]
-        if not isinstance(size, int) or not 0 < size <= _LARGEST_HEAD:
+        if not isinstance(size, int) or not 0 < size <= largest:
             raise CannotLower(f"attention with heads of size {size}")
     if ix.exact_div(query.shape[1], key.shape[1]) is None:
         raise CannotLower("the number of heads of keys does not divide that of queries")

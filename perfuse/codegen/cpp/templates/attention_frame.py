@@ -176,8 +176,11 @@ class CppAttentionFrame(CppFrame):
         """The sizes, and the number of threads that they are worth."""
         node = self.node
         batch, heads, queries, keys = (self.whole(size) for size in node.sizes)
+        # A size that is known when it runs may be zero; a block has something.
         blocks = [
-            self.whole(side.size) if side.block is None else str(side.block)
+            f"pf::high({self.whole(side.size)}, int64_t(1))"
+            if side.block is None
+            else str(side.block)
             for side in (self.rows, self.columns)
         ]
         numbers = (batch, heads, self.whole(node.groups), queries, keys, *blocks)
