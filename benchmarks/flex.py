@@ -1,6 +1,7 @@
 """FlexAttention on a GPU: Perfuse against the peer, forward and with the backward, time and memory.
 
 python -m benchmarks.flex --rows bias-2048x128 window-2048x128 --limit 100
+python -m benchmarks.flex --device cpu               # the rows of flex_cpu.py
 python -m benchmarks.flex --tiles 128 --limit 60     # times of tiles by kernel, heads of 128
 """
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from benchmarks import flex_cpu
 from perfuse import graph_cache
 from perfuse.autotune.run_alone import built
 from perfuse.backends import backend_of
@@ -225,22 +227,37 @@ def _input(compiled: Compiled, name: str) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rows", nargs="*", default=[])
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="on a CPU")
     parser.add_argument("--tiles", nargs="*", type=int, default=[], help="sizes of heads")
     parser.add_argument("--limit", type=float, default=100, help="seconds in all")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    stop = time.perf_counter() + given.limit
     for head in given.tiles:
         for line in race_tiles(Row("bias", 2048, head), given.limit / len(given.tiles)):
             print(line, flush=True)
+    if given.tiles:
+        return
+    on_cpu = given.device == "cpu"
+    rows = (
+        flex_cpu.compare_all(given.rows, given.dtypes, given.limit)
+        if on_cpu
+        else _compare_all(given.rows, given.limit)
+    )
     found = []
-    for row in ROWS if not given.tiles else []:
-        if (not given.rows or str(row) in given.rows) and time.perf_counter() < stop:
-            found.append(compare(row))
-            print(json.dumps(found[-1]), flush=True)
-            if given.out is not None:
-                given.out.write_text(json.dumps(found, indent=1))
+    for made in rows:
+        found.append(made)
+        print(json.dumps(made), flush=True)
+        if given.out is not None:
+            given.out.write_text(json.dumps(found, indent=1))
+
+
+def _compare_all(rows: Sequence[str], limit: float) -> Iterator[dict[str, Any]]:
+    stop = time.perf_counter() + limit
+    for row in ROWS:
+        if (not rows or str(row) in rows) and time.perf_counter() < stop:
+            yield compare(row)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ ATEN_PASSES: list[PassRow] = [
     ("pad_matmuls", pad_matmuls),
     ("cse_of_padding", plain(eliminate_common_subexpressions)),
     ("dead_code_again", plain(eliminate_dead_code)),
-    ("attention_chunks", attend_by_chunks),
+    ("attention_chunks", plain(attend_by_chunks)),
 ]
 
 

@@ -133,6 +133,11 @@ class Attention(LibraryCall):
         return batch, heads, queries, self.key.shape[2]
 
     @property
+    def is_masked(self) -> bool:
+        """Whether the mask leaves out scores, in blocks that are not full."""
+        return not (self.mask.op == "const" and self.mask.attr)
+
+    @property
     def groups(self) -> Dim:
         """Heads of queries that share one of keys."""
         found = ix.exact_div(self.query.shape[1], self.key.shape[1])
@@ -159,6 +164,12 @@ def score_position(sizes: tuple[Dim, Dim, Dim, Dim]) -> tuple[Dim, Dim, Dim, Dim
     names = ("b", "h", "q", "k")
     b, h, q, k = (ix.var(name, size) for name, size in zip(names, sizes, strict=True))
     return b, h, q, k
+
+
+def position_atoms(sizes: tuple[Dim, Dim, Dim, Dim]) -> tuple[frozenset[Atom], ...]:
+    """The variables b, h, q and k: one each, none of a size of one."""
+    found = (ix.as_atom(place) for place in score_position(sizes))
+    return tuple(frozenset() if atom is None else frozenset({atom}) for atom in found)
 
 
 def score_atom() -> Atom:

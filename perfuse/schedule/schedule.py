@@ -136,7 +136,7 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
 
 
 def _without_dead_loops(program: Program) -> Program:
-    """Drop loops whose results nobody reads."""
+    """Drop loops, and gradients of attention, whose results nobody reads."""
     needed = arena.output_buffers(program)
     needed |= {o.name for o in program.outputs if isinstance(o, Opaque)}
     needed |= {n for n, b in program.buffers.items() if b.kind == BufferKind.INPUT}
@@ -144,7 +144,7 @@ def _without_dead_loops(program: Program) -> Program:
     for node in reversed(program.nodes):
         if isinstance(node, Loop) and node.out not in needed:
             continue
-        if isinstance(node, LibraryCall) and node.op in _NUMBERS and not needed & set(node.outs):
+        if isinstance(node, LibraryCall) and _is_pure(node) and not needed & set(node.outs):
             continue
         reads, _ = accesses(node)
         needed.update(reads)
@@ -152,6 +152,11 @@ def _without_dead_loops(program: Program) -> Program:
     if len(kept) == len(program.nodes):
         return program
     return replace(program, nodes=tuple(reversed(kept)))
+
+
+def _is_pure(call: LibraryCall) -> bool:
+    """Whether a call is known to do nothing but make its results."""
+    return call.op in _NUMBERS or (isinstance(call, Attention) and not call.mutates)
 
 
 def _outside_uses(program: Program, fuser: Fuser) -> dict[str, set[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,16 +15,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import perfuse
 from perfuse import graph_cache
 from perfuse.autotune.sites import sites_of
-from perfuse.counters import counters
 from perfuse.schedule.plan import Plan
 from perfuse.testing import fresh_cache
+from tests.harness.attention import PER_PROGRAM, attends, check, operands
+from tests.harness.attention_functions import ALL, BATCH, BLOCK, HEADS, LENGTH, NAMED, Functions
 from tests.harness.compare import assert_as_good_as_eager
-from tests.triton.attention_functions import ALL, BATCH, HEADS, LENGTH, Functions
 
-BLOCK = 32
-PER_PROGRAM = 4
-Made = list[Tensor]
-NAMED = {each.name: each for each in ALL}
 CAUSAL: Any = NAMED["causal"].mask
 ALIBI, BY_DISTANCE = NAMED["alibi"].score, NAMED["by_distance"].score
 
@@ -36,49 +32,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     with fresh_cache(), perfuse.config.patch({"gpu.interpret": True, "verify": True}):
         yield
-
-
-def operands(
-    *, heads: tuple[int, int] = (HEADS, HEADS), lengths: tuple[int, int] = (LENGTH, LENGTH),
-    sizes: tuple[int, int] = (16, 16), batch: int = BATCH, dtype: torch.dtype = torch.float32,
-) -> list[Tensor]:  # fmt: skip
-    generator = torch.Generator().manual_seed(3)
-    shapes = [(heads[0], lengths[0], sizes[0]), (heads[1], lengths[1], sizes[0])]
-    shapes.append((heads[1], lengths[1], sizes[1]))
-    return [torch.randn(batch, *shape, generator=generator).to(dtype) for shape in shapes]
-
-
-def results(run: Callable[..., Any], given: Sequence[Tensor], *, has_grad: bool) -> Made:
-    """The results of a call, and the gradients of its operands."""
-    own = [x.clone().requires_grad_(has_grad) for x in given]
-    outs = [out for out in run(*own) if out is not None]
-    if not has_grad:
-        return [out.detach() for out in outs]
-    generator = torch.Generator().manual_seed(5)
-    weights = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outs]
-    return [*(out.detach() for out in outs), *torch.autograd.grad(outs, own, weights)]
-
-
-def check(fn: Callable[..., Any], given: Sequence[Tensor], *, has_grad: bool, **how: Any) -> None:
-    """Compare with float64, and demand that kernels of ours computed it."""
-    before = counters.snapshot()
-    got = results(torch.compile(fn, backend="perfuse", **how), given, has_grad=has_grad)
-    names = [n for n, count in counters.snapshot().items() if count != before.get(n, 0)]
-    assert not [n for n in names if n.startswith("fallback.flex_attention")]
-    eager = results(fn, given, has_grad=has_grad)
-    exact = results(fn, [x.double() for x in given], has_grad=has_grad)
-    for one, other, wide in zip(got, eager, exact, strict=True):
-        assert_as_good_as_eager(one, other, wide)
-
-
-def attends(each: Functions, lengths: tuple[int, int] = (LENGTH, LENGTH)) -> Callable[..., Any]:
-    """The function that attends with a score function and a block mask."""
-    is_by_head = each.name == "by_head_mask"
-    blocks = None if each.mask is None else create_block_mask(
-        each.mask, BATCH if each.varies_by_batch else None, HEADS if is_by_head else None,
-        *lengths, device="cpu", BLOCK_SIZE=BLOCK,
-    )  # fmt: skip
-    return partial(flex_attention, score_mod=each.score, block_mask=blocks)
 
 
 @pytest.mark.parametrize("first", range(0, len(ALL), PER_PROGRAM))

@@ -13,6 +13,7 @@ from perfuse.codegen.cpp.kernel import KernelText, generate
 from perfuse.codegen.cpp.rebase import rebased
 from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.codegen.cpp.sweep import is_long
+from perfuse.codegen.cpp.templates.attention import generate_attention
 from perfuse.codegen.cpp.templates.choices import template_of
 from perfuse.codegen.cpp.templates.kernel import generate_contraction
 from perfuse.context import Context
@@ -35,6 +36,12 @@ CALLS_MATH = "#define PF_CALLS_MATH 1\n"
 # Contractions use a header of their own. One takes g++ 12 half a second: few share a unit.
 TEMPLATE_UNIT = "template_kernels"
 TEMPLATE_HEADER = '#include "templates/gemm.h"\n'
+# Attention uses another one, on top of it.
+ATTENTION_UNIT = "attention_kernels"
+_ATTENTION_HEADERS = ("attention.h", "attention_gradient.h")
+ATTENTION_HEADER = TEMPLATE_HEADER + "".join(
+    f'#include "templates/{name}"\n' for name in _ATTENTION_HEADERS
+)
 _LINES_PER_TEMPLATE_UNIT = 100
 HIDDEN = '\n__attribute__((visibility("hidden"))) void '
 # Wide kernels, maps of this many lines that load and store, are compiled at -O1 too. From the
@@ -86,6 +93,7 @@ class _Sources:
         self.long: set[str] = set()  # names of the functions that are long: much arithmetic
         self.wide: set[str] = set()  # and of long maps, perhaps mostly loads and stores
         self.templates: set[str] = set()  # and of contractions
+        self.attention: set[str] = set()  # and of attention
         self.pointers = {name: place for place, name in enumerate(leading_inputs(plan))}
         self.sizes: dict[str, int] = {}
         self.steps: list[Segment | LibraryCall] = []
@@ -119,6 +127,8 @@ class _Sources:
         """The call of a kernel, and whether it reports a status."""
         if step.contraction is not None:
             return self._contraction(step)
+        if step.attention is not None:
+            return self._attention(step)
         return self._kernel(step) if step.batch is None else self._batch(step)
 
     def _function(self, text: KernelText) -> str:
@@ -163,6 +173,14 @@ class _Sources:
         self.templates.add(name)
         return self._call(name, text, {}), text.needs_status
 
+    def _attention(self, step: Kernel) -> tuple[str, bool]:
+        """The call of a kernel of attention."""
+        plan = self.plan
+        text = generate_attention(step, plan.program.buffers, self.context, plan.over)
+        name = self._function(text)
+        self.attention.add(name)
+        return self._call(name, text, {}), text.needs_status
+
     def _batch(self, step: Kernel) -> tuple[str, bool]:
         """The call of a batch, whose table of pointers is built into the library."""
         assert step.batch is not None
@@ -180,8 +198,10 @@ class _Sources:
         target = self.context.target
         header = HEADER.format(lanes=target.lanes, saturate=int(fp8_cast_saturates()))
         functions = [(name, key) for key, name in self.functions.items()]
-        apart = (self.long, self.wide, self.templates)
-        long, wide, templates = ([f for f in functions if f[0] in names] for names in apart)
+        apart = (self.long, self.wide, self.templates, self.attention)
+        long, wide, templates, attention = (
+            [f for f in functions if f[0] in names] for names in apart
+        )
         first, more = _parted([f for f in functions if not any(f[0] in names for names in apart)])
         others = [
             *((f"more_kernels{i}", header, group) for i, group in enumerate(more)),
@@ -190,6 +210,10 @@ class _Sources:
             *(
                 (f"{TEMPLATE_UNIT}{i}", header + TEMPLATE_HEADER, group)
                 for i, group in enumerate(_shared_out(templates, _LINES_PER_TEMPLATE_UNIT))
+            ),
+            *(
+                (f"{ATTENTION_UNIT}{i}", header + ATTENTION_HEADER, group)
+                for i, group in enumerate(_shared_out(attention, _LINES_PER_TEMPLATE_UNIT))
             ),
         ]
         called = [function for *_, group in others for function in group]

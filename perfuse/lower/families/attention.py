@@ -1,7 +1,7 @@
 """FlexAttention: the higher-order ops of attention with functions of scores, as nodes of our own.
 
-What the kernels cannot compute raises CannotLower: the op runs as PyTorch's own, which has all
-scores in memory.
+What the kernels cannot compute raises CannotLower: the op runs as PyTorch's own, forward some
+queries at a time, backward with all scores in memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from perfuse.lower.tensor import Tensor, cast_tensor
 from perfuse.lower.traced import value as value_of
 
 _DTYPES = (DType.F16, DType.BF16, DType.F32)
-_LARGEST_HEAD = 256
+_LARGEST_HEAD = 256  # on a GPU, whose processors hold a whole one
+_LARGEST_CPU_HEAD = 1024
 _SMALLEST_BLOCK = 16  # that matrix units multiply
 
 
@@ -62,13 +63,6 @@ class _Mask:
         function = block_mask[-1]
         keys, queries = tuple(block_mask[2:6]), tuple(block_mask[6:10])
         return _Mask(keys, queries, query_block, key_block, function)
-
-
-def _in_chunks(builder: Builder, *args: Any) -> Tensor:
-    raise CannotLower("on a CPU it is PyTorch's own, some queries at a time")
-
-
-LOWERINGS[flex_attention_by_chunks] = _in_chunks
 
 
 @lowers("higher_order.flex_attention")
@@ -93,16 +87,19 @@ def flex_attention(
     return made, logsumexp, largest
 
 
+# Where no kernel computes it, a CPU has PyTorch's own, some queries at a time.
+LOWERINGS[flex_attention_by_chunks] = flex_attention
+
+
 def _check(builder: Builder, operands: Sequence[Tensor]) -> None:
     """Raise CannotLower where the kernels do not compute attention of these tensors."""
     query, key, value = operands
-    if not builder.is_gpu:
-        raise CannotLower("attention with functions of scores is a kernel on GPUs alone")
     if len({x.dtype for x in operands}) > 1 or query.dtype not in _DTYPES:
         raise CannotLower("attention of mixed dtypes, or other than float16, bfloat16, float32")
+    largest = _LARGEST_HEAD if builder.is_gpu else _LARGEST_CPU_HEAD
     for x in (query, value):
         size = x.shape[3]
-        if not isinstance(size, int) or not 0 < size <= _LARGEST_HEAD:
+        if not isinstance(size, int) or not 0 < size <= largest:
             raise CannotLower(f"attention with heads of size {size}")
     if ix.exact_div(query.shape[1], key.shape[1]) is None:
         raise CannotLower("the number of heads of keys does not divide that of queries")
@@ -166,7 +163,7 @@ def _blocks(builder: Builder, tables: Sequence[Any], rows: int, others: int) -> 
     down = None if counts.shape[2] == 1 else rows
     across = None if indices.shape[3] == 1 else others
     for block in (down, across):
-        if block is not None and block % _SMALLEST_BLOCK:
+        if builder.is_gpu and block is not None and block % _SMALLEST_BLOCK:
             raise CannotLower(f"blocks of {block} in its mask are no multiple of {_SMALLEST_BLOCK}")
     partial = _block_list(builder, counts, indices)
     full = None if full_counts is None else _block_list(builder, full_counts, full_indices)

@@ -103,10 +103,11 @@ template <int WIDE, class S> PF_FN void pack_sliver(Matrix<S> b, int64_t depth, 
 
 // ---- the register tile ---------------------------------------------------------------------------
 
-// c[R][V vectors] (+)= a[R][depth] b[depth][V vectors]; `lda`, `ldb` and `ldc` are the steps from row to row.
+// c[R][V vectors] (+)= a[R][depth] b[depth][V vectors]; `lda`, `ldb` and `ldc` are the steps from row to row, and `step`
+// is that along the depth of a.
 template <int R, int V, class S>
 PF_FN void tile(int64_t depth, const float* __restrict a, int64_t lda, const S* __restrict b, int64_t ldb,
-                float* __restrict c, int64_t ldc, bool adds) {
+                float* __restrict c, int64_t ldc, bool adds, int64_t step = 1) {
   vec<float> sum[R][V] = {};
 #pragma GCC unroll 4
   for (int64_t k = 0; k < depth; k++) {
@@ -115,7 +116,7 @@ PF_FN void tile(int64_t depth, const float* __restrict a, int64_t lda, const S* 
     for (int j = 0; j < V; j++) right[j] = load_floats(b + k * ldb + j * lanes);
 #pragma GCC unroll 16
     for (int i = 0; i < R; i++) {
-      const vec<float> left = splat(a[i * lda + k]);
+      const vec<float> left = splat(a[i * lda + k * step]);
 #pragma GCC unroll 8
       for (int j = 0; j < V; j++) sum[i][j] = fma(left, right[j], sum[i][j]);
     }

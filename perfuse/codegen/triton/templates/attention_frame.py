@@ -18,8 +18,7 @@ from perfuse.codegen.triton.templates.persistent import ALIGNMENT
 from perfuse.codegen.triton.tiling import num_blocks
 from perfuse.codegen.writer import Writer
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Atom
-from perfuse.ir.attention import SCORE, SCORE_GRADIENT, BlockList, score_atom, score_position
+from perfuse.ir.attention import SCORE, SCORE_GRADIENT, BlockList, position_atoms, score_atom
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
@@ -302,14 +301,13 @@ class AttentionFrame(TritonFrame):
 
         What does not vary along the loop is computed before it.
         """
-        batch, heads, queries, keys = self.node.sizes
-        b, h, q, k = score_position((batch, heads, queries, keys))
+        b, h, q, k = position_atoms(self.node.sizes)
         of_side = {"q": q, "k": k}
         if self._outside is None:
-            self._outside = Scope(before, _atoms((b, h, of_side[rows.name])), None)
-        own = _atoms((of_side[columns.name],)) | {score_atom()}
-        lanes_of = dict.fromkeys(_atoms((of_side[rows.name],)), ROWS)
-        lanes_of |= dict.fromkeys(_atoms((of_side[columns.name],)), COLUMNS)
+            self._outside = Scope(before, b | h | of_side[rows.name], None)
+        own = of_side[columns.name] | {score_atom()}
+        lanes_of = dict.fromkeys(of_side[rows.name], ROWS)
+        lanes_of |= dict.fromkeys(of_side[columns.name], COLUMNS)
         masks = {side.lanes: side.mask for side in (rows, columns) if side.is_masked}
         zeros = {
             ROWS: f"tl.zeros([{rows.step}, 1], tl.int32)",
@@ -332,12 +330,6 @@ class AttentionFrame(TritonFrame):
     def kept(self, emitter: ScoreEmitter, sides: Sequence[Side], *, is_full: bool) -> str:
         """Which scores of a block count; "" where all do."""
         parts = [side.mask for side in sides if side.is_masked]
-        mask = self.node.mask
-        if not is_full and not (mask.op == "const" and mask.attr):
-            parts.append(f"({emitter.value(mask).text})")
+        if self.node.is_masked and not is_full:
+            parts.append(f"({emitter.value(self.node.mask).text})")
         return " & ".join(parts)
-
-
-def _atoms(places: Sequence[Dim]) -> frozenset[Atom]:
-    found = (ix.as_atom(place) for place in places)
-    return frozenset(atom for atom in found if atom is not None)

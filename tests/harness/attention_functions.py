@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 BATCH, HEADS, LENGTH = 2, 2, 48
+BLOCK = 32  # of the masks
 _MAKE = torch.Generator().manual_seed(7)
 SLOPES = torch.randn(HEADS, generator=_MAKE)
 TABLE = torch.randn(2 * LENGTH, generator=_MAKE)
@@ -81,3 +82,5 @@ ALL = (
     Functions("of_keys", lambda s, b, h, q, k: s + OF_KEYS[b, k], varies_by_batch=True),
     Functions("lengths", None, lambda b, h, q, k: k < LENGTHS[b], varies_by_batch=True),
 )  # fmt: skip
+
+NAMED = {each.name: each for each in ALL}
