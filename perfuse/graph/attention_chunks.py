@@ -45,7 +45,7 @@ def flex_attention_by_chunks(
     row_bytes = batch * heads * key.shape[2] * torch.float32.itemsize
     step = max(_SMALLEST, SCORE_BYTES // max(row_bytes, 1))
     parts = []
-    for start in range(0, length, step):
+    for start in range(0, max(length, 1), step):  # no queries are a chunk too
         score, mask = _moved(score_mod, 3, start), _moved(block_mask[-1], 2, start)
         some = (query[:, :, start : start + step], key, value, score, (*block_mask[:-1], mask))
         rest = (scale, options, score_buffers, mask_buffers)

@@ -196,6 +196,12 @@ def test_what_no_kernel_computes_is_reported() -> None:
     assert torch.equal(torch.compile(attend, backend="perfuse")(*given), attend(*given))
 
 
+def test_no_queries_are_no_results() -> None:
+    given = operands(lengths=(0, 8))
+    made = torch.compile(lambda q, k, v: flex_attention(q, k, v), backend="perfuse")(*given)
+    assert made.shape == given[0].shape and made.stride() == given[0].stride()
+
+
 def test_memory_is_linear_in_the_length() -> None:
     """Nothing is allocated but the result."""
     given = operands(lengths=(2048, 2048), heads=(1, 1), batch=1)
