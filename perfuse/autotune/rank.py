@@ -17,8 +17,7 @@ from perfuse.autotune.sites import plan_of_site, sites_of, with_choice
 from perfuse.autotune.templates import question_of
 from perfuse.build.bundle import CodeObject, read_bundle
 from perfuse.candidates.site import Site
-from perfuse.candidates.sources import contraction_offers
-from perfuse.candidates.triton import TRITON
+from perfuse.candidates.sources import TRITON, contraction_offers
 from perfuse.codegen.triton.templates.propose import Model, facts_of, moved_seconds
 from perfuse.codegen.triton.templates.template import SOURCE, Template
 from perfuse.context import Context

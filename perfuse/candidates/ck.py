@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 
-from perfuse.build.ck import advice_for_ck, build_ck, why_no_ck
+from perfuse.build.ck import advice_for_ck, why_no_ck
 from perfuse.build.ck_installation import (
     CkInstallation,
     CkState,
@@ -17,9 +17,9 @@ from perfuse.build.ck_installation import (
     installed_instances,
 )
 from perfuse.candidates.site import Site
-from perfuse.candidates.source import Candidate, CandidateReport, Contractions, Offer, Source
+from perfuse.candidates.source import Candidate, CandidateReport, Offer
 from perfuse.codegen.ck.instance import Instance, preselected_instances
-from perfuse.codegen.ck.launch import ck_choice, source_of, write_ck
+from perfuse.codegen.ck.launch import ck_choice, source_of
 from perfuse.codegen.ck.legality import (
     KIND_RULES,
     Case,
@@ -32,11 +32,11 @@ from perfuse.codegen.ck.problem import CkProblem, ck_arch, ck_problem
 from perfuse.codegen.ck.rank import ranked, sampled
 from perfuse.context import Context
 from perfuse.errors import CkWarning, CompilerFailed
-from perfuse.gpu import Platform
 from perfuse.ir.program import Matmul, Program
 from perfuse.logs import channel
 
 LOG = channel("tuning")
+NAME = "CK"  # of its row in `sources.py`
 
 
 def considered(problem: CkProblem, context: Context) -> tuple[Instance, ...]:
@@ -137,7 +137,7 @@ def _report(matmul: Matmul, program: Program, context: Context) -> CandidateRepo
     subject = f"{matmul.op} in {matmul.out}"
     found = judge(matmul, program, context)
     if isinstance(found, str):
-        return CandidateReport(subject, CK.name, (Candidate(CK.name, found),))
+        return CandidateReport(subject, NAME, (Candidate(NAME, found),))
     problem, verdict = found
     best_first = in_order(problem, verdict, context)
     chosen = set(raced(best_first, context))
@@ -148,25 +148,11 @@ def _report(matmul: Matmul, program: Program, context: Context) -> CandidateRepo
     refused = [
         Candidate(each.name, why.text) for each, why in verdict.refused if not why.is_other_kind
     ]
-    every = (*legal, *refused) or (Candidate(CK.name, str(verdict)),)
-    return CandidateReport(f"{subject}, {problem}", CK.name, every)
+    every = (*legal, *refused) or (Candidate(NAME, str(verdict)),)
+    return CandidateReport(f"{subject}, {problem}", NAME, every)
 
 
 def ck_versions(context: Context) -> tuple[tuple[str, str], ...]:
     """The CK that candidates are compiled of, for questions."""
     found: CkInstallation = inspect_ck(context.settings)
     return (("ck", f"{found.version} {found.digest}".strip()),) if found.digest else ()
-
-
-CK = Source(
-    "CK",
-    lambda target: target.kind is Platform.HIP,
-    contractions=Contractions(
-        ck_offer,
-        write_ck,
-        build_ck,
-        is_timed_on_cpu=True,
-        report_failure=report_failure,
-        report=ck_reports,
-    ),
-)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfuse.cache.manifest import Entry
 from perfuse.candidates.request import BenchmarkRequest
 from perfuse.candidates.site import Site
 from perfuse.codegen.triton.sources import HostUnit
-from perfuse.codegen.triton.unit import WriteContraction
 from perfuse.context import Context
 from perfuse.decision import Choice
 from perfuse.ir.program import Matmul, Program
 from perfuse.schedule.plan import Plan
 from perfuse.target import Target
+
+if TYPE_CHECKING:
+    from perfuse.codegen.triton.unit import WriteContraction
 
 
 @dataclass(frozen=True, slots=True)

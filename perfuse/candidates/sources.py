@@ -8,28 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfuse.cache.manifest import Entry
-from perfuse.candidates.ck import CK
 from perfuse.candidates.library import ATEN
 from perfuse.candidates.site import Site
 from perfuse.candidates.source import CandidateReport, Contractions, Offer, Source
-from perfuse.candidates.triton import TRITON
 from perfuse.codegen.triton.sources import HostUnit
-from perfuse.codegen.triton.unit import WriteContraction
 from perfuse.context import Context
 from perfuse.decision import Choice
+from perfuse.deferred import deferred
 from perfuse.errors import ConfigError, UnknownOption
+from perfuse.gpu import Platform
 from perfuse.ir.program import Program
 from perfuse.logs import channel
 from perfuse.selection import backend_names
+
+if TYPE_CHECKING:
+    from perfuse.codegen.triton.unit import WriteContraction
 
 LOG = channel("tuning")
 SETTING = "max_autotune_gemm_backends"
 
 # The templates of `codegen/cpp`, which `autotune/contractions.py` races.
 CPP = Source("CPP", lambda target: target.gpu is None)
+
+TRITON = Source(
+    "TRITON",
+    lambda target: target.gpu is not None,
+    contractions=Contractions(
+        deferred("perfuse.candidates.triton:template_offer"),
+        deferred("perfuse.codegen.triton.unit:write_template"),
+        fuses_epilogues=True,
+    ),
+)
+CK = Source(
+    "CK",
+    lambda target: target.kind is Platform.HIP,
+    contractions=Contractions(
+        deferred("perfuse.candidates.ck:ck_offer"),
+        deferred("perfuse.codegen.ck.launch:write_ck"),
+        deferred("perfuse.build.ck:build_ck"),
+        is_timed_on_cpu=True,
+        report_failure=deferred("perfuse.candidates.ck:report_failure"),
+        report=deferred("perfuse.candidates.ck:ck_reports"),
+    ),
+)
 
 # In the order of proposal, which decides between candidates that are equally fast.
 SOURCES: list[Source] = [ATEN, TRITON, CPP, CK]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from perfuse.candidates.site import Site
-from perfuse.candidates.source import Contractions, Offer, Source
+from perfuse.candidates.source import Offer
 from perfuse.codegen.triton.templates.propose import MOST, facts_of, proposed
 from perfuse.codegen.triton.templates.template import SOURCE, Template
-from perfuse.codegen.triton.unit import write_template
 from perfuse.context import Context
 from perfuse.decision import FUSED, Choice
 from perfuse.gpu import Gpu, Platform
@@ -47,15 +46,9 @@ def choice_of_template(template: Template, *, is_fused: bool) -> Choice:
     return Choice(SOURCE, name, (*made.options, (FUSED, is_fused)))
 
 
-def _offer(site: Site, program: Program, context: Context) -> Offer:
+def template_offer(site: Site, program: Program, context: Context) -> Offer:
+    """The templates that are proposed for a site."""
     gpu = context.target.gpu
     assert gpu is not None
     choices = tuple(template_choices(site, program, gpu, allows_tf32()))
     return Offer(choices, "" if choices else "no template computes it")
-
-
-TRITON = Source(
-    "TRITON",
-    lambda target: target.gpu is not None,
-    contractions=Contractions(_offer, write_template, fuses_epilogues=True),
-)

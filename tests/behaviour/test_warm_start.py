@@ -12,6 +12,7 @@ from tests.behaviour.scripts import finish, start
 
 PROGRAM = """
 import json
+import sys
 import torch
 import torch.nn.functional as F
 import perfuse
@@ -53,7 +54,8 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 pairs = list(zip(got, eager))
 close = all(g.dtype == e.dtype and torch.allclose(g, e, rtol=1e-2) for g, e in pairs)
 autocast = {"is_right": close, "counters": perfuse.counters.snapshot()}
-print(json.dumps({"train": trained, "autocast": autocast}))
+modules = [name for name in sys.modules if name.startswith("perfuse.")]
+print(json.dumps({"train": trained, "autocast": autocast, "modules": modules}))
 """
 
 Runs = tuple[Path, dict[str, Any], dict[str, Any]]
@@ -76,6 +78,15 @@ def test_training_step_is_loaded_without_tracing(runs: Runs) -> None:
     assert warm["counters"]["capture.cache_hit"] == 2
     assert "capture.traced" not in warm["counters"]
     assert "build.compiler_runs" not in warm["counters"]
+
+
+def test_what_is_in_the_cache_needs_no_compiler(runs: Runs) -> None:
+    """Its modules are not even imported."""
+    cold, warm = (run["modules"] for run in runs[1:])
+    assert "perfuse.pipeline" in cold and "perfuse.runtime.bind_cpu" in warm
+    rooms = ("pipeline", "lower", "schedule", "autotune", "budget", "codegen.cpp", "codegen.triton")
+    found = [name for name in warm for room in rooms if name.startswith(f"perfuse.{room}")]
+    assert not found and len(warm) < 100
 
 
 def test_autocast_is_part_of_the_key(runs: Runs) -> None:
