@@ -13,6 +13,7 @@ import torch
 
 from perfuse.codegen.host.program import ArenaWindow, HostSource, function_name
 from perfuse.ir.matmul import MATMULS
+from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
 from perfuse.torch_compat.ops import bare_op
 
 # A compiled graph: takes its arguments in a list, which it empties.
@@ -77,6 +78,8 @@ _BINDINGS: dict[str, Any] = {
     for row in MATMULS
     if row.name.startswith("aten.")
 }
+_BINDINGS |= {"perfuse.grouped_matmul.out": grouped_matmul}
+_BINDINGS |= {"perfuse.grouped_outer.out": grouped_outer}
 
 
 def resolve_op(name: str) -> Any:
