@@ -53,8 +53,8 @@ def split_map(axes: tuple[Axis, ...], members: tuple[Member, ...]) -> _Parts:
     is_uneven = _num_uneven(axes, members) > 0
     if not is_uneven and transposed_axis_of(*made) is None:
         return axes, members
-    made = _with_lanes(*made) if is_uneven else made
-    return made if made is not None and _num_uneven(*made) == 0 else (axes, members)
+    laned = _with_lanes(*made) if is_uneven else made
+    return laned if laned is not None and _num_uneven(*laned) == 0 else (axes, members)
 
 
 def _split_everywhere(axes: tuple[Axis, ...], members: tuple[Member, ...]) -> _Parts:
