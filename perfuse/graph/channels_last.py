@@ -21,14 +21,8 @@ from torch.fx.node import map_arg
 
 from perfuse.context import Context
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import (
-    has_effects,
-    is_part,
-    is_random,
-    known_tensor,
-    packet_name,
-    tensor_of,
-)
+from perfuse.graph.facts import known_tensor, tensor_of
+from perfuse.graph.relayout import Relayout
 from perfuse.graph.rewrite import NodeBuilder
 from perfuse.torch_compat.ops import OpOverload
 
@@ -39,13 +33,6 @@ LAST = torch.channels_last
 KEPT = "perfuse_layout_kept"
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
-# Besides pointwise ops: each is lowered to loops over any layout, and its result is not a view.
-_ANY_LAYOUT = frozenset(
-    """_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _to_copy amax amin avg_pool2d
-    avg_pool2d_backward cat clone constant_pad_nd max_pool2d_with_indices
-    max_pool2d_with_indices_backward mean sum upsample_nearest2d upsample_nearest2d_backward var
-    var_mean""".split()
-)
 # A convolution of several points and all channels on fewer pixels than this stays contiguous: of
 # (4, 512, 2, 2) with 3x3 points it takes 8.1 ms channels-last and 3.1 contiguous (one Zen 3 core),
 # of (4, 128, 8, 8) still 1.20 and 1.07.
@@ -108,82 +95,26 @@ def _gains(node: Node) -> bool:
     return _is_thin(node) or x.shape[2] * x.shape[3] >= _FEWEST_PIXELS
 
 
-class _Layouts:
-    """Copies nodes into a graph whose values may have other strides."""
+class _Layouts(Relayout):
+    """Gives the chosen convolutions channels-last operands."""
 
     def __init__(self, chosen: set[Node]) -> None:
+        super().__init__()
         self._chosen = chosen
-        self._restored: dict[Node, Node] = {}  # old node -> its value with the strides traced
 
     def make(self, node: Node, new: GraphCopy) -> Node:
+        if node.target not in _CONVOLUTIONS:
+            return super().make(node, new)
         build = NodeBuilder(new.graph)
-        if node.target in _CONVOLUTIONS:
-            return self._convolution(node, new, build)
-        moved = [n for n in node.all_input_nodes if self._is_moved(n, new)]
-        if not moved:
-            return new.copy(node)
-        if is_part(node):
-            made, at = new.copy(node), node.args[1]
-            (whole,) = made.all_input_nodes
-            made.meta["val"] = whole.meta["val"][at]
-            return made
-        if _is_any_layout(node):
-            args, kwargs = map_arg((node.args, node.kwargs), new.of.__getitem__)
-            return build.call(node, node.target, *args, **kwargs)
-        return self._as_traced(node, new, build)
-
-    def _is_moved(self, node: Node, new: GraphCopy) -> bool:
-        return bool(_strides(node.meta.get("val")) != _strides(new.of[node].meta.get("val")))
-
-    def _convolution(self, node: Node, new: GraphCopy, build: NodeBuilder) -> Node:
         if node not in self._chosen:
-            made = self._as_traced(node, new, build)
-        else:
-            num_images = 1 if node.target is aten.convolution.default else 2
-            args: list[Any] = list(map_arg(node.args, new.of.__getitem__))
-            args[:num_images] = [_channels_last(a, build) for a in args[:num_images]]
-            made = build.call(node, node.target, *args)
-        return made
-
-    def _as_traced(self, node: Node, new: GraphCopy, build: NodeBuilder) -> Node:
-        """A copy that reads what was traced, whatever layout its arguments have by now."""
-        made = new.copy(node)
-        read = {new.of[n]: n for n in node.all_input_nodes if self._is_moved(n, new)}
-        if not read:
-            return made
-        with new.graph.inserting_before(made):
-            for copied, old in read.items():
-                if old not in self._restored:
-                    self._restored[old] = _with_strides(copied, old.meta["val"], build)
-                made.replace_input_with(copied, self._restored[old])
-        return made
-
-
-def _strides(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return tuple(value.stride())
-    return [_strides(v) for v in value] if isinstance(value, (list, tuple)) else None
-
-
-def _is_any_layout(node: Node) -> bool:
-    if not isinstance(node.target, OpOverload) or has_effects(node) or is_random(node):
-        return False
-    return torch.Tag.pointwise in node.target.tags or packet_name(node) in _ANY_LAYOUT
+            return self.as_traced(node, new, build)
+        num_images = 1 if node.target is aten.convolution.default else 2
+        args: list[Any] = list(map_arg(node.args, new.of.__getitem__))
+        args[:num_images] = [_channels_last(a, build) for a in args[:num_images]]
+        return build.call(node, node.target, *args)
 
 
 def _channels_last(node: Node, build: NodeBuilder) -> Node:
     if node.meta["val"].is_contiguous(memory_format=LAST):
         return node
     return build.call(node, aten.clone.default, node, memory_format=LAST)
-
-
-def _with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
-    """A copy with the strides of `wanted`, which cover memory once."""
-    strides, shape = tuple(wanted.stride()), tuple(wanted.shape)
-    order = sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1))
-    if order == list(range(len(shape))):
-        return build.call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
-    given = build.call(node, aten.permute.default, node, order)
-    laid = build.call(node, aten.clone.default, given, memory_format=torch.contiguous_format)
-    back = [order.index(d) for d in range(len(shape))]
-    return build.call(node, aten.permute.default, laid, back)

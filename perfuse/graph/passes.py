@@ -30,6 +30,7 @@ from perfuse.graph.fold_constants import fold_constants
 from perfuse.graph.join_matmuls import join_matmuls
 from perfuse.graph.known_masks import use_known_masks
 from perfuse.graph.pad_matmuls import pad_matmuls
+from perfuse.graph.row_major import lay_row_major
 from perfuse.graph.saving.ties import mark_compared
 from perfuse.graph.seed_random import seed_random
 from perfuse.graph.simplify import simplify
@@ -60,11 +61,13 @@ JOINT_PASSES: list[PassRow] = [
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
     ("channels_last", plain(keep_layouts)),
+    ("row_major", lay_row_major),
 ]
 ATEN_PASSES: list[PassRow] = [
     ("block_masks", plain(drop_unread_lists)),
     ("dead_code", plain(eliminate_dead_code)),
     ("vocabulary_heads", chunk_heads),
+    ("row_major", lay_row_major),
     ("canonicalize", plain(canonicalize)),
     ("cse", plain(eliminate_common_subexpressions)),
     ("fold_constants", plain(fold_constants)),

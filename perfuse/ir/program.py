@@ -288,8 +288,13 @@ class Extern(LibraryCall):
     returns_view: bool = False  # the result aliases an argument and must be copied
     new_sizes: tuple[SizeFromData, ...] = ()  # sizes that are known after the call
     after: tuple[str, ...] = ()
+    takes_out: bool = False  # it writes its one result into memory we own
     origin: Origin = field(default=NOWHERE, compare=False)
     _reads: tuple[str, ...] | None = KEPT
+
+    @property
+    def into_out(self) -> bool:
+        return self.takes_out
 
 
 @dataclass(frozen=True, slots=True)

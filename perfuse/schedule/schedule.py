@@ -20,7 +20,7 @@ from perfuse.schedule.lifetimes import Placement, lifetimes
 from perfuse.schedule.order import frugal_order, program_order
 from perfuse.schedule.plan import Kernel, Plan, Role, Step, static_product
 from perfuse.schedule.sink_casts import narrow_reductions
-from perfuse.schedule.split_axes import split_last
+from perfuse.schedule.split_axes import split_last, split_map
 from perfuse.schedule.store_narrow import store_as_rounded
 
 # Library calls between two loops that may still fuse when memory is limited: those of a block.
@@ -177,7 +177,7 @@ def _kernel(
     group = fuser.groups[home]
     axes, members = shape.collapse(shape.axes_of(group), group.members)
     if not fuser.is_gpu:
-        axes, members = split_last(axes, members)
+        axes, members = split_map(*split_last(axes, members))
     arguments = [m.loop.out for m in members if program.buffers[m.loop.out].kind in ARGUMENTS]
     members = shape.stage(members, arguments)
     stored = set()

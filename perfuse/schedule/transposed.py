@@ -16,8 +16,13 @@ from perfuse.schedule.plan import Kernel, Member
 
 def transposed_axis(kernel: Kernel) -> Axis | None:
     """The axis that some load runs along contiguously while the last axis does not."""
-    indices = (read.index for member in kernel.members for read in member.loop.reads())
-    return next(_contiguous_axes(kernel.axes, indices), None)
+    return transposed_axis_of(kernel.axes, kernel.members)
+
+
+def transposed_axis_of(axes: Sequence[Axis], members: Sequence[Member]) -> Axis | None:
+    """That axis of a kernel with these axes and members."""
+    indices = (read.index for member in members for read in member.loop.reads())
+    return next(_contiguous_axes(axes, indices), None)
 
 
 def quantised_axes(axes: Sequence[Axis], members: Sequence[Member]) -> set[Axis]:

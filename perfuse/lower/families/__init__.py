@@ -11,6 +11,7 @@ from perfuse.lower.families import (
     chunks,
     creation,
     division,
+    grouped_matmul,
     indexing,
     matmul,
     misc,

@@ -92,3 +92,33 @@ def test_results_are_those_of_eager(
     for shape in [(4, 4, 64, 64), (2, 3, 7, 20), (1, 5, 33, 12), (2, 2, 5, 37)]:
         x = (torch.randn(shape) * 8).to(dtype)
         assert_as_good_as_eager(compiled(x), program(x), program(x.double()))
+
+
+def crossed_heads(x: Tensor) -> Tensor:
+    """Heads inside of what each of them has, as the operand of an einsum may need them."""
+    batch, heads, length, head = x.shape
+    return x.permute(2, 0, 3, 1).reshape(length * batch, head * heads) + 1
+
+
+def turned_heads(x: Tensor) -> Tensor:
+    """The same of a weight, whose rows become columns."""
+    batch, heads, length, head = x.shape
+    return x.permute(3, 1, 2, 0).reshape(head * heads, length * batch) * 2
+
+
+@pytest.mark.parametrize("program", [crossed_heads, turned_heads])
+def test_maps_divide_no_axis(program: Callable[[Tensor], Tensor]) -> None:
+    (plan,) = plans_of(program, torch.randn(4, 4, 64, 64))
+    assert "//" not in str(plan) and "%" not in str(plan), str(plan)
+    (kernel,) = plan.kernels
+    assert kernel.axes[-1].size >= 8
+
+
+@pytest.mark.parametrize("program", [crossed_heads, turned_heads])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_maps_of_any_size(program: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="perfuse")
+    for shape in [(4, 4, 64, 64), (2, 3, 5, 4), (3, 2, 9, 17)]:  # the last two: sizes are symbols
+        x = torch.randn(shape).to(dtype)
+        assert_as_good_as_eager(compiled(x), program(x), program(x.double()))
