@@ -27,6 +27,12 @@ def softmax_over_rows(x: Tensor, w: Tensor) -> Tensor:
     return torch.softmax(y, -1) * y.sigmoid()
 
 
+def values_of_a_sparse_result(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.conv2d(x, w)
+    rows = torch.arange(2).view(1, 2)
+    return torch.sparse_coo_tensor(rows, y, y.shape, check_invariants=False), F.relu(y)
+
+
 # The function of an image and a kernel, and how many results lie where its convolution's was.
 CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "relu": (lambda x, w: F.relu(F.conv2d(x, w)), 1),
@@ -38,6 +44,7 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "read transposed": (lambda x, w: F.relu(F.conv2d(x, w)).mT.contiguous(), 0),
     "of another type": (lambda x, w: F.conv2d(x, w) > 0, 0),
     "two results of one": (lambda x, w: ((y := F.conv2d(x, w)).relu(), y.exp()), 0),
+    "held by a result": (values_of_a_sparse_result, 0),
     "of a call that may return its argument": (lambda x, w: F.relu(torch.fft.fft(x).real), 0),
 }
 
