@@ -39,7 +39,9 @@ def original_op(node: Any) -> str:
     target = original if isinstance(original, OpOverload) else node.target
     name = str(target).split(".")[1] if isinstance(target, OpOverload) else op_name(target)[3:]
     plain = name.strip("_").removeprefix("native_")
-    return plain.removesuffix("_functional").removesuffix("_legit").removesuffix("_no_training")
+    for suffix in ("_functional", "_legit", "_no_training", "_by_chunks"):
+        plain = plain.removesuffix(suffix)
+    return plain
 
 
 def op_identity(node: Any) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ def test_odd_sizes_and_shared_heads(isa: str, sizes: tuple[int, int], dtype: tor
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("queries", [1, 7])
 def test_few_queries_share_the_keys(isa: str, queries: int) -> None:
     """Blocks of which some are full, and keys that are no whole vectors."""
     far = Functions("far", None, lambda b, h, q, k: (k < 200) & ((k >= 64) | (q == 0)))
