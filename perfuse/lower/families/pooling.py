@@ -17,6 +17,7 @@ from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import op
 from perfuse.lower.families.views import all_inside, guarded, inside, reindex_unchecked
+from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions
 
@@ -98,9 +99,14 @@ def taps(
         yield guarded(moved.value, mask, fill), mask, where
 
 
-def in_memory(builder: Builder, x: Tensor) -> Tensor:
-    """Each element is read by many windows: an expensive one is computed once."""
-    return builder.realize(x) if x.value.cost > _CHEAP_COST else x
+def in_memory(builder: Builder, x: Tensor, place: int = 0) -> Tensor:
+    """Each element is read by many windows: an expensive one is computed once.
+
+    It has the layout of the argument at this place, as the result has it.
+    """
+    if x.value.cost <= _CHEAP_COST:
+        return x
+    return builder.realize(x, dense_strides(builder.arguments[place], builder.symbols))
 
 
 def _lowest(dtype: DType) -> Expr:
