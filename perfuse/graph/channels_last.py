@@ -6,8 +6,8 @@ pixels, which may be fewer than a vector has lanes. So where such convolutions a
 graph, every convolution that gains reads a channels-last operand. Ops that work on any layout
 pass it on; what other ops read, and what the graph returns, has the strides that were traced.
 
-Graphs of training keep the layouts of the user: the library's backward of small depthwise
-convolutions is slower channels-last, and the gain of a whole step has not been shown.
+In training this is decided on the joint graph, so that both halves have the same layouts and what
+is saved is not transposed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from perfuse.torch_compat.ops import OpOverload
 aten = torch.ops.aten
 LAST = torch.channels_last
 
-# The mark of convolutions whose layouts stay as they are.
-KEPT = "perfuse_layout_kept"
+# The mark of convolutions whose layouts are decided.
+DECIDED = "perfuse_layout_decided"
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 # Besides pointwise ops: each is lowered to loops over any layout, and its result is not a view.
@@ -54,21 +54,24 @@ _FEWEST_PIXELS = 128
 _FEWEST_CONVOLUTIONS = 3
 
 
-def keep_layouts(gm: GraphModule) -> GraphModule:
-    """The pass over a joint graph: the convolutions of both its halves stay as they are."""
-    for target in _CONVOLUTIONS:
-        for node in _calls(gm, target):
-            node.meta[KEPT] = True
+def lay_joint_channels_last(gm: GraphModule, context: Context) -> GraphModule:
+    """The pass over a joint graph: it decides for both halves."""
+    if context.target.gpu is not None:
+        return gm
+    gm = _laid_out(gm)
+    for node in _convolutions(gm):
+        node.meta[DECIDED] = True
     return gm
 
 
 def lay_channels_last(gm: GraphModule, context: Context) -> GraphModule:
     """The pass over a graph of inference."""
-    if context.target.gpu is not None:
-        return gm
-    nodes = [n for target in _CONVOLUTIONS for n in _calls(gm, target)]
-    if any(KEPT in node.meta for node in nodes):
-        return gm
+    is_decided = any(DECIDED in node.meta for node in _convolutions(gm))
+    return gm if context.target.gpu is not None or is_decided else _laid_out(gm)
+
+
+def _laid_out(gm: GraphModule) -> GraphModule:
+    nodes = _convolutions(gm)
     forward = [n for n in nodes if n.target is aten.convolution.default]
     chosen = {n for n in nodes if _gains(n)}
     if len(forward) < _FEWEST_CONVOLUTIONS or not chosen:
@@ -76,6 +79,10 @@ def lay_channels_last(gm: GraphModule, context: Context) -> GraphModule:
     if 2 * sum(map(_is_thin, forward)) <= len(forward):
         return gm
     return copy_but_for(gm, _Layouts(chosen).make)
+
+
+def _convolutions(gm: GraphModule) -> list[Node]:
+    return [n for target in _CONVOLUTIONS for n in _calls(gm, target)]
 
 
 def _calls(gm: GraphModule, target: OpOverload) -> Sequence[Node]:
@@ -178,8 +185,14 @@ def _channels_last(node: Node, build: NodeBuilder) -> Node:
 
 
 def _with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
-    """A copy with the strides of `wanted`, which cover memory once."""
+    """The value with the strides of `wanted`, which cover memory once: a copy, or a view."""
     strides, shape = tuple(wanted.stride()), tuple(wanted.shape)
+    if _differ_at_ones(node.meta["val"], wanted):
+        sizes = [n for n in shape if n != 1]
+        flat = build.call(node, aten.view.default, node, sizes)
+        viewed = build.call(node, aten.view.default, flat, list(shape))
+        if tuple(viewed.meta["val"].stride()) == strides:
+            return viewed
     order = sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1))
     if order == list(range(len(shape))):
         return build.call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
@@ -187,3 +200,11 @@ def _with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
     laid = build.call(node, aten.clone.default, given, memory_format=torch.contiguous_format)
     back = [order.index(d) for d in range(len(shape))]
     return build.call(node, aten.permute.default, laid, back)
+
+
+def _differ_at_ones(given: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether the same memory would do: the strides differ where there is no step to make."""
+    if not all(isinstance(n, int) for n in wanted.shape):
+        return False
+    triples = zip(wanted.shape, given.stride(), wanted.stride(), strict=True)
+    return all(n == 1 or a == b for n, a, b in triples)

@@ -22,7 +22,7 @@ from perfuse.graph.attention_chunks import attend_by_chunks
 from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.block_masks import drop_unread_lists
 from perfuse.graph.canonicalize import canonicalize
-from perfuse.graph.channels_last import keep_layouts, lay_channels_last
+from perfuse.graph.channels_last import lay_channels_last, lay_joint_channels_last
 from perfuse.graph.conv_matmuls import conv_matmuls
 from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
 from perfuse.graph.dead_code import eliminate_dead_code
@@ -59,7 +59,7 @@ JOINT_PASSES: list[PassRow] = [
     ("vocabulary_heads", chunk_joint_heads),
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
-    ("channels_last", plain(keep_layouts)),
+    ("channels_last", lay_joint_channels_last),
 ]
 ATEN_PASSES: list[PassRow] = [
     ("block_masks", plain(drop_unread_lists)),
