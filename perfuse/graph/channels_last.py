@@ -161,7 +161,7 @@ class _Layouts:
         with new.graph.inserting_before(made):
             for copied, old in read.items():
                 if old not in self._restored:
-                    self._restored[old] = _with_strides(copied, old.meta["val"], build)
+                    self._restored[old] = with_strides(copied, old.meta["val"], build)
                 made.replace_input_with(copied, self._restored[old])
         return made
 
@@ -184,7 +184,7 @@ def _channels_last(node: Node, build: NodeBuilder) -> Node:
     return build.call(node, aten.clone.default, node, memory_format=LAST)
 
 
-def _with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
+def with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
     """The value with the strides of `wanted`, which cover memory once: a copy, or a view."""
     strides, shape = tuple(wanted.stride()), tuple(wanted.shape)
     if _differ_at_ones(node.meta["val"], wanted):

@@ -26,10 +26,12 @@ from perfuse.graph.channels_last import lay_channels_last, lay_joint_channels_la
 from perfuse.graph.conv_matmuls import conv_matmuls
 from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
 from perfuse.graph.dead_code import eliminate_dead_code
+from perfuse.graph.depthwise_gradients import split_depthwise_gradients
 from perfuse.graph.fold_constants import fold_constants
 from perfuse.graph.join_matmuls import join_matmuls
 from perfuse.graph.known_masks import use_known_masks
 from perfuse.graph.pad_matmuls import pad_matmuls
+from perfuse.graph.patch_matmuls import patch_matmuls
 from perfuse.graph.saving.ties import mark_compared
 from perfuse.graph.seed_random import seed_random
 from perfuse.graph.simplify import simplify
@@ -73,6 +75,8 @@ ATEN_PASSES: list[PassRow] = [
     ("cse_again", plain(eliminate_common_subexpressions)),
     ("channels_last", lay_channels_last),
     ("conv_matmuls", conv_matmuls),
+    ("patch_matmuls", patch_matmuls),
+    ("depthwise_gradients", split_depthwise_gradients),
     ("join_matmuls", plain(join_matmuls)),
     ("batch_matmuls", plain(batch_matmuls)),
     ("pad_matmuls", pad_matmuls),

@@ -8,6 +8,7 @@ small ones cost no library call, whose preparation takes longer than their work.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,12 +30,14 @@ from perfuse.lower.families.pooling import (
     taps,
     window_of,
 )
-from perfuse.lower.families.views import guarded, reindex_unchecked
+from perfuse.lower.families.views import all_inside, guarded, reindex_unchecked
 from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions, reindex
 
 _LIBRARY = "convolutions use the library"
+# Terms of one accumulator in the gradient of a weight.
+_MOST_IN_SUM = 1024
 
 
 def _window(builder: Builder, x: Tensor, weight: Tensor, rest: Sequence[Any]) -> PoolingWindow:
@@ -48,9 +51,14 @@ def _window(builder: Builder, x: Tensor, weight: Tensor, rest: Sequence[Any]) ->
     if not all(isinstance(n, int) for n in (*x.shape, *points)):
         raise CannotLower("a convolution of a dynamic size")
     window = window_of(x, 2, points, stride, padding, dilation)
-    if window.num_taps > MOST_TAPS or 0 in (*x.shape, *window.outs):
-        raise CannotLower("a depthwise convolution of many points")
+    if 0 in (*x.shape, *window.outs):
+        raise CannotLower("a convolution without results")
     return window
+
+
+def _check_few(num_taps: int) -> None:
+    if num_taps > MOST_TAPS:
+        raise CannotLower("a depthwise convolution of many points")
 
 
 def _check_channels_last(traced: Sequence[Any]) -> None:
@@ -72,6 +80,7 @@ def convolution(
     builder: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> Tensor:
     window = _window(builder, x, weight, rest)
+    _check_few(window.num_taps)
     _check_channels_last(builder.arguments[:1])
     x, kernel = in_memory(builder, x), _by_tap(builder, weight)
     shape = (*x.shape[:2], *window.outs)
@@ -97,8 +106,10 @@ def convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     *spec, mask = rest
     window = _window(builder, x, weight, spec)
-    if any(d != 1 for d in window.dilation):
-        raise CannotLower("the gradient of a dilated convolution")
+    if mask[0]:
+        _check_few(math.prod(window.reach))
+        if any(d != 1 for d in window.dilation):
+            raise CannotLower("the gradient of a dilated convolution")
     _check_channels_last(builder.arguments[:2])
     grad = builder.realize(grad, dense_strides(builder.arguments[0], builder.symbols))
     return (
@@ -133,22 +144,24 @@ def _guarded_weight(
 def _weight_gradient(
     builder: Builder, grad: Tensor, x: Tensor, weight: Tensor, window: PoolingWindow
 ) -> Tensor:
-    """For each tap, the products of the gradient and the input below the tap, summed."""
+    """For each tap, the products of the gradient and the input below the tap, summed.
+
+    In two steps where there are many, so that no sum of one accumulator is long.
+    """
     x = in_memory(builder, x, 1)
-    zero = ex.const(0, grad.dtype)
-    sums = []
-    for value, _, _ in taps(x, grad.shape, window, zero):
-        product = Tensor(grad.shape, grad.dtype, ex.apply("mul", grad.value, value))
-        sums.append(builder.reduce(LoopKind.SUM, product, [0, 2, 3], grad.dtype))
-    return _gathered(builder, sums, weight)
-
-
-def _gathered(builder: Builder, sums: Sequence[Tensor], weight: Tensor) -> Tensor:
-    """The sums of all taps as one tensor like the weight."""
-    out = builder.new_buffer(weight.dtype, weight.shape)
-    channels, _, tall, wide = weight.shape
-    for number, total in enumerate(sums):
-        (channel,) = positions(total.shape)
-        row, column = divmod(number, int(wide))  # type: ignore[arg-type]
-        builder.store(total, out, out.index((channel, 0, row, column)))
-    return builder.tensor_of(out)
+    batch, channels, tall, wide = grad.shape
+    full = (*window.kernel, channels, batch, tall, wide)
+    at = positions(full)
+    image = (at[3], at[2])
+    where = [
+        ix.add(window.start(d, at[4 + d]), ix.mul(at[d], window.dilation[d])) for d in range(2)
+    ]
+    below = reindex_unchecked(x, full, [*image, *where])
+    inside = guarded(below.value, all_inside(where, window.sizes), ex.const(0, x.dtype))
+    value = ex.apply("mul", reindex(grad, full, [*image, at[4], at[5]]).value, inside)
+    steps = [[4, 5], [3]] if grad.numel > _MOST_IN_SUM * channels else [[3, 4, 5]]
+    total = Tensor(full, grad.dtype, value)
+    for dims in steps:
+        total = builder.reduce(LoopKind.SUM, total, dims, grad.dtype)
+    mine = positions(weight.shape)
+    return reindex(total, weight.shape, [mine[2], mine[3], mine[0]])
