@@ -92,7 +92,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 def _as_matmul(conv: Node, _: None, build: NodeBuilder, copy: dict[Node, Node]) -> Node:
     """Points by channels, times channels by results; the bias is added by the same call."""
     x, weight = known_tensor(conv.args[0]), known_tensor(conv.args[1])
-    results, channels, rank = int(weight.shape[0]), int(weight.shape[1]), x.dim()
+    results, channels = int(weight.shape[0]), int(weight.shape[1])
     given, kernel, bias = (copy[n] if isinstance(n, Node) else None for n in conv.args[:3])
     assert given is not None and kernel is not None
     points = _points(conv, given, build)

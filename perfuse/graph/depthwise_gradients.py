@@ -48,16 +48,19 @@ def _is_large_depthwise(node: Node) -> bool:
     grad, x, weight = (tensor_of(n) for n in node.args[:3])
     if grad is None or x is None or weight is None or node.kwargs:
         return False
-    _, _, _, _, stride, _, _, is_transposed, _, groups, _ = node.args
+    rest: tuple[Any, ...] = node.args[4:]
+    stride, _, _, is_transposed, _, groups, _ = rest
     sizes: tuple[Any, ...] = (*x.shape, *weight.shape, *x.stride(), *grad.stride())
     if x.dim() != 4 or not all(isinstance(n, int) and n > 0 for n in sizes):
         return False
     is_depthwise = groups == x.shape[1] == weight.shape[0] and groups > 1 and not is_transposed
-    is_large = weight.shape[2] * weight.shape[3] > _FEW_POINTS and _all_one(stride)
+    num_points = int(weight.shape[2]) * int(weight.shape[3])
+    is_large = num_points > _FEW_POINTS and _all_one(stride)
     is_last = all(t.is_contiguous(memory_format=LAST) for t in (x, grad))
     dtypes = {t.dtype for t in (grad, x, weight)}
     is_read_in_parts = all(is_part(user) for user in node.users)
-    return is_depthwise and is_large and is_last and is_read_in_parts and dtypes == {torch.float32}
+    is_one = bool(is_depthwise) and is_large and is_last and is_read_in_parts
+    return is_one and dtypes == {torch.float32}
 
 
 def _all_one(numbers: Any) -> bool:

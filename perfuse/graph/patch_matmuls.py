@@ -7,6 +7,8 @@ library reorders the weights in every call, which are large beside an image of f
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -42,7 +44,7 @@ def patch_matmuls(gm: GraphModule, context: Context) -> GraphModule:
 
 
 def _fits(node: Node) -> bool:
-    args = node.args if node.target is _FORWARD else node.args[1:]
+    args: tuple[Any, ...] = node.args if node.target is _FORWARD else node.args[1:]
     image, kernel = tensor_of(args[0]), tensor_of(args[1])
     if image is None or kernel is None or node.kwargs or image.dim() != 4:
         return False
@@ -50,14 +52,16 @@ def _fits(node: Node) -> bool:
         return False
     stride, padding, dilation, is_transposed, _, groups = args[3:9]
     points = list(kernel.shape[2:])
-    is_plain = not is_transposed and groups == 1 and not any(padding)  # type: ignore[arg-type]
-    is_apart = list(stride) == points != [1, 1]  # type: ignore[arg-type]
+    is_plain = not is_transposed and groups == 1 and not any(padding)
+    is_apart = list(stride) == points != [1, 1]
     is_whole = not any(n % p for n, p in zip(image.shape[2:], points, strict=True))
     is_read_in_parts = node.target is _FORWARD or all(is_part(user) for user in node.users)
     dtypes = {image.dtype, kernel.dtype}
-    is_next = all(d == 1 for d in dilation)  # type: ignore[union-attr]
+    is_next = all(d == 1 for d in dilation)
     is_one = is_plain and is_apart and is_whole and is_next
-    return is_one and kernel.is_contiguous() and is_read_in_parts and dtypes == {torch.float32}
+    return (
+        bool(is_one) and kernel.is_contiguous() and is_read_in_parts and dtypes == {torch.float32}
+    )
 
 
 def _product(conv: Node, build: NodeBuilder, copy: dict[Node, Node]) -> Node:

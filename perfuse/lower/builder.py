@@ -147,7 +147,9 @@ class Builder:
         """
         is_dear = tensor.value.cost >= _DEAR_COST or (not self.is_gpu and _has_quotients(tensor))
         if is_dear and tensor.numel != ix.product(tuple(shape)):
-            tensor = self.realize_copy(tensor) if tensor.value.op == "load" else self.realize(tensor)
+            tensor = (
+                self.realize_copy(tensor) if tensor.value.op == "load" else self.realize(tensor)
+            )
         return expand(tensor, shape)
 
     def view_of(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> View:

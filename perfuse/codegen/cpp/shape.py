@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.program import Axis
-from perfuse.schedule.plan import Kernel, Member, Role, static_product
+from perfuse.schedule.plan import Kernel, Member, Role
 from perfuse.schedule.transposed import transposed_axis
 
 # Columns of a plain loop that make one item: enough to amortise it, few enough to share out.
@@ -23,8 +23,6 @@ TILE_ROWS, TILE_COLUMNS = 32, 64
 # The number of such loads that is worth more than walking through memory in order: the weights of
 # a depthwise convolution, not the statistics of a norm.
 _REREAD = 8
-# Rows up to this length are swept several at a time, if that leaves this many items.
-_SHORT, _FEWEST_ITEMS = 512, 64
 # Columns of a scatter that one item takes through all its rows.
 SCATTER_BLOCK = 64
 
@@ -81,8 +79,6 @@ def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...], lanes: int) -> KernelSh
     if rest and lane is not None and _is_reread(kernel, rest[-1], lane):
         # One vector of lanes along an axis at a time: what all its steps read stays in registers.
         return KernelShape(tuple(rest[:-1]), (rest[-1],), lane, block=lanes, is_vertical=True)
-    if rest and _is_short(rest[-1], column, rest[:-1]):
-        return KernelShape(tuple(rest[:-1]), (rest[-1], column), lane)
     is_long = lane is not None and not (isinstance(lane.size, int) and lane.size <= BLOCK)
     return KernelShape(tuple(rest), (column,), lane, block=BLOCK if is_long else None)
 
@@ -93,20 +89,6 @@ def _is_reread(kernel: Kernel, outer: Axis, lane: Axis) -> bool:
     along = [r for r in loads if lane.atom in r.variables()]
     same = [r for r in along if outer.atom not in r.variables()]
     return outer.atom is not None and len(same) >= _REREAD and 3 * len(same) >= len(along)
-
-
-def _is_short(outer: Axis, inner: Axis, rest: list[Axis]) -> bool:
-    """Whether rows are so short that the place of each costs more than its work.
-
-    Two axes are then swept by one item, if enough items are left for all threads.
-    """
-    sizes = [a.size for a in (outer, inner)]
-    count = static_product(sizes)
-    num_items = static_product([a.size for a in rest])
-    if count is None or num_items is None or inner.atom is None or outer.atom is None:
-        return False
-    is_shared_out = num_items >= _FEWEST_ITEMS or count * num_items <= BLOCK
-    return count <= BLOCK and isinstance(inner.size, int) and inner.size <= _SHORT and is_shared_out
 
 
 def _scatter_shape(kernel: Kernel) -> KernelShape:

@@ -159,7 +159,9 @@ def _weight_gradient(
     below = reindex_unchecked(x, full, [*image, *where])
     inside = guarded(below.value, all_inside(where, window.sizes), ex.const(0, x.dtype))
     value = ex.apply("mul", reindex(grad, full, [*image, at[4], at[5]]).value, inside)
-    steps = [[4, 5], [3]] if grad.numel > _MOST_IN_SUM * channels else [[3, 4, 5]]
+    num_terms = ix.product((batch, tall, wide))
+    is_long = not isinstance(num_terms, int) or num_terms > _MOST_IN_SUM
+    steps = [[4, 5], [3]] if is_long else [[3, 4, 5]]
     total = Tensor(full, grad.dtype, value)
     for dims in steps:
         total = builder.reduce(LoopKind.SUM, total, dims, grad.dtype)
