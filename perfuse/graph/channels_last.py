@@ -6,8 +6,8 @@ pixels, which may be fewer than a vector has lanes. So where such convolutions a
 graph, every convolution that gains reads a channels-last operand. Ops that work on any layout
 pass it on; what other ops read, and what the graph returns, has the strides that were traced.
 
-Graphs of training keep the layouts of the user: the library's backward of small depthwise
-convolutions is slower channels-last, and the gain of a whole step has not been shown.
+In training this is decided on the joint graph, so that both halves have the same layouts and what
+is saved is not transposed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from perfuse.torch_compat.ops import OpOverload
 aten = torch.ops.aten
 LAST = torch.channels_last
 
-# The mark of convolutions whose layouts stay as they are.
-KEPT = "perfuse_layout_kept"
+# The mark of convolutions whose layouts are decided.
+DECIDED = "perfuse_layout_decided"
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 # A convolution of several points and all channels on fewer pixels than this stays contiguous: of
@@ -41,21 +41,28 @@ _FEWEST_PIXELS = 128
 _FEWEST_CONVOLUTIONS = 3
 
 
-def keep_layouts(gm: GraphModule) -> GraphModule:
-    """The pass over a joint graph: the convolutions of both its halves stay as they are."""
-    for target in _CONVOLUTIONS:
-        for node in _calls(gm, target):
-            node.meta[KEPT] = True
+def lay_joint_channels_last(gm: GraphModule, context: Context) -> GraphModule:
+    """The pass over a joint graph: it decides for both halves."""
+    if context.target.gpu is not None:
+        return gm
+    gm = _laid_out(gm)
+    for node in _convolutions(gm):
+        node.meta[DECIDED] = True
     return gm
 
 
 def lay_channels_last(gm: GraphModule, context: Context) -> GraphModule:
     """The pass over a graph of inference."""
-    if context.target.gpu is not None:
-        return gm
-    nodes = [n for target in _CONVOLUTIONS for n in _calls(gm, target)]
-    if any(KEPT in node.meta for node in nodes):
-        return gm
+    return gm if context.target.gpu is not None or is_decided(gm) else _laid_out(gm)
+
+
+def is_decided(gm: GraphModule) -> bool:
+    """Whether layouts were decided on the joint graph that this is a half of."""
+    return any(DECIDED in node.meta for node in _convolutions(gm))
+
+
+def _laid_out(gm: GraphModule) -> GraphModule:
+    nodes = _convolutions(gm)
     forward = [n for n in nodes if n.target is aten.convolution.default]
     chosen = {n for n in nodes if _gains(n)}
     if len(forward) < _FEWEST_CONVOLUTIONS or not chosen:
@@ -63,6 +70,10 @@ def lay_channels_last(gm: GraphModule, context: Context) -> GraphModule:
     if 2 * sum(map(_is_thin, forward)) <= len(forward):
         return gm
     return copy_but_for(gm, _Layouts(chosen).make)
+
+
+def _convolutions(gm: GraphModule) -> list[Node]:
+    return [n for target in _CONVOLUTIONS for n in _calls(gm, target)]
 
 
 def _calls(gm: GraphModule, target: OpOverload) -> Sequence[Node]:

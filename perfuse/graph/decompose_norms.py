@@ -130,6 +130,9 @@ def group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if lies_channels_last(x):
         return _group_norm_channels_last(x, weight, bias, num_groups, eps)
+    if _has_inner_channels(x):
+        out, mean, rstd = _group_norm_channels_last(x, weight, bias, num_groups, eps)
+        return out.contiguous(), mean, rstd
     acc = _by_group(x.contiguous(), (batch, num_groups, channels // num_groups, pixels))
     var, mean = torch.var_mean(acc, dim=[2, 3], correction=0, keepdim=True)
     rstd = torch.rsqrt(var + eps)
@@ -139,10 +142,20 @@ def group_norm(
     return out.reshape(x.shape).to(x.dtype), mean.view(flat).to(kept), rstd.view(flat).to(kept)
 
 
+def _has_inner_channels(x: Tensor) -> bool:
+    """Whether the channels of a pixel are neighbours, as in a transposed sequence."""
+    steps = (x.stride(1), x.stride(-1))
+    is_known = x.device.type == "cpu" and all(isinstance(step, int) for step in steps)
+    return is_known and steps[0] == 1 and steps[1] > 1
+
+
 def _group_norm_channels_last(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Statistics of each channel first, which is contiguous, then those of the groups."""
+    """Statistics of each channel first, which is contiguous, then those of the groups.
+
+    Each channel gets a factor and a summand, as in eager: a pixel has no groups to look up.
+    """
     acc = opmath(x).movedim(1, -1)
     pixel_axes = list(range(1, acc.dim() - 1))
     each_var, each_mean = torch.var_mean(acc, dim=pixel_axes, correction=0)
@@ -156,7 +169,9 @@ def _group_norm_channels_last(
         flat = statistic.expand(own_mean.shape).flatten(1)
         return flat.reshape(flat.shape[0], *[1] * len(pixel_axes), flat.shape[1])
 
-    out = _affine((acc - per_channel(mean)) * per_channel(rstd), weight, bias)
+    factor = _affine(per_channel(rstd), weight, None)
+    summand = -per_channel(mean) * factor
+    out = acc * factor + (summand if bias is None else summand + bias.to(acc.dtype))
     kept = _statistics_dtype(x, weight, bias)
     return out.movedim(-1, 1).to(x.dtype), mean.squeeze(-1).to(kept), rstd.squeeze(-1).to(kept)
 

@@ -22,14 +22,16 @@ from perfuse.graph.attention_chunks import attend_by_chunks
 from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.block_masks import drop_unread_lists
 from perfuse.graph.canonicalize import canonicalize
-from perfuse.graph.channels_last import keep_layouts, lay_channels_last
+from perfuse.graph.channels_last import lay_channels_last, lay_joint_channels_last
 from perfuse.graph.conv_matmuls import conv_matmuls
 from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
 from perfuse.graph.dead_code import eliminate_dead_code
+from perfuse.graph.depthwise_gradients import split_depthwise_gradients
 from perfuse.graph.fold_constants import fold_constants
 from perfuse.graph.join_matmuls import join_matmuls
 from perfuse.graph.known_masks import use_known_masks
 from perfuse.graph.pad_matmuls import pad_matmuls
+from perfuse.graph.patch_matmuls import patch_matmuls
 from perfuse.graph.row_major import lay_row_major
 from perfuse.graph.saving.ties import mark_compared
 from perfuse.graph.seed_random import seed_random
@@ -60,8 +62,8 @@ JOINT_PASSES: list[PassRow] = [
     ("vocabulary_heads", chunk_joint_heads),
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
-    ("channels_last", plain(keep_layouts)),
     ("row_major", lay_row_major),
+    ("channels_last", lay_joint_channels_last),
 ]
 ATEN_PASSES: list[PassRow] = [
     ("block_masks", plain(drop_unread_lists)),
@@ -76,6 +78,8 @@ ATEN_PASSES: list[PassRow] = [
     ("cse_again", plain(eliminate_common_subexpressions)),
     ("channels_last", lay_channels_last),
     ("conv_matmuls", conv_matmuls),
+    ("patch_matmuls", patch_matmuls),
+    ("depthwise_gradients", split_depthwise_gradients),
     ("join_matmuls", plain(join_matmuls)),
     ("batch_matmuls", plain(batch_matmuls)),
     ("pad_matmuls", pad_matmuls),

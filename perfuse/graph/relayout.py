@@ -58,7 +58,7 @@ class Relayout:
         with new.graph.inserting_before(made):
             for copied, old in read.items():
                 if old not in self.restored:
-                    self.restored[old] = _with_strides(copied, old.meta["val"], build)
+                    self.restored[old] = with_strides(copied, old.meta["val"], build)
                 made.replace_input_with(copied, self.restored[old])
         return made
 
@@ -79,9 +79,15 @@ def _strides(value: Any) -> Any:
     return [_strides(v) for v in value] if isinstance(value, (list, tuple)) else None
 
 
-def _with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
-    """A copy with the strides of `wanted`, which cover memory once."""
+def with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
+    """The value with the strides of `wanted`, which cover memory once: a copy, or a view."""
     strides, shape = tuple(wanted.stride()), tuple(wanted.shape)
+    if _differ_at_ones(node.meta["val"], wanted):
+        sizes = [n for n in shape if n != 1]
+        flat = build.call(node, aten.view.default, node, sizes)
+        viewed = build.call(node, aten.view.default, flat, list(shape))
+        if tuple(viewed.meta["val"].stride()) == strides:
+            return viewed
     order = sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1))
     if order == list(range(len(shape))):
         return build.call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
@@ -89,3 +95,11 @@ def _with_strides(node: Node, wanted: torch.Tensor, build: NodeBuilder) -> Node:
     laid = build.call(node, aten.clone.default, given, memory_format=torch.contiguous_format)
     back = [order.index(d) for d in range(len(shape))]
     return build.call(node, aten.permute.default, laid, back)
+
+
+def _differ_at_ones(given: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether the same memory would do: the strides differ where there is no step to make."""
+    if not all(isinstance(n, int) for n in wanted.shape):
+        return False
+    triples = zip(wanted.shape, given.stride(), wanted.stride(), strict=True)
+    return all(n == 1 or a == b for n, a, b in triples)

@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
+from perfuse.graph.channels_last import is_decided
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import tensor_of
 from perfuse.graph.relayout import Relayout, is_any_layout
@@ -24,8 +25,11 @@ PLAIN = torch.contiguous_format
 
 
 def lay_row_major(gm: GraphModule, context: Context) -> GraphModule:
-    """The pass; a graph that would have to restore more strides than it saves copies stays."""
-    if context.target.gpu is not None:
+    """The pass; a graph that would have to restore more strides than it saves copies stays.
+
+    In a half of a joint graph, the copies at the borders of channels-last layouts are meant.
+    """
+    if context.target.gpu is not None or is_decided(gm):
         return gm
     copies = gm.graph.find_nodes(op="call_function", target=aten.clone.default)
     chosen = {n.args[0] for n in copies if n.kwargs == {"memory_format": PLAIN}}

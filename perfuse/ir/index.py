@@ -523,6 +523,12 @@ def _substitute_atom(
     return _of(atom)
 
 
+def divisions_of(index: Dim) -> list[Division]:
+    """The quotients and remainders that are terms or factors of an index."""
+    terms = () if isinstance(index, int) else index.terms
+    return [atom for monomial, _ in terms for atom in monomial if isinstance(atom, Division)]
+
+
 def atoms_of(index: Dim) -> frozenset[Atom]:
     """Every variable, symbol and value atom reached, also inside quotients and remainders."""
     if isinstance(index, int):

@@ -9,6 +9,7 @@ import torch
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.atoms import Division, Variable
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
@@ -140,9 +141,15 @@ class Builder:
         return self.tensor_of(buffer)
 
     def broadcast(self, tensor: Tensor, shape: Sequence[Dim]) -> Tensor:
-        """Expand, computing an expensive value once before it is repeated."""
-        if tensor.value.cost >= _DEAR_COST and tensor.numel != ix.product(tuple(shape)):
-            tensor = self.realize(tensor)
+        """Expand, computing an expensive value once before it is repeated.
+
+        On a CPU, so is one that is looked up by a quotient, which lanes would gather.
+        """
+        is_dear = tensor.value.cost >= _DEAR_COST or (not self.is_gpu and _has_quotients(tensor))
+        if is_dear and tensor.numel != ix.product(tuple(shape)):
+            tensor = (
+                self.realize_copy(tensor) if tensor.value.op == "load" else self.realize(tensor)
+            )
         return expand(tensor, shape)
 
     def view_of(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> View:
@@ -227,6 +234,16 @@ class Builder:
         if node.mutates:
             self._passed.clear()
         self.nodes.append(node)
+
+
+def _has_quotients(tensor: Tensor) -> bool:
+    """Whether an element is read at a quotient or remainder of its position."""
+    indices = [read.index for read in ex.loads_of(tensor.value)]
+    return any(_varies(d) for index in indices for d in ix.divisions_of(index))
+
+
+def _varies(division: Division) -> bool:
+    return any(isinstance(atom, Variable) for atom in ix.atoms_of(division.numerator))
 
 
 def axes_over(shape: Sequence[Dim], reduced: Collection[int] = ()) -> tuple[Axis, ...]:

@@ -147,6 +147,8 @@ class Emitter(emitter.Emitter[Names, Value]):
         elif e.op in ("rand_f32", "randn_f32", "randint64"):
             text = self._random(e, args)
             lanes = args[1].lanes
+        elif e.op == "where" and lanes and not args[0].lanes and e.dtype.is_float:
+            text = f"({args[0].text} ? {spelled[1]} : {spelled[2]})"
         elif e.op in _LIMITS and e.dtype.is_float and any(_is_number(a) for a in e.args):
             # One instruction that gives its second operand where either is NaN.
             limit, other = spelled if _is_number(e.args[0]) else reversed(spelled)
@@ -244,6 +246,11 @@ class Emitter(emitter.Emitter[Names, Value]):
         self, e: Expr, pointer: str, kind: str, mask: Value, stride: Dim | None
     ) -> Value:
         index, fill, live = e.index, self.value(e.args[1]), mask.vector
+        if not mask.is_vector and e.dtype.is_float:
+            # All lanes or none, such as a row of padding: a branch that is predicted.
+            form, place = self._place(pointer, index, stride)
+            text = f"pf::{_LOADS[form]}{self._suffix}<{kind}>({place}{self._live})"
+            return Value(f"({mask.text} ? {text} : {fill.vector})", e.dtype, True)
         if self.tail is not None:
             live = f"pf::land({live}, pf::first_lanes({self.tail}))"
         scalar_fill = literal(0, e.dtype) if fill.is_vector else fill.text

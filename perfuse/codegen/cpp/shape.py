@@ -20,6 +20,9 @@ from perfuse.schedule.transposed import transposed_axis
 BLOCK = 4096
 # A tile of a transposing loop: both sides use up the cache lines they touch.
 TILE_ROWS, TILE_COLUMNS = 32, 64
+# The number of such loads that is worth more than walking through memory in order: the weights of
+# a depthwise convolution, not the statistics of a norm.
+_REREAD = 8
 # Columns of a scatter that one item takes through all its rows.
 SCATTER_BLOCK = 64
 
@@ -52,7 +55,7 @@ def shape_of(kernel: Kernel, lanes: int) -> KernelShape:
     if Role.SCATTER in roles:
         return _scatter_shape(kernel)
     if not columns:
-        return _plain_shape(kernel, rows)
+        return _plain_shape(kernel, rows, lanes)
     last = kernel.axes[-1]
     if not last.reduced and last.atom is not None:
         others = tuple(a for a in rows if a is not last)
@@ -64,7 +67,7 @@ def _looping(axis: Axis) -> Axis | None:
     return axis if axis.atom is not None else None
 
 
-def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...]) -> KernelShape:
+def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...], lanes: int) -> KernelShape:
     if not rows:
         return KernelShape((), (), None)
     *rest, column = rows
@@ -73,8 +76,19 @@ def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...]) -> KernelShape:
     if tile is not None:
         others = tuple(a for a in rest if a is not tile)
         return KernelShape(others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS)
+    if rest and lane is not None and _is_reread(kernel, rest[-1], lane):
+        # One vector of lanes along an axis at a time: what all its steps read stays in registers.
+        return KernelShape(tuple(rest[:-1]), (rest[-1],), lane, block=lanes, is_vertical=True)
     is_long = lane is not None and not (isinstance(lane.size, int) and lane.size <= BLOCK)
     return KernelShape(tuple(rest), (column,), lane, block=BLOCK if is_long else None)
+
+
+def _is_reread(kernel: Kernel, outer: Axis, lane: Axis) -> bool:
+    """Whether most of what a kernel reads for each lane is the same at every step of an axis."""
+    loads = {read for m in kernel.members for read in m.loop.reads()}
+    along = [r for r in loads if lane.atom in r.variables()]
+    same = [r for r in along if outer.atom not in r.variables()]
+    return outer.atom is not None and len(same) >= _REREAD and 3 * len(same) >= len(along)
 
 
 def _scatter_shape(kernel: Kernel) -> KernelShape:

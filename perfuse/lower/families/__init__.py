@@ -10,6 +10,7 @@ from perfuse.lower.families import (
     average_pooling,
     chunks,
     creation,
+    depthwise,
     division,
     grouped_matmul,
     indexing,

@@ -17,6 +17,7 @@ from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import op
 from perfuse.lower.families.views import all_inside, guarded, inside, reindex_unchecked
+from perfuse.lower.layout import dense_order, dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions
 
@@ -98,9 +99,28 @@ def taps(
         yield guarded(moved.value, mask, fill), mask, where
 
 
-def in_memory(builder: Builder, x: Tensor) -> Tensor:
-    """Each element is read by many windows: an expensive one is computed once."""
-    return builder.realize(x) if x.value.cost > _CHEAP_COST else x
+def in_memory(builder: Builder, x: Tensor, place: int = 0) -> Tensor:
+    """Each element is read by many windows: an expensive one is computed once.
+
+    It has the layout of the argument at this place, as the result has it.
+    """
+    if x.value.cost <= _CHEAP_COST:
+        return x
+    return builder.realize(x, dense_strides(builder.arguments[place], builder.symbols))
+
+
+def _laid_as_input(builder: Builder, shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """Strides of a result with the order of dimensions of the argument, as eager's."""
+    traced, symbols = builder.arguments[0], builder.symbols
+    order = dense_order(symbols.dims(traced.shape), symbols.strides(traced.stride()))
+    if order is None:
+        return None
+    strides: dict[int, Dim] = {}
+    step: Dim = 1
+    for d in reversed(order):
+        strides[d] = step
+        step = ix.mul(step, shape[d])
+    return tuple(strides[d] for d in range(len(shape)))
 
 
 def _lowest(dtype: DType) -> Expr:
@@ -130,7 +150,7 @@ def _max_pool(builder: Builder, x: Tensor, window: PoolingWindow) -> tuple[Tenso
     best = _lowest(x.dtype)
     for value, _, _ in taps(x, shape, window, best):
         best = value if best is _lowest(x.dtype) else ex.apply("max", best, value)
-    values = builder.realize(Tensor(shape, x.dtype, best))
+    values = builder.realize(Tensor(shape, x.dtype, best), _laid_as_input(builder, shape))
     return values, Tensor(shape, DType.I64, _first_match(x, values, window))
 
 
@@ -184,7 +204,8 @@ def max_pool2d_with_indices_backward(
     window = window_of(x, 2, *spec)
     if any(d != 1 for d in window.dilation) or math.prod(window.reach) > MOST_TAPS:
         raise CannotLower("gradient of max pooling with dilation or many windows per position")
-    grad, indices = in_memory(builder, grad), builder.realize(indices)
+    laid = dense_strides(builder.arguments[len(args) + 1], builder.symbols)
+    grad, indices = in_memory(builder, grad), builder.realize(indices, laid)
     at = positions(x.shape)
     own = ex.index_value(ix.flat(window.sizes, at[-2:]))
     zero = ex.const(0, grad.dtype.compute)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perfuse.context import Context
-from perfuse.graph.channels_last import keep_layouts, lay_channels_last
+from perfuse.graph.channels_last import lay_channels_last, lay_joint_channels_last
 from tests.harness.compare import assert_as_good_as_eager, norm_complaints
 from tests.triton.contractions import context_for
 from tests.unit.graph.tracing import calls, traced
@@ -49,9 +49,13 @@ def test_operands_are_channels_last_and_results_are_not() -> None:
     assert_as_good_as_eager(got, expected, block(*(t.double() for t in GIVEN)))
 
 
-def test_graphs_of_training_stay() -> None:
-    kept = keep_layouts(traced(block, *GIVEN))
-    assert lay_channels_last(kept, Context.default()) is kept
+def test_joint_graphs_decide_for_both_halves() -> None:
+    dense_ones = traced(lambda x, w: dense(x, w) + dense(x, w), GIVEN[0], torch.randn(16, 3, 3, 3))
+    decided = lay_joint_channels_last(dense_ones, Context.default())
+    assert lay_channels_last(decided, Context.default()) is decided
+    made = lay_joint_channels_last(traced(block, *GIVEN), Context.default())
+    assert lay_channels_last(made, Context.default()) is made
+    assert sum(call.startswith("clone(") for call in calls(made)) == 2
 
 
 def dense(x: Tensor, w: Tensor) -> Tensor:
