@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import sympy
@@ -108,6 +109,27 @@ def _unfloored(floored: sympy.Expr) -> sympy.Expr:
     return second if first == 1 else first
 
 
+# Python's spelling of the functions that PyTorch computes sizes by.
+_INFIX = {"Add": " + ", "Mul": " * ", "Pow": " ** ", "PowByNatural": " ** ", "FloatPow": " ** ",
+          "FloorDiv": " // ", "CleanDiv": " // ", "Mod": " % ", "PythonMod": " % ",
+          "IntTrueDiv": " / ", "FloatTrueDiv": " / ", "LShift": " << ", "RShift": " >> ",
+          "BitwiseFn_bitwise_and": " & ", "BitwiseFn_bitwise_or": " | ",
+          "BitwiseFn_bitwise_xor": " ^ ", "And": " and ", "Or": " or ", "StrictLessThan": " < ",
+          "LessThan": " <= ", "StrictGreaterThan": " > ", "GreaterThan": " >= ",
+          "Equality": " == ", "Unequality": " != "}  # fmt: skip
+_CALLS = {"Max": "max", "Min": "min", "ToFloat": "float", "TruncToInt": "int",
+          "TruncToFloat": "math.trunc", "CeilToInt": "math.ceil", "FloorToInt": "math.floor",
+          "RoundToInt": "round", "RoundDecimal": "round", "Identity": "int",
+          "Abs": "abs"}  # fmt: skip
+_MATH = "OpaqueUnaryFn_"
+
+
+def _of_math(function: str) -> str | None:
+    """The function of `math` that one of PyTorch's stands for: `math.log2`."""
+    name = function.removeprefix(_MATH)
+    return f"math.{name}" if name != function and hasattr(math, name) else None
+
+
 def host_formula(expr: sympy.Expr) -> str:
     """A sympy expression as Python text over symbol names."""
     if expr.is_Integer:
@@ -120,18 +142,11 @@ def host_formula(expr: sympy.Expr) -> str:
         return repr(float(expr))
     args = [host_formula(a) for a in expr.args]
     function = type(expr).__name__
-    infix = {"Add": " + ", "Mul": " * ", "Pow": " ** ", "FloorDiv": " // ", "CleanDiv": " // ",
-             "Mod": " % ", "PythonMod": " % ", "IntTrueDiv": " / ", "FloatTrueDiv": " / ",
-             "And": " and ", "Or": " or ", "StrictLessThan": " < ", "LessThan": " <= ",
-             "StrictGreaterThan": " > ", "GreaterThan": " >= ", "Equality": " == ",
-             "Unequality": " != "}  # fmt: skip
-    if function in infix:
-        return "(" + infix[function].join(args) + ")"
-    calls = {"Max": "max", "Min": "min", "ToFloat": "float", "TruncToInt": "int",
-             "CeilToInt": "math.ceil", "FloorToInt": "math.floor", "RoundToInt": "round",
-             "OpaqueUnaryFn_sqrt": "math.sqrt", "Identity": "int", "Abs": "abs"}  # fmt: skip
-    if function in calls:
-        return f"{calls[function]}({', '.join(args)})"
+    if function in _INFIX:
+        return "(" + _INFIX[function].join(args) + ")"
+    call = _CALLS.get(function) or _of_math(function)
+    if call is not None:
+        return f"{call}({', '.join(args)})"
     if function == "Not":
         return f"(not {args[0]})"
     if function == "Where":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +33,13 @@ def sizes_as_numbers(x: Tensor) -> Tensor:
 
 def concatenate(x: Tensor) -> Tensor:
     return torch.cat([x, x[1:] * 2, x.flip(0)], dim=0)
+
+
+def sizes_by_formula(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Padded for a fast Fourier transform, and a part and factors of odd formulas."""
+    n = x.shape[0]
+    padded = F.pad(x, (0, 0, 0, 2 ** math.ceil(math.log2(n)) - n))
+    return padded * round(n / 3, 1), x[: (n & 3) + (n >> 1)] * math.log(n) + n**1.5
 
 
 FUNCTIONS = (normalise, reshape, sizes_as_numbers, concatenate)
@@ -108,3 +116,12 @@ def test_operands_of_calls_are_laid_out_as_in_eager() -> None:
     for sizes in ((5, 6, 3), (4, 7, 2)):
         x = randn(*sizes).transpose(0, -1)
         assert candidate(x).stride() == function(x).stride()
+
+
+def test_sizes_by_formula() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(sizes_by_formula, backend="perfuse", dynamic=True)
+    for size in (9, 12, 5):
+        x = randn(size, 3)
+        exact = sizes_by_formula(x.double())
+        assert_as_good_as_eager(compiled(x), sizes_by_formula(x), exact)
