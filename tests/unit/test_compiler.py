@@ -23,7 +23,7 @@ from perfuse.target import cpu_features, find_compiler, host_target, parse_size,
 needs_compiler = pytest.mark.skipif(not find_compiler(""), reason="no C++ compiler")
 
 COUNT = """
-#define PF_LANES 8
+#define PF_LANES {lanes}
 #include "perfuse_simd.h"
 #include "simd_reduce.h"
 extern "C" int {name}() {{
@@ -35,7 +35,7 @@ extern "C" int {name}() {{
 
 
 def unit(name: str) -> tuple[str, str]:
-    return name, COUNT.format(name=name)
+    return name, COUNT.format(name=name, lanes=host_target(Settings()).lanes)
 
 
 def context(folder: Path, **cache: object) -> Context:
@@ -80,8 +80,8 @@ class Listening(System):
 def test_units_of_long_kernels_are_compiled_at_a_lower_level(tmp_path: Path) -> None:
     units = [
         unit("kernels"),
-        (f"{LONG_UNIT}0", COUNT.format(name="straight")),
-        (f"{WIDE_UNIT}0", COUNT.format(name="wide")),
+        (f"{LONG_UNIT}0", unit("straight")[1]),
+        (f"{WIDE_UNIT}0", unit("wide")[1]),
     ]
     with replaced(Listening()) as listening:
         entry = build_shared_library(units, context(tmp_path))
