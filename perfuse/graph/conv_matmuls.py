@@ -14,9 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
-from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import is_part, is_same_tensor, known_tensor, tensor_of
-from perfuse.graph.rewrite import NodeBuilder, replace_calls
+from perfuse.graph.rewrite import NodeBuilder, replace_calls, replace_parts
 from perfuse.selection import is_library_selected, is_selecting
 
 aten = torch.ops.aten
@@ -32,7 +31,8 @@ def conv_matmuls(gm: GraphModule, context: Context) -> GraphModule:
     if context.target.gpu is not None:
         return gm
     backward = [n for n in gm.graph.nodes if n.target is aten.convolution_backward.default]
-    return _with_gradients(gm, {n for n in backward if _is_pointwise_backward(n, dtypes)})
+    parted = {n for n in backward if _is_pointwise_backward(n, dtypes)}
+    return replace_parts(gm, parted, _gradient)
 
 
 def _dtypes(context: Context) -> tuple[torch.dtype, ...]:
@@ -123,22 +123,6 @@ def _image(like: Node, points: Node, sizes_of: torch.Tensor, build: NodeBuilder)
 
 
 # -- gradients -----------------------------------------------------------------------------------
-
-
-def _with_gradients(gm: GraphModule, found: set[Node]) -> GraphModule:
-    """The graph with each part of these gradients as a matmul or a sum of its own."""
-    if not found:
-        return gm
-
-    def made(node: Node, new: GraphCopy) -> Node | None:
-        if node in found:
-            return None  # its parts are all that is read
-        call = node.args[0] if is_part(node) else None
-        if not isinstance(call, Node) or call not in found:
-            return new.copy(node)
-        return _gradient(node, call, NodeBuilder(new.graph), new.of)
-
-    return copy_but_for(gm, made)
 
 
 def _gradient(part: Node, call: Node, build: NodeBuilder, copy: dict[Node, Node]) -> Node:

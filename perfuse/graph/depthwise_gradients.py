@@ -14,9 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
-from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import is_part, known_tensor, tensor_of
-from perfuse.graph.rewrite import NodeBuilder
+from perfuse.graph.rewrite import NodeBuilder, replace_parts
 
 aten = torch.ops.aten
 LAST = torch.channels_last
@@ -30,18 +29,7 @@ def split_depthwise_gradients(gm: GraphModule, context: Context) -> GraphModule:
         op="call_function", target=torch.ops.aten.convolution_backward.default
     )
     found = {node for node in calls if _is_large_depthwise(node)}
-    if context.target.gpu is not None or not found:
-        return gm
-
-    def made(node: Node, new: GraphCopy) -> Node | None:
-        if node in found:
-            return None  # its parts are all that is read
-        call = node.args[0] if is_part(node) else None
-        if not isinstance(call, Node) or call not in found:
-            return new.copy(node)
-        return _part(node, call, NodeBuilder(new.graph), new.of)
-
-    return copy_but_for(gm, made)
+    return gm if context.target.gpu is not None else replace_parts(gm, found, _part)
 
 
 def _is_large_depthwise(node: Node) -> bool:

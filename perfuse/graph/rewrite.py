@@ -6,7 +6,7 @@ strides must be the same, no result may begin to share memory with an input, and
 a storage stays.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from perfuse.graph.aliases import Aliases
 from perfuse.graph.blame import working_on
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import is_same_tensor, output_nodes, packet_name, tensor_of
+from perfuse.graph.facts import is_part, is_same_tensor, output_nodes, packet_name, tensor_of
 from perfuse.torch_compat.graphs import last_node, module_of
 
 MAX_STEPS = 16  # rewrites in a row of one node; rules shrink, so this is only a fuse
@@ -190,3 +190,23 @@ def replace_calls(
         return make(node, found[node], NodeBuilder(new.graph), new.of)
 
     return copy_but_for(gm, made, attributes)
+
+
+def replace_parts(
+    gm: GraphModule,
+    found: Collection[Node],
+    make: Callable[[Node, Node, NodeBuilder, dict[Node, Node]], Node],
+) -> GraphModule:
+    """Rebuild each part of these calls by itself; nothing but their parts is read of them."""
+    if not found:
+        return gm
+
+    def made(node: Node, new: GraphCopy) -> Node | None:
+        if node in found:
+            return None
+        call = node.args[0] if is_part(node) else None
+        if not isinstance(call, Node) or call not in found:
+            return new.copy(node)
+        return make(node, call, NodeBuilder(new.graph), new.of)
+
+    return copy_but_for(gm, made)
