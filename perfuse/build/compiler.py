@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.environment import child_environment
 from perfuse.errors import CannotBuild, CompilerFailed, CompilerMissing, LibraryDamaged
+from perfuse.logs import channel
 from perfuse.system import read_file, system, write_file
 from perfuse.target import Target
 
@@ -32,6 +34,13 @@ SYSTEM_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG),
     *(errno.EMFILE, errno.ENFILE, errno.EPERM),
 )
+# Texts of g++ and clang that say the compiler failed, not the source.
+CRASHES = (
+    *("internal compiler error", "PLEASE submit a bug report", "PLEASE ATTACH"),
+    *("Stack dump:", "signal terminated program", "(ended by signal"),
+)
+RETRY_LEVELS = ("-O1", "-O2", "-O0")
+LOG = channel("compile")
 HEADERS = Path(__file__).parent.parent / "codegen" / "cpp"  # what kernels may #include
 
 
@@ -86,6 +95,11 @@ def is_trouble_of_system(output: str) -> bool:
     return any(text in output for text in (*map(os.strerror, SYSTEM_ERRORS), "Bus error"))
 
 
+def has_crashed(output: str) -> bool:
+    """Whether a compiler died by a fault of its own, which another level may not meet."""
+    return any(text in output for text in CRASHES) and not is_trouble_of_system(output)
+
+
 def library_key(units: Sequence[Unit], target: Target, settings: Settings) -> str:
     """The key of the library that the compiler makes of these sources."""
     flags = target.cxx_flags(settings.cpu.opt_level)
@@ -117,7 +131,7 @@ class CompilerRun:
             write_file(self.folder / name, text)
         names = tuple(sources)
         if len(names) == 1:
-            self.run("-shared", *self.flags, names[0], "-o", LIBRARY)
+            self._compile_at_levels("-shared", *self.flags, names[0], "-o", LIBRARY)
         else:
             # Threads suffice: each only waits for its compiler.
             with ThreadPoolExecutor(self.ctx.num_jobs(len(names))) as pool:
@@ -158,7 +172,23 @@ class CompilerRun:
     def _compile(self, source: str) -> None:
         is_lowered = source.startswith((LONG_UNIT, WIDE_UNIT))
         level = ("-O1",) if is_lowered and self.ctx.settings.cpu.opt_level > 1 else ()
-        self.run(*self.flags, *level, "-c", source, "-o", _object(source))
+        self._compile_at_levels(*self.flags, *level, "-c", source, "-o", _object(source))
+
+    def _compile_at_levels(self, *arguments: str) -> None:
+        """Run the compiler, and where it dies by a fault of its own, at other levels."""
+        tried = [word for word in arguments if word.startswith("-O")][-1:]
+        levels = [(), *((level,) for level in RETRY_LEVELS if level not in tried)]
+        for level, following in zip(levels, [*levels[1:], None], strict=True):
+            try:
+                self.run(*arguments, *level)
+            except CompilerFailed as error:
+                if following is None or not has_crashed(error.output):
+                    raise
+                self.ctx.counters.inc("build.compiler_crashed")
+                message = "the compiler crashed and is run again with %s: %s\n%s"
+                LOG.warning(message, *following, shlex.join(error.command), error.output.rstrip())
+            else:
+                return
 
 
 def _object(source: str) -> str:

@@ -113,6 +113,42 @@ def test_a_compiler_ended_by_a_signal(tmp_path: Path) -> None:
         answer(context(tmp_path / "cache", **{"cpu.compiler": str(script)}))
 
 
+CRASHES = {
+    "g++": "kernels.cpp:7:1: internal compiler error: in extract_insn, at recog.cc:2791",
+    "killed": "g++: fatal error: Killed signal terminated program cc1plus",
+    "clang": "PLEASE submit a bug report to https://github.com/llvm/llvm-project/issues/",
+}
+
+
+@pytest.mark.parametrize("message", CRASHES.values(), ids=CRASHES)
+def test_a_compiler_that_crashes_at_one_level(
+    tmp_path: Path, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "crashing++"
+    script.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo crashing++ 1 && exit\nlevel=\n'
+        "for word; do case $word in -O*) level=$word;; esac; done\n"
+        f'case $level in -O3|-O1) echo "{message}"; exit 4;; esac\nexec g++ "$@"\n'
+    )
+    script.chmod(0o755)
+    ctx = context(tmp_path / "cache", **{"cpu.compiler": str(script)})
+    with caplog.at_level("WARNING", "perfuse"):
+        assert answer(ctx) == 42
+    assert ctx.counters["build.compiler_crashed"] == 2
+    assert "run again with -O2" in caplog.text and message in caplog.text
+
+
+def test_a_compiler_that_crashes_at_every_level(tmp_path: Path) -> None:
+    script = tmp_path / "crashing++"
+    script.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo crashing++ 1 && exit\n'
+        'echo "internal compiler error: Segmentation fault"; exit 4\n'
+    )
+    script.chmod(0o755)
+    with pytest.raises(PerfuseError, match="internal compiler error"):
+        answer(context(tmp_path / "cache", **{"cpu.compiler": str(script)}))
+
+
 def test_a_command_with_unbalanced_quotes() -> None:
     with pytest.raises(PerfuseError, match="check the quotes"):
         context(None, **{"cpu.compiler": "g++ '-O2"})
