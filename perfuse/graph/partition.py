@@ -36,7 +36,12 @@ from perfuse.torch_compat.autograd import (
     saved_output_description,
 )
 from perfuse.torch_compat.graphs import module_of
-from perfuse.torch_compat.sizes import free_symbols_of, sym_expression
+from perfuse.torch_compat.sizes import (
+    free_symbols_of,
+    is_from_data,
+    sym_expression,
+    sym_leaves,
+)
 
 UNCHECKED = "saved_tensor_with_no_vc_check"  # AOTAutograd's mark on a value stashed on `ctx`
 
@@ -128,7 +133,7 @@ class Joint:
         `wanted` are those that the backward is written for: what of them is not chosen is made
         again before it is read.
         """
-        saved = _grouped(chosen, self.inputs)
+        saved = _grouped(chosen, self)
         backward, copied = _backward(self, saved, frozenset(wanted) - {*chosen})
         again = (n for n in self.module.graph.nodes if n in copied and n in self.roles.forward)
         return Cut(
@@ -151,18 +156,19 @@ def _overwritten(graph: Graph, inputs: Inputs) -> list[Node]:
     return [node for node in inputs.primals if node.meta.get("desc") in names] if names else []
 
 
-def _grouped(chosen: list[Node], inputs: Inputs) -> Saved:
+def _grouped(chosen: list[Node], joint: Joint) -> Saved:
     """Tensors (those without version checks last), others, and all their sizes."""
+    inputs = joint.inputs
     tensors = [n for n in chosen if tensor_of(n) is not None]
     tensors.sort(key=lambda n: bool(n.meta.get(UNCHECKED)))  # stable
     sizes = [n for n in chosen if is_sym(n)]
     others = [n for n in chosen if not is_sym(n) and tensor_of(n) is None]
     others = [n for n in others if n not in inputs.states]
-    return Saved(tensors, others, _with_bindings(sizes, [*tensors, *inputs.tangents], inputs))
+    return Saved(tensors, others, _with_bindings(sizes, [*tensors, *inputs.tangents], joint))
 
 
 def _symbol_of(node: Node) -> Any | None:
-    """The symbol that a size placeholder is the value of."""
+    """The symbol that a node is the value of."""
     value = node.meta.get("val")
     if not isinstance(value, torch.SymInt):
         return None
@@ -170,15 +176,28 @@ def _symbol_of(node: Node) -> Any | None:
     return expression if getattr(expression, "is_Symbol", False) else None
 
 
-def _with_bindings(sizes: list[Node], tensors: list[Node], inputs: Inputs) -> list[Node]:
-    """`sizes`, with the placeholder of each symbol in a shape of the backward's inputs first."""
-    bindings = {_symbol_of(node): node for node in inputs.primals if _symbol_of(node) is not None}
+def _with_bindings(sizes: list[Node], tensors: list[Node], joint: Joint) -> list[Node]:
+    """`sizes`, with the node of each symbol in a shape of the backward's inputs first."""
+    primals = joint.inputs.primals
+    bindings = {_symbol_of(node): node for node in primals if _symbol_of(node) is not None}
+    bindings |= _bound_by_data(tensors, joint)
     if not bindings:
         return sizes
     bound = [node for node in sizes if _symbol_of(node) is not None]
     symbols = (sorted(free_symbols_of(n.meta["val"]), key=str) for n in [*sizes, *tensors])
     extra = [bindings[symbol] for found in symbols for symbol in found if symbol in bindings]
     return list(dict.fromkeys([*bound, *extra, *sizes]))
+
+
+def _bound_by_data(tensors: list[Node], joint: Joint) -> dict[Any, Node]:
+    """Nodes of the forward that are sizes from data, which no axis of these tensors has alone."""
+    axes = {sym_expression(n) for t in tensors for n in sym_leaves([t.meta["val"]])}
+    found: dict[Any, Node] = {}
+    for node in joint.module.graph.nodes:
+        symbol = _symbol_of(node) if node in joint.roles.forward else None
+        if symbol is not None and is_from_data(symbol) and symbol not in axes:
+            found.setdefault(symbol, node)
+    return found
 
 
 _Key = tuple[Node, bool]  # a node, and whether it is meant in the second forward

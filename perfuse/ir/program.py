@@ -193,6 +193,22 @@ class SizeFromData:
     out: str
     axis: int
 
+    @property
+    def text(self) -> str:
+        return f"{self.out}.size({self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeFormula:
+    """A size that the host computes from others; `inputs` are those that depend on data."""
+
+    symbol: str
+    text: str
+    inputs: tuple[str, ...] = ()
+
+
+NewSize = SizeFromData | SizeFormula
+
 
 class LibraryCall:
     """A node that a library runs, an `Extern` or a `Matmul`: later rooms treat both alike."""
@@ -201,7 +217,7 @@ class LibraryCall:
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
     returns_view: bool = False
-    new_sizes: tuple[SizeFromData, ...] = ()
+    new_sizes: tuple[NewSize, ...] = ()
     window: View | None = None
     after: tuple[str, ...] = ()  # not read, but complete before the call
     if TYPE_CHECKING:
@@ -286,7 +302,7 @@ class Extern(LibraryCall):
     mutates: tuple[str, ...] = ()
     returns_list: bool = False
     returns_view: bool = False  # the result aliases an argument and must be copied
-    new_sizes: tuple[SizeFromData, ...] = ()  # sizes that are known after the call
+    new_sizes: tuple[NewSize, ...] = ()  # sizes that are known after the call
     after: tuple[str, ...] = ()
     takes_out: bool = False  # it writes its one result into memory we own
     origin: Origin = field(default=NOWHERE, compare=False)

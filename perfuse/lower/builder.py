@@ -38,8 +38,9 @@ _DEAR_COST = 4
 class Builder:
     """The one mutable value of this room; a lowering sees it, no later room does."""
 
-    def __init__(self, settings: Any, device: torch.device) -> None:
+    def __init__(self, settings: Any, device: torch.device, isa: str) -> None:
         self.settings = settings
+        self.isa = isa  # of the CPU
         self.device = device  # of the tensors that loops compute on
         # Decisions that suit a GPU are taken for its interpreter too.
         self.is_gpu = device.type != "cpu" or settings.gpu.interpret

@@ -23,6 +23,7 @@ from perfuse.ir.program import (
     Extern,
     LibraryCall,
     Matmul,
+    NewSize,
     Opaque,
     SizeFromData,
     View,
@@ -193,7 +194,10 @@ def _result(builder: Builder, expected: Any) -> Any:
         return builder.symbols.dim(expected)
     if expected is None:
         return None
-    return Opaque(builder.new_name(), expected)
+    opaque = Opaque(builder.new_name(), expected)
+    if isinstance(expected, torch.SymFloat):
+        builder.symbols.give(expected, opaque.name)
+    return opaque
 
 
 def _out_name(result: Any) -> str | None:
@@ -207,9 +211,9 @@ def _out_name(result: Any) -> str | None:
 
 def _new_sizes(
     builder: Builder, outs: Sequence[str | None], expected: Sequence[Any]
-) -> tuple[SizeFromData, ...]:
+) -> tuple[NewSize, ...]:
     """Sizes that are unknown before the call: the number of nonzero elements, for example."""
-    found = []
+    found: list[NewSize] = []
     for out, value in zip(outs, expected, strict=True):
         shape = value.shape if out is not None and isinstance(value, torch.Tensor) else ()
         for axis, size in enumerate(builder.symbols.dims(shape)):

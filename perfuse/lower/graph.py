@@ -34,6 +34,7 @@ from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.origins import Origins
 from perfuse.lower.registry import LOWERINGS, CannotLower, lowering_of
 from perfuse.lower.result_windows import EagerWindows, may_overlap, own_memory
+from perfuse.lower.size_formulas import with_formulas
 from perfuse.lower.tensor import Tensor, cast_tensor, expand, positions, reindex
 from perfuse.torch_compat.ops import is_effect, is_view_op, schema_of
 from perfuse.torch_compat.sizes import symbol_hints
@@ -64,7 +65,7 @@ class _Lowering:
         self.module = module
         self.context = context
         self.device = context.device
-        self.builder = Builder(context.settings, self.device)
+        self.builder = Builder(context.settings, self.device, context.target.isa)
         self.symbols = self.builder.symbols
         self.values: dict[FxNode, Any] = {}
         self.moved: dict[FxNode, Tensor] = {}  # CPU scalars that GPU loops read
@@ -87,9 +88,7 @@ class _Lowering:
             "call_function": self._call,
             "output": self._output,
         }
-        for value in map(traced.value, self.module.graph.find_nodes(op="placeholder")):
-            if traced.is_plain_tensor(value):
-                self.symbols.learn(value)
+        self._learn_sizes()
         for node in self.module.graph.nodes:
             self.builder.origin = self.origins.of(node)
             known, num_emitted = len(self.builder.buffers), len(self.builder.nodes)
@@ -102,16 +101,29 @@ class _Lowering:
             self.origins.settle(node, self.values.get(node), self.builder, is_call)
             if self.has_copies:
                 self._note_reads(node)
+        nodes, formulas = with_formulas(self.builder.nodes, self.symbols)
         return Program(
             inputs=tuple(self.inputs),
             buffers=self.builder.buffers,
-            nodes=tuple(self.builder.nodes),
+            nodes=nodes,
             outputs=self.outputs,
-            symbols=tuple(self.symbols.derived.items()),
+            symbols=tuple((formula.symbol, formula.text) for formula in formulas),
             constants=self._constants(),
             donated=tuple(self.donated),
             hints=symbol_hints(map(traced.value, self.module.graph.find_nodes(op="placeholder"))),
         )
+
+    def _learn_sizes(self) -> None:
+        """Sizes that arguments give: plain ones first, by which formulas can be solved."""
+        values = [*map(traced.value, self.module.graph.find_nodes(op="placeholder"))]
+        tensors = {f"i{i}": v for i, v in enumerate(values) if traced.is_plain_tensor(v)}
+        for number in values:
+            if isinstance(number, torch.SymInt):
+                self.symbols.learn_number(number)
+        for tensor in tensors.values():
+            self.symbols.learn(tensor)
+        for name, tensor in tensors.items():
+            self.symbols.learn_formulas(name, tensor)
 
     def _constants(self) -> dict[str, Any]:
         """The values that the graph module holds, without functions that became formulas."""
@@ -126,12 +138,16 @@ class _Lowering:
         value = node.meta.get("val")
         name = f"i{len(self.inputs)}"
         if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+            if isinstance(value, torch.SymInt) and not self.symbols.learn_number(value):
+                self.symbols.give(value, name)
             dim = self.symbols.dim(value)
             atom = ix.as_atom(dim)
             self.inputs.append(atom.name if isinstance(atom, Symbol) else name)
             self.values[node] = dim
             return
         self.inputs.append(name)
+        if isinstance(value, torch.SymFloat):
+            self.symbols.give(value, name)
         if node.meta.get(DONATED):
             self.donated.append(name)
         self.values[node] = self._tensor_leaf(name, value, BufferKind.INPUT)
@@ -218,6 +234,8 @@ class _Lowering:
         offset = self.symbols.dim(expected.storage_offset())
         shape = self.symbols.dims(expected.shape)
         strides = self.symbols.strides(expected.stride())
+        if self.symbols.unknown([*shape, *strides, offset, start]):
+            return None
         moved = ix.add(ix.add(offset, ix.mul(start, -1)), view.offset)
         window = View(view.buffer, shape, strides, moved)
         if reaches_outside(window, self.builder.buffers[view.buffer]):
@@ -561,9 +579,14 @@ def _runs_in_library(node: FxNode) -> bool:
     row = matmul_op(node.target)
     # A bias of batches is added by a loop, which takes formulas.
     is_matmul = row is not None and not (row.rank == 3 and row.bias is not None)
-    return is_matmul or node.target not in LOWERINGS
+    return is_matmul or node.target not in LOWERINGS or node.target in _ATTENTION
 
 
+# Whoever computes it reads its operands from memory.
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+}
 _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
 
 

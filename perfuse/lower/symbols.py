@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -11,7 +13,7 @@ import torch
 from perfuse.errors import UnsupportedOp
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
-from perfuse.ir.program import sizes_from_data
+from perfuse.ir.program import SizeFormula, sizes_from_data
 from perfuse.torch_compat.sizes import UNKNOWN_LEAST, is_from_data, least_values
 
 
@@ -19,8 +21,9 @@ class Symbols:
     """Names the size symbols of one graph, and the sub-expressions only the host can compute."""
 
     def __init__(self) -> None:
-        self.derived: dict[str, str] = {}  # name -> host formula, in order of definition
+        self.derived: list[SizeFormula] = []  # in order of definition
         self._known: set[str] = set()  # sizes of arguments, and what calls before have found
+        self._given: dict[sympy.Expr, str] = {}  # numbers the program has, and their names there
         self._least: dict[str, int] = {}  # by symbol, as first met: a symbol has one spelling
         self._converted: dict[sympy.Expr, Dim] = {}  # a chain has the same sizes at every step
 
@@ -32,6 +35,23 @@ class Symbols:
                     self._least[name] = max(least, 0)
                     self._known.add(name)
 
+    def learn_formulas(self, name: str, tensor: torch.Tensor) -> None:
+        """Sizes of an argument by formulas of data that no argument gives: it has their value."""
+        for axis, size in enumerate(tensor.shape):
+            expr = sympy.Integer(size) if isinstance(size, int) else size.node.expr
+            if expr not in self._given and not self._can_solve(expr):
+                made = SizeFormula(f"z{len(self.derived)}", f"{name}.size({axis})")
+                self.derived.append(made)
+                self._given[expr] = made.symbol
+                self._known.add(made.symbol)
+
+    def _can_solve(self, expr: sympy.Expr) -> bool:
+        """Whether an argument gives all symbols from data, or this size the one that is left."""
+        missing = {s for s in expr.free_symbols if is_from_data(s)}
+        missing = {s for s in missing if s.name not in self._known}
+        terms = [term for term in expr.args if term.free_symbols & missing] if expr.is_Add else []
+        return not missing or expr.is_Symbol or (len(terms) == 1 and terms[0].is_Symbol)
+
     def dim(self, value: int | torch.SymInt) -> Dim:
         if isinstance(value, int):
             return int(value)
@@ -40,6 +60,28 @@ class Symbols:
         if found is None:
             found = self._converted[expr] = self._convert(self._expression(value))
         return found
+
+    def learn_number(self, value: torch.SymInt) -> bool:
+        """An argument that is a size symbol, and has its name; False if it is a formula."""
+        expr = value.node.expr
+        if expr.is_Symbol:
+            self._known.add(expr.name)
+        return bool(expr.is_Symbol)
+
+    def give(self, value: Any, name: str) -> None:
+        """An argument or a result of a call is this number, which may be a formula of data."""
+        expr = value.node.expr
+        if any(map(is_from_data, expr.free_symbols)):
+            self._given.setdefault(expr, name)
+            self._known.add(name)
+
+    def unknown(self, sizes: Iterable[Dim]) -> list[str]:
+        """The symbols from data that neither an argument nor a call so far gives."""
+        return [name for name in sizes_from_data(sizes) if name not in self._known]
+
+    def can_compute(self, formula: SizeFormula) -> bool:
+        """Whether arguments or calls so far give all inputs of a formula."""
+        return all(name in self._known for name in formula.inputs)
 
     def newly_known(self, size: Dim) -> list[str]:
         """The symbol that this size is, where it comes from data and is met for the first time."""
@@ -69,6 +111,8 @@ class Symbols:
     def _convert(self, expr: sympy.Expr) -> Dim:
         if expr.is_Integer:
             return int(expr)
+        if expr in self._given:
+            return ix.symbol(self._given[expr], _least(expr), is_from_data=True)
         if expr.is_Symbol:
             return ix.symbol(expr.name, self._least[expr.name], is_from_data(expr))
         if expr.is_Add:
@@ -86,17 +130,26 @@ class Symbols:
 
     def _opaque(self, expr: sympy.Expr) -> Dim:
         """A formula outside the algebra: the host computes it once, kernels see a symbol."""
-        if any(map(is_from_data, expr.free_symbols)):
-            # Such formulas are computed at the start of a call, before any data is known.
-            raise UnsupportedOp(f"size formula {expr} of a size that depends on data")
-        formula = host_formula(expr)
-        least = 0 if expr.is_nonnegative else UNKNOWN_LEAST
-        for name, known in self.derived.items():
-            if known == formula:
-                return ix.symbol(name, least)
-        name = f"z{len(self.derived)}"
-        self.derived[name] = formula
-        return ix.symbol(name, least)
+        text, inputs = host_formula(expr, self._given), tuple(self._data_in(expr))
+        found = [formula.symbol for formula in self.derived if formula.text == text]
+        name = found[0] if found else f"z{len(self.derived)}"
+        if not found:
+            self.derived.append(SizeFormula(name, text, inputs))
+            self._known.add(name)
+        return ix.symbol(name, _least(expr), is_from_data=bool(inputs))
+
+    def _data_in(self, expr: sympy.Basic) -> list[str]:
+        """The names of the numbers from data that a formula is computed from."""
+        if expr in self._given:
+            return [self._given[expr]]
+        if expr.is_Symbol:
+            return [expr.name] if is_from_data(expr) else []
+        names = (name for argument in expr.args for name in self._data_in(argument))
+        return list(dict.fromkeys(names))
+
+
+def _least(expr: sympy.Expr) -> int:
+    return 0 if expr.is_nonnegative else UNKNOWN_LEAST
 
 
 def _is_floored(expr: sympy.Basic) -> bool:
@@ -122,6 +175,7 @@ _CALLS = {"Max": "max", "Min": "min", "ToFloat": "float", "TruncToInt": "int",
           "RoundToInt": "round", "RoundDecimal": "round", "Identity": "int",
           "Abs": "abs"}  # fmt: skip
 _MATH = "OpaqueUnaryFn_"
+_NONE: Mapping[sympy.Expr, str] = MappingProxyType({})
 
 
 def _of_math(function: str) -> str | None:
@@ -130,8 +184,10 @@ def _of_math(function: str) -> str | None:
     return f"math.{name}" if name != function and hasattr(math, name) else None
 
 
-def host_formula(expr: sympy.Expr) -> str:
-    """A sympy expression as Python text over symbol names."""
+def host_formula(expr: sympy.Expr, given: Mapping[sympy.Expr, str] = _NONE) -> str:
+    """A sympy expression as Python text over symbol names, and the names of what is given."""
+    if expr in given:
+        return given[expr]
     if expr.is_Integer:
         return str(int(expr))
     if expr.is_Symbol:
@@ -140,7 +196,7 @@ def host_formula(expr: sympy.Expr) -> str:
         return str(bool(expr))
     if expr.is_Float or expr.is_Rational:
         return repr(float(expr))
-    args = [host_formula(a) for a in expr.args]
+    args = [host_formula(a, given) for a in expr.args]
     function = type(expr).__name__
     if function in _INFIX:
         return "(" + _INFIX[function].join(args) + ")"

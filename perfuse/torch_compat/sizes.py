@@ -19,8 +19,8 @@ def free_symbols_of(value: Any) -> set[Any]:
 
 
 def is_from_data(symbol: Any) -> bool:
-    """Whether a size symbol stands for a number that only data decides."""
-    return symbol_is_type(symbol, SymT.UNBACKED_INT)
+    """Whether a symbol stands for a number that only data decides: a size, or a float."""
+    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
 def has_hint(size: Any) -> bool:

@@ -18,6 +18,7 @@ from perfuse.codegen.host.guards import WatchedMemory
 from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.codegen.host.storage import views_from_calls
 from perfuse.codegen.host.tables import GpuTables
+from perfuse.errors import SpecError
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Division, Indirect, Quotient, Symbol
 from perfuse.ir.dtype import to_torch
@@ -66,6 +67,10 @@ class HostWriter(WatchedMemory):
         for name, formula in self.program.symbols:
             self.w.line(f"{name} = {formula}")
             self.known_symbols.add(name)
+        calls = [step for step in self.plan.steps if isinstance(step, LibraryCall)]
+        unset = {*self.sizes} - self.known_symbols - {n for call in calls for n in call.makes()}
+        if unset:  # kernels would read what a call before has left there
+            raise SpecError(f"no argument or call gives the sizes {', '.join(sorted(unset))}")
 
     def _fill_sizes(self) -> None:
         """Put the sizes that are known at entry into their table."""
@@ -163,7 +168,7 @@ class HostWriter(WatchedMemory):
         copied = [name for name in step.outs if name and step.returns_view]
         self._run(f"{left} = {function_name(step.op)}({', '.join(args)})", step.op, copied)
         for size in step.new_sizes:
-            self.w.line(f"{size.symbol} = {size.out}.size({size.axis})")
+            self.w.line(f"{size.symbol} = {size.text}")
         for name in step.outs:
             if name is not None and name in self.program.buffers:
                 self._adopt(name)
