@@ -1,6 +1,7 @@
 """Matmuls with an epilogue on the CPU: eager, the peer and Perfuse, with and without max-autotune.
 
 python -m benchmarks.cpu_matmuls --threads 2 --only 'mm_' --budget 4
+python -m benchmarks.cpu_matmuls --threads 1 --random 20 --only random
 
 With one thread the clock is the CPU time of that thread, which a busy machine disturbs little.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import re
 import time
 from collections.abc import Callable
@@ -44,23 +46,32 @@ LINEAR_LAYERS = {
 }
 
 
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A function of x, a weight and a bias, and their sizes."""
 
     name: str
-    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    function: Function
     sizes: tuple[int, int, int]  # rows, depth, columns
     dtype: torch.dtype = torch.float32
     is_linear: bool = True  # the weight is stored by columns
+    is_transposed: bool = False  # x is stored by columns
+    weight: torch.dtype | None = None  # of the weight, if not that of x
+    is_residual: bool = False  # the last operand has the shape of the result
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         rows, depth, columns = self.sizes
         shape = (columns, depth) if self.is_linear else (depth, columns)
         generator = torch.Generator().manual_seed(0)
-        shapes = ((rows, depth), shape, (columns,))
-        drawn = [torch.randn(each, generator=generator).to(self.dtype) for each in shapes]
-        return drawn[0], drawn[1], drawn[2]
+        last = (rows, columns) if self.is_residual else (columns,)
+        shapes = ((rows, depth), shape, last)
+        x, w, b = (torch.randn(each, generator=generator).to(self.dtype) for each in shapes)
+        if self.weight is not None:
+            w = (w * 40).clamp(-127, 127).to(self.weight)
+        return (x.mT.contiguous().mT if self.is_transposed else x), w, b
 
 
 def relu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -73,6 +84,44 @@ def gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
+
+
+def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x, w, b)
+
+
+def dequantised(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x, w.to(x.dtype)) * b
+
+
+def residual(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return b + F.linear(x, w)
+
+
+KINDS: tuple[tuple[str, Function, dict[str, Any]], ...] = (
+    ("linear", linear, {}),
+    ("gelu", linear_gelu, {}),
+    ("residual", residual, {"is_residual": True}),
+    ("int8", dequantised, {"weight": torch.int8}),
+    ("relu", relu, {"is_linear": False}),
+    ("transposed", linear_gelu, {"is_transposed": True}),
+)
+
+
+def random_rows(count: int) -> list[Row]:
+    """Matmuls of random sizes, odd ones among them, of at most 2**30 multiplications."""
+    draw, found = random.Random(0), []
+    while len(found) < count:
+        m, k, n = (round(2 ** draw.uniform(low, 12)) for low in (0, 6, 6))
+        if draw.random() < 0.5:
+            k, n = 64 * math.ceil(k / 64), 64 * math.ceil(n / 64)
+        name, function, options = KINDS[len(found) % len(KINDS)]
+        dtype = draw.choice((torch.float32, torch.bfloat16))
+        if 1 << 18 <= m * k * n <= 1 << 30:
+            kind = "f32" if dtype is torch.float32 else "bf16"
+            title = f"random_{name}_{kind}_{m}x{k}x{n}"
+            found.append(Row(title, function, (m, k, n), dtype, **options))
+    return found
 
 
 def rows() -> list[Row]:
@@ -127,12 +176,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="")
     parser.add_argument("--budget", type=float, default=4.0, help="seconds of measuring a row")
+    parser.add_argument("--random", type=int, default=0, help="matmuls of random sizes besides")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     others = [name for name in CONTESTANTS if name != "perfuse tuned"]
     table = Table("case", *CONTESTANTS, *(f"over {name}" for name in others))
     ratios: dict[str, list[float]] = {name: [] for name in others}
-    for row in rows():
+    for row in (*rows(), *random_rows(arguments.random)):
         if not re.search(arguments.only, row.name):
             continue
         found = take_turns(steps_of(row), arguments.budget, clock_of(arguments.threads))

@@ -79,6 +79,7 @@ class Target:
     compiler_version: str
     gpu: Gpu | None = None  # where kernels run; None runs them on the CPU
     compiler_wanted: str = ""  # the compiler that was asked for by name
+    has_bf16_pairs: bool = False  # an instruction multiplies pairs of bfloat16
 
     def __str__(self) -> str:
         if self.gpu is not None:
@@ -193,10 +194,14 @@ def cache_sizes(indices: Iterable[Path]) -> dict[int, int]:
     return sizes
 
 
+def _features() -> frozenset[str]:
+    return cpu_features(_read(Path("/proc/cpuinfo")))
+
+
 @cache
 def _machine() -> tuple[str, tuple[str, ...], dict[int, int]]:
     arch = platform.machine() or "unknown"
-    isas = supported_isas(arch, cpu_features(_read(Path("/proc/cpuinfo"))))
+    isas = supported_isas(arch, _features())
     indices = sorted(SYSFS_CACHES.glob("index*")) if SYSFS_CACHES.is_dir() else ()
     return arch, isas, cache_sizes(indices)
 
@@ -237,6 +242,7 @@ def _target(simd: str, num_threads: int, compiler: str) -> Target:
         compiler=command,
         compiler_version=version,
         compiler_wanted=compiler,
+        has_bf16_pairs=isa == "avx512" and "avx512_bf16" in _features(),
     )
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from perfuse.candidates.library import CpuMatmul
 from perfuse.decision import Choice
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import BufferKind, Matmul, Program
+from perfuse.ir.program import BufferKind, Matmul, Program, sizes_from_data
 from perfuse.schedule.plan import Plan
+from perfuse.schedule.size_hints import value_of
 
 _REASON = "measured fastest of the libraries here"
 
 
 def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul | None:
-    """The candidates to race; None for small matmuls and those that only one library computes."""
+    """The candidates to race; None for small matmuls and those that only one library computes.
+
+    Sizes that calls decide have their likely values: a library's call computes any.
+    """
     a, b, bias = node.operands.a, node.operands.b, node.operands.bias
     if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:
         return None
@@ -24,10 +27,12 @@ def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul 
     if any(program.buffers[v.buffer].dtype is not DType.F32 for v in views):
         return None
     dims = [d for v in views for d in (*v.shape, *v.strides)]
-    if not all(isinstance(d, int) for d in dims) or (bias is not None and len(bias.shape) != 1):
+    if sizes_from_data(dims) or (bias is not None and len(bias.shape) != 1):
         return None
-    known: Any = (*a.shape, b.shape[1], a.strides, b.strides)
-    rows, depth, columns, a_strides, b_strides = known
+    (rows, depth), (_, columns), a_strides, b_strides = (
+        (value_of(first, program.hints), value_of(second, program.hints))
+        for first, second in (a.shape, b.shape, a.strides, b.strides)
+    )
     if rows * depth * columns < least_work:
         return None
     return CpuMatmul(rows, columns, depth, a_strides, b_strides, bias is not None)

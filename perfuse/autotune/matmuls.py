@@ -7,7 +7,8 @@ that tune more, the candidates are those of all selected sources (`select.py`).
 
 Default mode has a second for a graph. A matmul that the graph computes most often is raced first:
 a race costs as much as a few calls, so what it may save grows with their number. One that does not
-fit into the time that is left is computed as the most similar one that was raced.
+fit into the time that is left is raced with fewer rows, or computed as the most similar one that
+was raced.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from perfuse.autotune.contest import Contest
 from perfuse.autotune.contractions import tune_contractions
 from perfuse.autotune.device_kind import device_kind, library_versions
 from perfuse.autotune.exactness import MOST_ERROR, error_gate
+from perfuse.autotune.known_contractions import with_known_contractions
 from perfuse.autotune.library_calls import cpu_matmul_of as cpu_matmul_of
 from perfuse.autotune.library_calls import with_library_call
 from perfuse.autotune.race import Enter, Rules, race, within
@@ -55,6 +57,8 @@ _CALLS_OF_A_RACE = 4
 _NOMINAL_SPEED = 25e9
 # The most doublings and halvings of sizes between similar matmuls.
 _SIMILAR = 4.0
+# Rows that stand for more of them: with fewer, libraries take other kernels.
+_FEWEST_ROWS = 64
 
 
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
@@ -71,6 +75,9 @@ def tune_matmuls(plan: Plan, context: Context) -> Plan:
     apart = {out for out, problem in found.items() if _is_offered_elsewhere(problem, context)}
     plan, first = tune_library_calls(plan, {out: found[out] for out in apart}, context)
     plan, decided = tune_contractions(plan, context, first)
+    if not is_selecting(context.settings):
+        plan, known = with_known_contractions(plan, context, decided)
+        decided = {*decided, *known}
     rest = {out: problem for out, problem in found.items() if out not in {*apart, *decided}}
     return tune_library_calls(plan, rest, context)[0]
 
@@ -123,8 +130,25 @@ def _decide_all(asked: Sequence[CpuMatmul], context: Context) -> dict[CpuMatmul,
         has_time = expected_race_s(problem, decisions) < left_s or is_selecting(context.settings)
         share_s = left_s / (len(asked) - number)
         decisions[problem] = decide(problem, context, share_s if has_time else 0.0)
+        part = _part_within(share_s, problem, decisions)
+        if decisions[problem].reason == OUT_OF_TIME and part is not None:
+            decisions[part] = decide(part, context, share_s)
     late = [problem for problem, made in decisions.items() if made.reason == OUT_OF_TIME]
     return decisions | {problem: _like_the_most_similar(problem, decisions) for problem in late}
+
+
+def _part_within(
+    seconds: float, problem: CpuMatmul, decisions: Mapping[CpuMatmul, Decision]
+) -> CpuMatmul | None:
+    """The matmul with so few rows that a race fits into the time; None where that is too few."""
+    least = max(_FEWEST_ROWS, math.ceil(problem.rows / 2**_SIMILAR))
+    rows = problem.rows
+    while rows > least:
+        rows = max(least, rows // 2)
+        part = replace(problem, rows=rows)
+        if expected_race_s(part, decisions) < seconds:
+            return None if part in decisions else part
+    return None
 
 
 def expected_race_s(problem: CpuMatmul, decisions: Mapping[CpuMatmul, Decision]) -> float:

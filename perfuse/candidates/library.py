@@ -67,7 +67,9 @@ class CpuMatmul:
 def choices_of(problem: CpuMatmul) -> Sequence[Choice]:
     """The library calls that compute it, the default first."""
     default = "aten.addmm.out" if problem.has_bias else "aten.mm.out"
-    return tuple(map(library, (default, *(row.op for row in RIVALS if row.is_available()))))
+    right = (problem.depth, problem.columns), problem.b_strides
+    rivals = [row.op for row in RIVALS if row.is_available() and row.reads(*right)]
+    return tuple(map(library, (default, *rivals)))
 
 
 @dataclass(frozen=True, slots=True)

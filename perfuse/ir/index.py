@@ -305,6 +305,18 @@ def _part_by_scale(index: Index, divisor: int) -> tuple[int, Dim, Dim] | None:
     return None
 
 
+def _content(index: Dim) -> int:
+    """The greatest number that divides an index whatever its symbols are."""
+    return math.gcd(*(c for _, c in _all_terms(index)))
+
+
+def _shrunk(index: Dim, by: int) -> Dim:
+    """The index divided by a number that divides all its terms; the constant is rounded down."""
+    if isinstance(index, int):
+        return index // by
+    return _index(tuple((m, c // by) for m, c in index.terms), index.const // by)
+
+
 def floordiv(numerator: Dim, divisor: Dim) -> Dim:
     if divisor == 1:
         return numerator
@@ -318,15 +330,15 @@ def floordiv(numerator: Dim, divisor: Dim) -> Dim:
     inner = as_atom(rest)
     if isinstance(inner, Quotient):
         return add(quotient, floordiv(inner.numerator, mul(inner.divisor, divisor)))
-    if isinstance(divisor, int) and isinstance(rest, Index):
-        common = math.gcd(divisor, *(c for _, c in rest.terms))
+    if isinstance(rest, Index):
+        content = _content(divisor)
+        common = math.gcd(content, *(c for _, c in rest.terms))
         if common > 1:
-            shrunk = _index(tuple((m, c // common) for m, c in rest.terms), rest.const // common)
-            return add(quotient, floordiv(shrunk, divisor // common))
-        parted = _part_by_scale(rest, divisor)
+            return add(quotient, floordiv(_shrunk(rest, common), _shrunk(divisor, common)))
+        parted = _part_by_scale(rest, content)
         if parted is not None:
             scale, coarse, _ = parted
-            return add(quotient, floordiv(coarse, divisor // scale))
+            return add(quotient, floordiv(coarse, _shrunk(divisor, scale)))
     return add(quotient, _of(_division(Quotient, rest, divisor, "//")))
 
 
@@ -340,19 +352,19 @@ def mod(numerator: Dim, divisor: Dim) -> Dim:
         return rest
     if is_within(add(rest, divisor), divisor):
         return add(rest, divisor)
-    if isinstance(divisor, int) and isinstance(rest, Index):
-        common = math.gcd(divisor, rest.const, *(c for _, c in rest.terms))
+    if isinstance(rest, Index):
+        content = _content(divisor)
+        common = math.gcd(content, rest.const, *(c for _, c in rest.terms))
         if common > 1:
-            shrunk = _index(tuple((m, c // common) for m, c in rest.terms), rest.const // common)
-            return mul(mod(shrunk, divisor // common), common)
-        parted = _part_by_scale(rest, divisor)
+            return mul(mod(_shrunk(rest, common), _shrunk(divisor, common)), common)
+        parted = _part_by_scale(rest, content)
         if parted is not None:
             scale, coarse, fine = parted
-            return add(mul(mod(coarse, divisor // scale), scale), fine)
-        inner = as_atom(rest)
-        if isinstance(inner, Remainder) and isinstance(inner.divisor, int):
-            if inner.divisor % divisor == 0:
-                return mod(inner.numerator, divisor)
+            return add(mul(mod(coarse, _shrunk(divisor, scale)), scale), fine)
+    inner = as_atom(rest)
+    if isinstance(inner, Remainder) and isinstance(inner.divisor, int):
+        if isinstance(divisor, int) and inner.divisor % divisor == 0:
+            return mod(inner.numerator, divisor)
     return _of(_division(Remainder, rest, divisor, "%"))
 
 

@@ -89,6 +89,8 @@ class RivalCall:
     op: str
     arguments: Callable[[Operands[Any]], tuple[Any, ...]]  # of views, or of tensors to measure it
     is_available: Callable[[], bool] = lambda: True
+    # Whether it has a kernel for a second operand of these sizes and strides.
+    reads: Callable[[Sequence[int], Sequence[int]], bool] = lambda shape, strides: True
 
 
 def _has_linear() -> bool:
@@ -96,10 +98,18 @@ def _has_linear() -> bool:
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-# oneDNN's takes the second operand transposed.
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a matrix is stored without gaps, by rows or by columns."""
+    rows, columns = shape
+    steps = tuple(1 if size == 1 else step for size, step in zip(shape, strides, strict=True))
+    return steps in ((1 if rows == 1 else columns, 1), (1, 1 if columns == 1 else rows))
+
+
+# oneDNN's takes the second operand transposed. With gaps between its rows or columns it computes
+# element by element: 128x192x128 takes 60 ms in place of 0.05 on one core of Zen 5.
 LINEAR = "mkldnn._linear_pointwise.default"
 RIVALS: list[RivalCall] = [
-    RivalCall(LINEAR, lambda x: (x.a, x.b.T, x.bias, "none", [], ""), _has_linear),
+    RivalCall(LINEAR, lambda x: (x.a, x.b.T, x.bias, "none", [], ""), _has_linear, _is_dense),
 ]
 
 

@@ -69,12 +69,23 @@ def test_other_matmuls_are_measured_on_their_own(
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_candidates_agree(has_bias: bool) -> None:
-    strided = replace(PROBLEM, b_strides=(1, 300), has_bias=has_bias)
+    strided = replace(PROBLEM, a_strides=(300, 1), b_strides=(1, 256), has_bias=has_bias)
     enter = entered(strided, tuple(operand.tensor() for operand in strided.operands()))
     ours, linear = (enter(choice)().clone() for choice in choices_of(strided))
     # Each sums 256 products in an order of its own.
     limit = 2 * 256 * torch.finfo(torch.float32).eps * float(ours.abs().max())
     assert float((ours - linear).abs().max()) <= limit
+
+
+@pytest.mark.skipif(not RIVALS[0].is_available(), reason="one library only")
+def test_a_library_without_a_kernel_for_gaps_takes_no_part() -> None:
+    """oneDNN computes a weight with gaps element by element, a thousand times as slowly."""
+    dense = ((256, 1), (1, 256))
+    for strides in (*dense, (1, 300), (300, 1), (512, 2), (2, 512)):
+        names = [choice.name for choice in choices_of(replace(PROBLEM, b_strides=strides))]
+        assert (LINEAR in names) == (strides in dense), strides
+    column = CpuMatmul(64, 1, 256, (256, 1), (1, 7), has_bias=False)
+    assert LINEAR in [choice.name for choice in choices_of(column)], "a single column has no gaps"
 
 
 def test_random_state_is_untouched(context: Context) -> None:
@@ -183,3 +194,28 @@ def test_an_explanation_shows_decisions(context: Context, monkeypatch: pytest.Mo
     assert 'Measured: 1 choice, 1 other than the default; .stage("decisions")' in str(explained)
     assert f"chosen  {LINEAR}" in explained.stage("decisions")
     assert "Measured" not in str(perfuse.explain(torch.mm, f32(8, 8), f32(8, 8)))
+
+
+def test_sizes_that_calls_decide_are_raced_by_their_hints(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[matmuls.CpuMatmul] = []
+
+    def linear_wins(problem: matmuls.CpuMatmul, *_: Any) -> Decision:
+        asked.append(problem)
+        return chosen(LINEAR)
+
+    monkeypatch.setattr(matmuls, "decide", linear_wins)
+    weight, bias = torch.randn(300, 256), torch.randn(300)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight, bias).relu()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="perfuse", dynamic=True)
+    with fresh_cache():
+        for rows in (64, 3, 500):
+            x = torch.randn(rows, 256)
+            exact = F.linear(x.double(), weight.double(), bias.double()).relu()
+            assert_as_good_as_eager(compiled(x), fn(x), exact)
+    assert [(p.rows, p.depth, p.columns) for p in asked] == [(64, 256, 300)]

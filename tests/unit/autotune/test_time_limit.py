@@ -22,6 +22,7 @@ from perfuse.candidates.request import RandomTensor
 from perfuse.context import Context
 from perfuse.counters import Counters
 from perfuse.decision import OUT_OF_TIME, Choice, Decision, Rival, undecided, unremembered
+from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Plan
 from tests.unit.autotune.questions import question
 from tests.unit.graph.tracing import traced
@@ -164,6 +165,21 @@ def test_matmuls_without_time_follow_the_most_similar(
     # It sums more products than any that was raced, so that nobody judged its errors.
     deeper = by_work["matmul 16x64x16"]
     assert deeper.reason == OUT_OF_TIME and deeper.chosen == deeper.rivals[0].choice
+
+
+def test_a_matmul_too_large_for_the_time_is_raced_with_fewer_rows(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raced = decided(1e12, monkeypatch)
+    limited_to = replace(context, tune_until=time.perf_counter() + 100)
+    monkeypatch.setattr(matmuls, "_NOMINAL_SPEED", 4 * 1024 * 16 * 32 / 150)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    plan = tuned(limited_to, lambda x, y: [x @ y], f32(1024, 16), f32(16, 32))
+    assert [str(problem) for problem in raced] == ["matmul 512x16x32"]
+    by_subject = {d.subject: d for d in plan.decisions}
+    whole, part = by_subject["matmul 1024x16x32"], by_subject["matmul 512x16x32"]
+    assert whole.reason == OUT_OF_TIME and whole.chosen == part.chosen != whole.rivals[0].choice
+    assert [s.choice for s in plan.steps if isinstance(s, Matmul)] == [part.chosen]
 
 
 def test_one_round_suffices_where_the_winner_is_clear() -> None:

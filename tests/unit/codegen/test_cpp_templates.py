@@ -123,6 +123,39 @@ def test_isa(isa: str) -> None:
         check(*FUSED["bias and gelu"], context_of(isa, threads=1))
 
 
+def linear_of_halves(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return torch.tanh(torch.nn.functional.linear(x, w, bias))
+
+
+@pytest.mark.parametrize("sizes", [(1, 7, 3), (3, 31, 6), (5, 64, 33), (13, 1100, 261)], ids=str)
+def test_pairs_of_bfloat16(sizes: tuple[int, int, int]) -> None:
+    """Dot products by the instruction for two products: odd depths, edges, several parts."""
+    context = context_of(threads=2)
+    if not context.target.has_bf16_pairs:
+        pytest.skip("this CPU does not multiply pairs of bfloat16")
+    m, k, n = sizes
+    inputs = tuple(x.bfloat16() for x in (f32(m, k), f32(n, k), f32(n)))
+    (plan,) = plans_of(linear_of_halves, *inputs, context=context)
+    kinds = [t.kind for t in propose(kernel_of(plan), plan.program.buffers, context.target)]
+    assert kinds[:2] == [CppTemplateKind.PAIRS] * 2
+    check(linear_of_halves, inputs, context, most=2)
+
+
+def test_pairs_are_for_machines_and_types_that_have_them() -> None:
+    context = context_of()
+    inputs = f32(4, 64), f32(32, 64), f32(32)
+    halves = tuple(x.bfloat16() for x in inputs)
+    for has, given, is_proposed in (
+        (True, halves, True),
+        (True, inputs, False),
+        (False, halves, False),
+    ):
+        target = replace(context.target, isa="avx512", lanes=16, has_bf16_pairs=has)
+        (plan,) = plans_of(linear_of_halves, *given, context=context)
+        found = propose(kernel_of(plan), plan.program.buffers, target)
+        assert any(t.kind is CppTemplateKind.PAIRS for t in found) == is_proposed
+
+
 def test_one_function_for_all_sizes() -> None:
     """Dynamic sizes are arguments: nothing, one, primes, and more than a block."""
     context = context_of()

@@ -25,6 +25,7 @@ from tests.unit.ir.algebra import (
     evaluate,
 )
 
+ROW = ix.var("row", 60)
 A, B, M, W = (VARIABLES[name] for name in "abmw")
 PLANE = ix.mul(WIDTH, ix.add(N, K))
 IN_PLANE = ix.var("p", PLANE)
@@ -166,6 +167,14 @@ SIMPLIFIED: list[tuple[Dim, Dim]] = [
     (ix.floordiv(ix.add(ix.mul(A, PLANE), IN_PLANE), ix.mul(PLANE, 3)), 0),
     (ix.mod(ix.floordiv(ix.var("x", ix.mul(N, K)), N), K),
      ix.floordiv(ix.var("x", ix.mul(N, K)), N)),
+    # Rows of four elements, n of them in a plane: what joins batch and rows divides no element.
+    (ix.floordiv(ix.add(ix.mul(ROW, 4), B), ix.mul(N, 4)), ix.floordiv(ROW, N)),
+    (ix.mod(ix.add(ix.mul(ROW, 4), B), ix.mul(N, 4)), ix.add(ix.mul(ix.mod(ROW, N), 4), B)),
+    (ix.floordiv(ix.mul(ROW, 4), ix.mul(N, 6)), ix.floordiv(ix.mul(ROW, 2), ix.mul(N, 3))),
+    (ix.floordiv(ix.add(ix.mul(ROW, 4), B), ix.add(ix.mul(N, 4), ix.mul(K, 8))),
+     ix.floordiv(ROW, ix.add(N, ix.mul(K, 2)))),
+    (ix.add(ix.mul(ix.mul(ix.floordiv(ix.add(ix.mul(ROW, 4), B), ix.mul(N, 4)), N), 4),
+            ix.mul(ix.mod(ROW, N), 4)), ix.mul(ROW, 4)),
 ]  # fmt: skip
 
 

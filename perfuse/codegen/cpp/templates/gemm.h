@@ -276,6 +276,137 @@ PF_FN void gemm_dots(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, 
   });
 }
 
+// ---- few rows of bfloat16: two products an instruction ----------------------------------------------
+
+#if PF_LANES == 16 && defined(__AVX512F__) && defined(__x86_64__)
+// Sixteen pairs of bfloat16.
+typedef vec<int32_t> Pairs;
+PF_FN Pairs load_pairs(const bf16* p) {
+  Pairs r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return r;
+}
+// The first n elements, and 0.
+PF_FN Pairs load_pairs_n(const bf16* p, int64_t n) {
+  bf16 all[2 * lanes] = {};
+  __builtin_memcpy(all, p, n * sizeof(bf16));
+  return load_pairs(all);
+}
+// Both products of every pair added to its sum. By name, not by a flag of the compiler: the rest of the library runs on
+// machines without the instruction, and there this is computed in two steps.
+template <bool NATIVE> PF_FN vec<float> add_products(vec<float> sum, Pairs a, Pairs b) {
+  if constexpr (NATIVE) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  } else {
+    const Pairs high = splat<int32_t>(-65536);
+    sum = fma(bits_as<vec<float>>((Pairs)(a << 16)), bits_as<vec<float>>((Pairs)(b << 16)), sum);
+    return fma(bits_as<vec<float>>((Pairs)(a & high)), bits_as<vec<float>>((Pairs)(b & high)), sum);
+  }
+}
+
+// Lane i of the result is the sum of v[i].
+PF_FN vec<float> sums_of(vec<float>* v) {
+#define PF_HALVE(D)                  \
+  for (int i = 0; i < D; i++) {      \
+    exchange<D>(v[i], v[i + D]);     \
+    v[i] = v[i] + v[i + D];          \
+  }
+  PF_HALVE(8) PF_HALVE(4) PF_HALVE(2) PF_HALVE(1)
+#undef PF_HALVE
+  return v[0];
+}
+
+// c[R][4] (+)= a[R][depth] times four rows of b, of which there are `last` + 1 at least; rows of `a` are padded with 0.
+// The four rows after them are fetched meanwhile.
+template <bool NATIVE, int R>
+PF_FN void pair_dots(int64_t depth, const bf16* __restrict a, int64_t lda, const bf16* __restrict b, int64_t step,
+                     int64_t last, float* __restrict c, int64_t ldc, bool adds) {
+  constexpr int C = 4, U = R == 1 ? 4 : R == 2 ? 2 : 1, deep = 2 * lanes;
+  static_assert(R <= 4, "sixteen sums are added up at once");
+  const bf16* right[C];
+  for (int j = 0; j < C; j++) right[j] = b + least(j, last) * step;
+  vec<float> sum[U][16] = {};
+  int64_t k = 0;
+  for (; k + U * deep <= depth; k += U * deep)
+#pragma GCC unroll 4
+    for (int u = 0; u < U; u++) {
+      Pairs left[R];
+#pragma GCC unroll 4
+      for (int i = 0; i < R; i++) left[i] = load_pairs(a + i * lda + k + u * deep);
+#pragma GCC unroll 4
+      for (int j = 0; j < C; j++) {
+        const Pairs column = load_pairs(right[j] + k + u * deep);
+        __builtin_prefetch(right[j] + C * step + k + u * deep);
+#pragma GCC unroll 4
+        for (int i = 0; i < R; i++) sum[u][C * i + j] = add_products<NATIVE>(sum[u][C * i + j], left[i], column);
+      }
+    }
+  for (; k < depth; k += deep)
+#pragma GCC unroll 4
+    for (int j = 0; j < C; j++) {
+      const Pairs column = load_pairs_n(right[j] + k, least(depth - k, deep));
+#pragma GCC unroll 4
+      for (int i = 0; i < R; i++)
+        sum[0][C * i + j] = add_products<NATIVE>(sum[0][C * i + j], load_pairs(a + i * lda + k), column);
+    }
+#pragma GCC unroll 4
+  for (int u = 1; u < U; u++)
+#pragma GCC unroll 16
+    for (int i = 0; i < C * R; i++) sum[0][i] = sum[0][i] + sum[u][i];
+  const vec<float> all = sums_of(sum[0]);
+#pragma GCC unroll 4
+  for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < C; j++) c[i * ldc + j] = adds ? c[i * ldc + j] + all[C * i + j] : all[C * i + j];
+}
+
+// As gemm_dots, of bfloat16: groups of four rows and four columns, COLUMNS finished at once. The first-level cache holds
+// DEPTH of all rows, packed, so that the columns find them there.
+template <bool NATIVE, int DEPTH, int COLUMNS, class F>
+PF_FN void pairs_of_columns(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_t depth, Range own, F finish) {
+  constexpr int64_t lda = DEPTH + 2 * lanes;
+  const int64_t parts = (depth + DEPTH - 1) / DEPTH;
+  float* const block = (float*)scratch(1, 4 * rows * COLUMNS + 2 * parts * rows * lda);
+  bf16* const left = (bf16*)(block + rows * COLUMNS);
+  for (int64_t part = 0; part < parts; part++)
+    for (int64_t i = 0; i < rows; i++) {
+      const int64_t deep = least(depth - part * DEPTH, DEPTH);
+      const bf16* const from = a.p + i * a.down + part * DEPTH * a.across;
+      bf16* const to = left + (part * rows + i) * lda;
+      if (a.across == 1) __builtin_memcpy(to, from, deep * sizeof(bf16));
+      else
+        for (int64_t k = 0; k < deep; k++) to[k] = from[k * a.across];
+      for (int64_t k = deep; k < round_up(deep, 2 * lanes); k++) to[k] = bf16{0};
+    }
+  for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
+    const int64_t wide = least(own.end - j0, COLUMNS);
+    int64_t part = 0;
+    do {
+      const int64_t deep = least(depth - part * DEPTH, DEPTH);
+      for (int64_t j = 0; j < wide; j += 4)
+        in_groups<4>(rows, [=](int64_t i, auto group) PF_INLINED {
+          pair_dots<NATIVE, group.value>(deep, left + (part * rows + i) * lda, lda,
+                                         b.p + part * DEPTH + (j0 + j) * b.across, b.across, wide - j - 1,
+                                         block + i * COLUMNS + j, COLUMNS, part > 0);
+        });
+    } while (++part < parts);
+    finish(block, COLUMNS, 0, j0, rows, wide);
+  }
+}
+
+template <int DEPTH, int COLUMNS, class F>
+PF_FN void gemm_pairs(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
+  static_assert(DEPTH % (2 * lanes) == 0 && COLUMNS % 4 == 0, "parts are whole vectors, blocks whole groups");
+  parallel(threads, [=](int thread, int count) PF_INLINED {
+    const Range own = share_of(columns, 4, thread, count);
+    if (own.begin >= own.end) return;
+    if (__builtin_cpu_supports("avx512bf16")) pairs_of_columns<true, DEPTH, COLUMNS>(a, b, rows, depth, own, finish);
+    else pairs_of_columns<false, DEPTH, COLUMNS>(a, b, rows, depth, own, finish);
+  });
+}
+#endif
+
 // R rows and V vectors of columns are summed at once, DEPTH deep; rows of b are contiguous (b.across == 1).
 template <int R, int V, int DEPTH, int COLUMNS, class SA, class SB, class F>
 PF_FN void gemm_rows(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
