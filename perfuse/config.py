@@ -50,7 +50,16 @@ class CpuSettings:
         "still be in the last-level cache when they are read; 0: never.",
     )
     grain_elements: int = key(32768, "Kernels with fewer elements run on one thread.")
-    tune_matmuls: bool = key(True, "Race the libraries for each large matmul and keep the fastest.")
+    tune_matmuls: bool = key(
+        True,
+        "Race the libraries for each large matmul and keep the fastest; take templates that are "
+        "known to win on this CPU.",
+    )
+    attention: Literal["auto", "kernel", "library"] = key(
+        "auto",
+        "Compute scaled_dot_product_attention by our kernel where it supports it, by PyTorch's, "
+        "or by whichever was faster for such sizes.",
+    )
     pool_limit_bytes: int = plain(
         1024 * MIB,
         "Limit of the pool of large buffers, used or free, that calls reuse; 0 disables it.",
@@ -163,6 +172,11 @@ class Settings:
     )
     fp8_cross_cast: bool = key(
         False, "Convert between float8_e4m3fn and float8_e5m2, through float32; otherwise refuse."
+    )
+    freeze: bool = key(
+        False,
+        "In inference, compute what depends on parameters and buffers alone once, and again when "
+        "they change: batch norms folded into convolutions, packed and cast weights.",
     )
     on_error: Literal["raise", "eager"] = plain(
         "raise", "When a compile fails: raise the error, or warn and run eagerly."

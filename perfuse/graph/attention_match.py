@@ -1,4 +1,4 @@
-"""Where a graph computes attention by hand: softmax(q @ k^T * scale + mask) @ v, in ATen's calls.
+"""Where a graph computes attention by hand: softmax(q @ k^T * scale + masks) @ v, in ATen's calls.
 
 The search walks back from the last matmul. Every step goes into `inner`; a match needs all
 uses of those to be inner as well, since what is used elsewhere has to be computed anyway. So a
@@ -6,7 +6,8 @@ training forward, whose softmax is saved for the backward, does not match.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ from perfuse.torch_compat.ops import has_fast_matmuls
 
 RESHAPES = ("view", "_unsafe_view")
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_MOST_HALF_KEYS = 128  # for which our kernel beats fast matmuls of halves, see attention.py
 _SOFTMAX = ("mul", "exp", "reciprocal", "sum", "sub", "amax")  # as decompose_softmax.py spells it
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A summand of scores: a tensor times a number."""
+
+    node: Node
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,8 @@ class Attention:
     key: Node  # the second operand of the first product: still transposed
     value: Node
     scale: float
-    mask: Node | None
-    scores: Node  # of the shape that the mask fits
+    masks: tuple[Mask, ...]
+    scores: Node  # of the shape that the masks fit
     product: Node  # the last one: its result is what the kernel computes
     inner: frozenset[Node]
 
@@ -40,10 +50,10 @@ class Attention:
 
     @property
     def leaves(self) -> tuple[Node, ...]:
-        return self.operands if self.mask is None else (*self.operands, self.mask)
+        return (*self.operands, *(mask.node for mask in self.masks))
 
 
-def match_attention(product: Node) -> Attention | None:
+def match_attention(product: Node, has_fast_halves: bool = False) -> Attention | None:
     """The attention that ends in this matmul, if the kernel can compute it and pays off."""
     walk = _Walk()
     weights = walk.through_casts(walk.through_reshapes(_input(product, 0)))
@@ -51,21 +61,42 @@ def match_attention(product: Node) -> Attention | None:
     if logits is None:
         return None
     scores = walk.through_casts(logits)
-    for first, mask in _summands(scores):
-        match = _match_scores(product, scores, first, mask, _Walk(set(walk.inner)))
-        if match is not None and _is_supported(match):
+    for sum_ in _sums(_Sum(scores, walk)):
+        match = _match_scores(product, scores, sum_)
+        if match is not None and _is_supported(match, has_fast_halves):
             return match
     return None
 
 
-def _match_scores(
-    product: Node, scores: Node | None, first: Node, mask: Node | None, walk: "_Walk"
-) -> Attention | None:
-    """The match in which `first` is the scaled matmul of queries and keys."""
-    if mask is not None and scores is not None:
-        walk.inner.add(scores)
-    node, outside = walk.through_scale(first)
-    node = walk.through_reshapes(node)
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Scores as a factor of one summand, still to be walked through, and the others."""
+
+    first: Node | None
+    walk: "_Walk"
+    factor: float = 1.0
+    masks: tuple[Mask, ...] = ()
+
+
+def _sums(given: _Sum) -> Iterator[_Sum]:
+    """How scores may be a scaled product plus masks, either way round."""
+    walk = given.walk.copy()
+    node, factor = walk.through_scale(given.first)
+    total = given.factor * factor
+    here = replace(given, first=node, walk=walk, factor=total)
+    if packet_name(node) != "add" or node is None:
+        yield here
+        return
+    for first, mask in _summands(node):
+        inside = walk.copy()
+        inside.inner.add(node)
+        yield from _sums(_Sum(first, inside, total, (*here.masks, Mask(mask, total))))
+
+
+def _match_scores(product: Node, scores: Node | None, sum_: _Sum) -> Attention | None:
+    """The match in which the first summand is the matmul of queries and keys."""
+    walk = sum_.walk
+    node = walk.through_reshapes(sum_.first)
     node, inside = walk.through_scale(node)
     value = _input(product, 1)
     if packet_name(node) != "bmm" or node is None or scores is None or value is None:
@@ -79,8 +110,8 @@ def _match_scores(
         query=query,
         key=key,
         value=value,
-        scale=outside * inside * by_query * by_key,
-        mask=mask,
+        scale=sum_.factor * inside * by_query * by_key,
+        masks=sum_.masks,
         scores=scores,
         product=product,
         inner=frozenset(walk.inner),
@@ -92,6 +123,9 @@ class _Walk:
     """Steps back through the graph, and what was passed on the way. None is a dead end."""
 
     inner: set[Node] = field(default_factory=set)
+
+    def copy(self) -> "_Walk":
+        return _Walk(set(self.inner))
 
     def _back(self, node: Node) -> Node | None:
         self.inner.add(node)
@@ -147,10 +181,8 @@ class _Walk:
         return logits
 
 
-def _summands(scores: Node | None) -> list[tuple[Node, Node | None]]:
-    """How scores may be a product plus a mask: either way round, or without a mask."""
-    if packet_name(scores) != "add" or scores is None:
-        return [] if scores is None else [(scores, None)]
+def _summands(scores: Node) -> list[tuple[Node, Node]]:
+    """The operands of a sum, either way round, where the first has the sum's shape."""
     if len(scores.args) != 2 or scores.kwargs:
         return []
     a, b = _input(scores, 0), _input(scores, 1)
@@ -159,33 +191,36 @@ def _summands(scores: Node | None) -> list[tuple[Node, Node | None]]:
     return [(x, y) for x, y in ((a, b), (b, a)) if _is_alike(x, scores)]
 
 
-def _is_supported(match: Attention) -> bool:
+def _is_supported(match: Attention, has_fast_halves: bool) -> bool:
     """The kernel accepts these operands, is faster, and nothing inside is used elsewhere."""
-    if not _has_fit_types(match) or not _has_fit_sizes(match):
+    if not _has_fit_types(match, has_fast_halves) or not _has_fit_sizes(match):
         return False
-    if match.mask is not None and not _is_worth_storing(match.mask, match.scores):
+    if not all(_is_worth_storing(mask.node, match.scores) for mask in match.masks):
         return False
     inside = match.inner | {match.product}
     return all(user in inside for node in match.inner for user in node.users)
 
 
-def _has_fit_types(match: Attention) -> bool:
-    """All of one float type, on the CPU, for which the library has no fast matmuls."""
+def _has_fit_types(match: Attention, has_fast_halves: bool) -> bool:
+    """All of one float type, on the CPU, for which the library has no faster matmuls."""
     tensors = [tensor_of(node) for node in (*match.leaves, match.product)]
     types = {None if t is None else (t.dtype, t.device.type) for t in tensors}
     dtype = dtype_of(match.query)
     if dtype is None or types != {(dtype, "cpu")} or dtype not in _FLOATS:
         return False
-    return dtype == torch.float32 or not has_fast_matmuls(dtype)
+    if dtype == torch.float32 or not has_fast_matmuls(dtype):
+        return True
+    num_keys = tensors[1].shape[-1] if tensors[1] is not None else None
+    return has_fast_halves and isinstance(num_keys, int) and num_keys <= _MOST_HALF_KEYS
 
 
 def _has_fit_sizes(match: Attention) -> bool:
     """Heads of one size, and rows that are rows all the way."""
     query, value = tensor_of(match.query), tensor_of(match.value)
-    scores, mask = tensor_of(match.scores), tensor_of(match.mask)
+    scores = tensor_of(match.scores)
     if query is None or value is None or scores is None or scores.dim() not in (3, 4):
         return False
-    if mask is not None and not 1 <= mask.dim() <= scores.dim():
+    if any(not 1 <= _rank(mask.node) <= scores.dim() for mask in match.masks):
         return False
     has_rows = is_same_size(scores.shape[-2], query.shape[-2])
     return has_rows and is_same_size(query.shape[-1], value.shape[-1])

@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from perfuse.context import Context
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import known_tensor, tensor_of
+from perfuse.graph.frozen import frozen_nodes
 from perfuse.graph.relayout import Relayout
 from perfuse.graph.rewrite import NodeBuilder
 from perfuse.torch_compat.ops import OpOverload
@@ -63,11 +64,12 @@ def is_decided(gm: GraphModule) -> bool:
 
 def _laid_out(gm: GraphModule) -> GraphModule:
     nodes = _convolutions(gm)
+    frozen = frozen_nodes(gm)
     forward = [n for n in nodes if n.target is aten.convolution.default]
-    chosen = {n for n in nodes if _gains(n)}
+    chosen = {n for n in nodes if _gains(n, frozen)}
     if len(forward) < _FEWEST_CONVOLUTIONS or not chosen:
         return gm
-    if 2 * sum(map(_is_thin, forward)) <= len(forward):
+    if 2 * sum(_is_thin(n) or n.args[1] in frozen for n in forward) <= len(forward):
         return gm
     return copy_but_for(gm, _Layouts(chosen).make)
 
@@ -94,7 +96,7 @@ def _is_thin(node: Node) -> bool:
     return is_plane and (shape[1] == 1 or (shape[2] == 1 and shape[3] == 1))
 
 
-def _gains(node: Node) -> bool:
+def _gains(node: Node, frozen: set[Node]) -> bool:
     given, weight, rest = _operands(node)
     x, kernel = tensor_of(given), tensor_of(weight)
     if x is None or kernel is None or x.dim() != 4 or node.kwargs or rest[3]:
@@ -103,6 +105,8 @@ def _gains(node: Node) -> bool:
         return False
     if not all(isinstance(n, int) and n > 0 for n in (*x.shape, *kernel.shape, *x.stride())):
         return False
+    if weight in frozen:  # it is packed, after which results are channels-last in any case
+        return True
     return _is_thin(node) or x.shape[2] * x.shape[3] >= _FEWEST_PIXELS
 
 

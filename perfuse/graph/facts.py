@@ -33,7 +33,7 @@ NUM_RESULTS = "perfuse_num_results"
 
 # Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
 # talk to a network, so it is never merged nor dropped.
-_KNOWN_NAMESPACES = frozenset({"aten", "prims", "perfuse"})
+_KNOWN_NAMESPACES = frozenset({"aten", "mkldnn", "prims", "perfuse"})
 
 # ATen ops whose schema does not show their effect. `_local_scalar_dense` makes an unbacked symbol,
 # and two calls are two symbols; likewise `nonzero`, in its shape.

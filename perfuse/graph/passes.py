@@ -28,8 +28,10 @@ from perfuse.graph.cse import eliminate_common_subexpressions, share_between_hal
 from perfuse.graph.dead_code import eliminate_dead_code
 from perfuse.graph.depthwise_gradients import split_depthwise_gradients
 from perfuse.graph.fold_constants import fold_constants
+from perfuse.graph.fold_norms import fold_norms
 from perfuse.graph.join_matmuls import join_matmuls
 from perfuse.graph.known_masks import use_known_masks
+from perfuse.graph.pack_convolutions import pack_convolutions
 from perfuse.graph.pad_matmuls import pad_matmuls
 from perfuse.graph.patch_matmuls import patch_matmuls
 from perfuse.graph.row_major import lay_row_major
@@ -74,11 +76,14 @@ ATEN_PASSES: list[PassRow] = [
     ("cse", plain(eliminate_common_subexpressions)),
     ("fold_constants", plain(fold_constants)),
     ("simplify", plain(simplify)),
-    ("attention", plain(fuse_attention)),
+    ("attention", fuse_attention),
     ("cse_again", plain(eliminate_common_subexpressions)),
+    ("fold_norms", plain(fold_norms)),
+    ("dead_code_of_norms", plain(eliminate_dead_code)),
     ("channels_last", lay_channels_last),
     ("conv_matmuls", conv_matmuls),
     ("patch_matmuls", patch_matmuls),
+    ("pack_convolutions", pack_convolutions),
     ("depthwise_gradients", split_depthwise_gradients),
     ("join_matmuls", plain(join_matmuls)),
     ("batch_matmuls", plain(batch_matmuls)),

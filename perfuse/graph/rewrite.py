@@ -37,6 +37,12 @@ class NodeBuilder:
         node.meta["val"] = target(*given, **named)
         return node
 
+    def opaque(self, like: Node, target: Any, *args: Any) -> Node:
+        """A call whose result only other calls can read; it is described as `like` is."""
+        node = self._graph.call_function(target, args)
+        node.meta = dict(like.meta)
+        return node
+
     def attribute(self, like: Node, name: str, value: Any) -> Node:
         """An attribute of the new module, in place of `like`; `value` is fake."""
         node = self._graph.create_node("get_attr", name)

@@ -44,12 +44,20 @@ class BlockList:
 
 @dataclass(frozen=True, slots=True)
 class BlockMask:
-    """Which blocks of scores are computed: some through the mask, in `full` ones all of it."""
+    """Which blocks of scores are computed: some through the mask, in `full` ones all of it.
+
+    A causal mask, of keys up to the query's position, needs no lists.
+    """
 
     partial: BlockList
     full: BlockList | None
     rows: int | None  # in a block of the side that the lists are of; None: all are one block
     others: int | None  # in a block that a list names, likewise
+    is_causal: bool = False
+
+
+WHOLE = BlockMask(BlockList(None, None), None, None, None)  # one block
+CAUSAL = BlockMask(BlockList(None, None), None, None, None, is_causal=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Operators: names, schemas, decompositions, flops, and what a version of PyTorch makes of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -82,6 +84,32 @@ def has_fast_matmuls(dtype: torch.dtype) -> bool:
     """Whether the CPU's library multiplies this half type by the processor's own instructions."""
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     query = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    return query is not None and bool(query())
+
+
+@dataclass(frozen=True, slots=True)
+class PackedConvolution:
+    """The ops of the CPU's library for convolutions with a weight in its own layout."""
+
+    reorder: OpOverload  # the weight into that layout
+    pointwise: OpOverload
+
+
+@cache
+def packed_convolution_ops() -> PackedConvolution | None:
+    """These ops, if this build of PyTorch has them."""
+    ops = torch.ops.mkldnn
+    names = ("_reorder_convolution_weight", "_convolution_pointwise")
+    is_available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not is_available or not all(hasattr(ops, name) for name in names):
+        return None
+    reorder, pointwise = (getattr(ops, name).default for name in names)
+    return PackedConvolution(reorder, pointwise)
+
+
+def has_matrix_units() -> bool:
+    """Whether the CPU has units that multiply matrices of halves (AMX)."""
+    query = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return query is not None and bool(query())
 
 

@@ -12,6 +12,7 @@ from perfuse.lower.families import (
     creation,
     depthwise,
     division,
+    dot_product_attention,
     grouped_matmul,
     indexing,
     matmul,

@@ -71,9 +71,9 @@ def flex_attention(
     scale: float, options: Any, score_buffers: Any = (), mask_buffers: Any = (),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     operands = (query, key, value)
-    _check(builder, operands)
+    check_operands(builder, operands)
     mask = _Mask.of(block_mask, builder.arguments[4])
-    views = _views(builder, operands)
+    views = operand_views(builder, operands)
     sizes = (*query.shape[:3], key.shape[2])
     score, keep = _functions(builder, sizes, score_mod, score_buffers, mask.function, mask_buffers)
     shape = (*query.shape[:3], value.shape[3])
@@ -81,8 +81,8 @@ def flex_attention(
     numbers = [builder.new_buffer(DType.F32, query.shape[:3]) for _ in range(2)]
     results = (out, *numbers)
     blocks = _blocks(builder, mask.keys, mask.query_block, mask.key_block)
-    operation = _Operation(views, scale, (score, keep))
-    builder.call(_node(builder, AttentionPart.FORWARD, operation, blocks, results))
+    operation = Operation(views, scale, (score, keep))
+    builder.call(attention_node(builder, AttentionPart.FORWARD, operation, blocks, results))
     made, logsumexp, largest = (builder.tensor_of(buffer) for buffer in results)
     return made, logsumexp, largest
 
@@ -91,7 +91,7 @@ def flex_attention(
 LOWERINGS[flex_attention_by_chunks] = flex_attention
 
 
-def _check(builder: Builder, operands: Sequence[Tensor]) -> None:
+def check_operands(builder: Builder, operands: Sequence[Tensor]) -> None:
     """Raise CannotLower where the kernels do not compute attention of these tensors."""
     query, key, value = operands
     if len({x.dtype for x in operands}) > 1 or query.dtype not in _DTYPES:
@@ -109,7 +109,7 @@ def _check(builder: Builder, operands: Sequence[Tensor]) -> None:
         raise CannotLower("attention of keys with another batch size")
 
 
-def _views(builder: Builder, tensors: Sequence[Tensor], first: int = 0) -> tuple[View, ...]:
+def operand_views(builder: Builder, tensors: Sequence[Tensor], first: int = 0) -> tuple[View, ...]:
     """Operands in memory: where they are, else in the layout of the graph."""
     found = []
     for number, tensor in enumerate(tensors):
@@ -190,7 +190,7 @@ def _result_strides(shape: Sequence[Dim], like: View) -> tuple[Dim, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Operation:
+class Operation:
     """The operands that all nodes of an op share."""
 
     views: tuple[View, ...]  # query, key, value
@@ -199,8 +199,8 @@ class _Operation:
     saved: Saved | None = None
 
 
-def _node(
-    builder: Builder, part: AttentionPart, operation: _Operation, blocks: BlockMask,
+def attention_node(
+    builder: Builder, part: AttentionPart, operation: Operation, blocks: BlockMask,
     results: Sequence[Buffer],
 ) -> Attention:  # fmt: skip
     if not isinstance(operation.scale, int | float):
@@ -237,27 +237,27 @@ def flex_attention_backward(
     block_mask: Any, scale: float, options: Any, score_buffers: Any = (), mask_buffers: Any = (),
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
     operands = (query, key, value)
-    _check(builder, operands)
+    check_operands(builder, operands)
     if grad_out is None:
         raise CannotLower("the gradient of its result is not given")
     if key.shape[0] != query.shape[0]:
         raise CannotLower("the gradient of keys that a batch shares")
     mask = _Mask.of(block_mask, builder.arguments[9])
-    views = _views(builder, operands)
+    views = operand_views(builder, operands)
     sizes = (*query.shape[:3], key.shape[2])
     score, keep = _functions(builder, sizes, score_mod, score_buffers, mask.function, mask_buffers)
     gradient, scattered = _score_gradients(builder, joint, sizes, score_buffers)
     functions = (score, keep, gradient)
-    saved = _saved(builder, out, logsumexp, grad_out, grad_logsumexp)
+    saved = saved_for(builder, out, logsumexp, (grad_out, 5), grad_logsumexp)
     by_query = _blocks(builder, mask.keys, mask.query_block, mask.key_block)
     by_key = _blocks(builder, mask.queries, mask.key_block, mask.query_block)
-    made = [_gradient_of(builder, x, view) for x, view in zip(operands, views, strict=True)]
+    made = [gradient_of(builder, x, view) for x, view in zip(operands, views, strict=True)]
     sums = [None if each is None else _zeros(builder, each.shape) for each in scattered]
     places = _scatters(scattered, sums)
-    operation = _Operation(views, scale, functions, saved)
-    node = _node(builder, AttentionPart.QUERY_GRADIENT, operation, by_query, made[:1])
+    operation = Operation(views, scale, functions, saved)
+    node = attention_node(builder, AttentionPart.QUERY_GRADIENT, operation, by_query, made[:1])
     builder.call(_with_scatters(builder, node, places))
-    builder.call(_node(builder, AttentionPart.KEY_GRADIENT, operation, by_key, made[1:]))
+    builder.call(attention_node(builder, AttentionPart.KEY_GRADIENT, operation, by_key, made[1:]))
     of_query, of_key, of_value = (builder.tensor_of(buffer) for buffer in made)
     captured = [
         None if buffer is None else cast_tensor(builder.tensor_of(buffer), given.dtype)
@@ -300,7 +300,7 @@ def _with_scatters(builder: Builder, node: Attention, places: Sequence[ScoreScat
     )
 
 
-def _gradient_of(builder: Builder, tensor: Tensor, view: View) -> Buffer:
+def gradient_of(builder: Builder, tensor: Tensor, view: View) -> Buffer:
     return builder.new_buffer(tensor.dtype, tensor.shape, _result_strides(tensor.shape, view))
 
 
@@ -335,16 +335,20 @@ def zeros_and_scatter(
     return Scattered(tuple(shape), ((position, ex.cast(value.value, DType.F32)),))
 
 
-def _saved(
-    builder: Builder, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
-    grad_logsumexp: Tensor | None,
+def saved_for(
+    builder: Builder, out: Tensor, logsumexp: Tensor, grad_out: tuple[Tensor, int],
+    grad_logsumexp: Tensor | None = None,
 ) -> Saved:  # fmt: skip
     """The gradient of each weight is what its value has with the gradient of the result, less
-    the same number for all weights of a query: what is left keeps their sum at one."""
-    products = multiply(builder, cast_tensor(out, DType.F32), cast_tensor(grad_out, DType.F32))
+    the same number for all weights of a query: what is left keeps their sum at one.
+
+    The gradient of the result comes with its place among the arguments.
+    """
+    given, place = grad_out
+    products = multiply(builder, cast_tensor(out, DType.F32), cast_tensor(given, DType.F32))
     delta = builder.reduce(LoopKind.SUM, products, [3], DType.F32)
     if grad_logsumexp is not None:
         of_base_2 = multiply(builder, grad_logsumexp, -1.0 / math.log(2))
         delta = add(builder, delta, of_base_2)
-    (gradient,) = _views(builder, [grad_out], first=5)
+    (gradient,) = operand_views(builder, [given], first=place)
     return Saved(gradient, builder.view_of(logsumexp), builder.view_of(delta))

@@ -80,6 +80,21 @@ def transposed_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT.contiguous().sin(), -1) @ v
 
 
+def two_masks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """As MPNet has it: a bias by distance, then the mask."""
+    return torch.softmax(q @ k.transpose(-1, -2) / 4.0 + bias + mask, -1) @ v
+
+
+def masked_then_scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """As CodeGen has it: what scales the scores scales the mask."""
+    return torch.softmax((q @ k.transpose(-1, -2) + mask) / 4.0, -1) @ v
+
+
+def of_both_kinds(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """As Falcon has it."""
+    return torch.softmax((bias + q @ k.mT * 0.5) * 0.25 + mask, -1) @ v
+
+
 FORMS: list[tuple[Attend, tuple[Tensor, ...]]] = [
     (plain, ()),
     (three_axes, ()),
@@ -101,6 +116,9 @@ FORMS: list[tuple[Attend, tuple[Tensor, ...]]] = [
     (mask_first, (noise(2, 1, 9, 13),)),
     (three_axes_masked, (noise(6, 9, 13),)),
     (three_axes_masked, (noise(9, 13),)),
+    (two_masks, (noise(1, 3, 9, 13), noise(2, 1, 1, 13))),
+    (masked_then_scaled, (noise(2, 1, 9, 13),)),
+    (of_both_kinds, (noise(3, 1, 13), noise(2, 1, 9, 13))),
 ]
 
 NO_MATCHES: list[tuple[Attend, tuple[Tensor, ...]]] = [
@@ -150,16 +168,22 @@ def test_stays_by_hand(fn: Attend, more: tuple[Tensor, ...]) -> None:
     check(module(*args), fn, *args)
 
 
-@pytest.mark.parametrize("has_products", [False, True])
+@pytest.mark.parametrize(
+    "has_products, kernel, count",
+    [(False, "library", 1), (True, "library", 0), (True, "kernel", 1)],
+)
 @pytest.mark.parametrize("fn", [plain, in_float32])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_where_the_library_is_slow(
-    dtype: torch.dtype, fn: Attend, has_products: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dtype: torch.dtype, fn: Attend, has_products: bool, kernel: str, count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Either its matmuls, or, beside a kernel of ours, both ways."""
     monkeypatch.setattr(attention_match, "has_fast_matmuls", lambda _: has_products)
     args = operands(dtype)
-    module = passed(fn, *args)
-    assert num_kernels(module) == (0 if has_products else 1)
+    with perfuse.config.patch({"cpu.attention": kernel}):
+        module = passed(fn, *args)
+    assert num_kernels(module) == count
     check(module(*args), fn, *args)
 
 
@@ -173,6 +197,20 @@ def test_a_row_of_the_mask_is_as_by_hand(value: float, shape: tuple[int, ...]) -
     module = passed(masked, *args)
     assert num_kernels(module) == 1
     check(module(*args), masked, *args)
+
+
+def test_rows_that_masks_hide_together() -> None:
+    """Two of the lowest numbers are -inf, and a row of those is NaN by hand."""
+    low = torch.finfo(torch.float32).min
+    bias, mask = noise(1, 3, 9, 13), torch.where(noise(2, 1, 9, 13) > 0, 0.0, low)
+    bias[:, :, 2] = low
+    mask[:, :, 2] = low
+    args = (*operands(), bias, mask)
+    module = passed(two_masks, *args)
+    assert num_kernels(module) == 1
+    got = module(*args)
+    assert got[:, :, 2].isnan().all()
+    torch.testing.assert_close(got, two_masks(*args), equal_nan=True)
 
 
 @pytest.mark.parametrize("number, is_checked", [(-1e9, False), (-INF, True)])
@@ -206,8 +244,7 @@ def test_compiled(fn: Attend, dynamic: bool) -> None:
     args = (*operands(), *more)
     with torch.no_grad():
         check(compiled(*args), fn, *args)
-    explained = str(perfuse.explain(fn, *args))
-    assert "flash_attention" in explained
+    assert "perfuse.attention" in str(perfuse.explain(fn, *args).stage("plan"))
 
 
 def test_gradients_are_by_hand() -> None:

@@ -31,6 +31,30 @@ struct AttentionSizes {
   int64_t batch, heads, groups, queries, keys, row_block, key_block;
 };
 
+// The blocks of a causal mask, in which key k counts for queries from k on. Of a block of rows, first to `full` are
+// through the diagonal on one side of those that count whole: `full` to `end`, or 0 to `first`.
+struct CausalBlocks {
+  AttentionSizes n;
+  bool is_by_key;
+  // Of queries: keys before the block count whole, those up to its last query in part. Of keys: queries from its last key
+  // on count whole, those from its first key in part.
+  PF_INLINE int64_t through(int64_t size, int64_t block) const { return (size + block - 1) / block; }
+  PF_INLINE int64_t first(int64_t row) const { return least(row * n.row_block / n.key_block, all()); }
+  PF_INLINE int64_t all() const { return through(is_by_key ? n.queries : n.keys, n.key_block); }
+  PF_INLINE int64_t behind(int64_t row) const {
+    const int64_t end = least((row + 1) * n.row_block, is_by_key ? n.keys : n.queries);
+    return least(through(is_by_key ? end - 1 : end, n.key_block), all());
+  }
+  PF_INLINE int64_t operator()(int64_t, int64_t, int64_t row, bool is_full) const {
+    if (!is_full) return behind(row) - first(row);
+    return is_by_key ? all() - behind(row) : first(row);
+  }
+  PF_INLINE int64_t operator()(int64_t, int64_t, int64_t row, int64_t number, bool is_full) const {
+    const int64_t start = !is_full ? first(row) : is_by_key ? behind(row) : 0;
+    return (start + number) * n.key_block;
+  }
+};
+
 // Sizes of a head; the tile of registers (R rows, V vectors); queries of a block and keys of a tile.
 template <int INNER, int OUTER, int R, int V, int ROWS, int COLUMNS> struct AttentionTile {
   static constexpr int inner = INNER, outer = OUTER, tile_rows = R, vectors = V, wide = V * lanes;
@@ -90,14 +114,15 @@ template <class X, int WIDTH> PF_CALLED void add_rows_by(const float* rows, cons
 }
 
 // A vector of queries: scores become weights. `most` is the largest of them, and `factor` what they are multiplied with.
-// The return value is the factor of what was summed before.
+// The return value is the factor of what was summed before. No fused product: the largest score is rounded, and a score
+// that is not would be greater than it, by thousands where scores are large.
 template <int LD> PF_FN vec<float> weigh(float* scores, int64_t count, vec<float> most, float factor, float* top,
                                          float* total) {
   const vec<float> before = loadv<float>(top), higher = max(before, most), shift = shift_of(higher);
   const vec<float> rescale = weight_of(before - shift);
   vec<float> sum = {};
   for (int64_t i = 0; i < count; i++) {
-    const vec<float> w = weight_of(fma(loadv<float>(scores + i * LD), splat(factor), -shift));
+    const vec<float> w = weight_of(loadv<float>(scores + i * LD) * factor - shift);
     storev<float>(scores + i * LD, w);
     sum = sum + w;
   }
@@ -111,33 +136,67 @@ template <int LD, int OUTER> PF_FN void scale_features(float* acc, vec<float> fa
   for (int i = 0; i < OUTER; i++) storev<float>(acc + i * LD, loadv<float>(acc + i * LD) * factor);
 }
 
+// f(first feature) for every vector of WIDTH features: the last ones overlap those before them where they are no whole one.
+template <int WIDTH, class F> PF_FN void over_features(F f) {
+  constexpr int last = WIDTH - lanes;
+  for (int d = 0; d < last; d += lanes) f(d);
+  f(last);
+}
+
+PF_FN void transpose_square(vec<float>* row) {
+  if constexpr (lanes == 16) exchange_rows<lanes / 2>(row);
+  exchange_rows<4>(row);
+  exchange_rows<2>(row);
+  exchange_rows<1>(row);
+}
+
 // Features of a vector of lanes become rows of a result; `last(x)` is done to each vector first.
 template <class X, int WIDTH, class S, class F>
 PF_FN void store_features(const float* acc, S* to, int64_t down, int live, F last) {
-  constexpr int whole = WIDTH - WIDTH % lanes;
-  for (int d = 0; d < whole; d += lanes) {
-    vec<float> row[lanes];
+  if constexpr (WIDTH >= lanes) {
+    over_features<WIDTH>([=](int d) PF_INLINED {
+      vec<float> row[lanes];
 #pragma GCC unroll 16
-    for (int i = 0; i < lanes; i++) row[i] = last(loadv<float>(acc + (d + i) * X::wide));
-    if constexpr (lanes == 16) exchange_rows<lanes / 2>(row);
-    exchange_rows<4>(row);
-    exchange_rows<2>(row);
-    exchange_rows<1>(row);
+      for (int i = 0; i < lanes; i++) row[i] = last(loadv<float>(acc + (d + i) * X::wide));
+      transpose_square(row);
 #pragma GCC unroll 16
-    for (int i = 0; i < lanes; i++)
-      if (i < live) storev<S>(to + i * down + d, row[i]);
-  }
-  for (int d = whole; d < WIDTH; d++) {
-    const vec<float> feature = last(loadv<float>(acc + d * X::wide));
-    for (int i = 0; i < live; i++) store1<S>(to + i * down + d, feature[i]);
+      for (int i = 0; i < lanes; i++)
+        if (i < live) storev<S>(to + i * down + d, row[i]);
+    });
+  } else {
+    for (int d = 0; d < WIDTH; d++) {
+      const vec<float> feature = last(loadv<float>(acc + d * X::wide));
+      for (int i = 0; i < live; i++) store1<S>(to + i * down + d, feature[i]);
+    }
   }
 }
 
-// Rows of an operand as panels: features by lanes.
+// `lanes` features of the rows from `first` on, transposed: to[feature * to_step + row]. Behind the last row it is repeated.
+template <class S>
+PF_FN void pack_lanes(const S* rows, int64_t down, int64_t first, int64_t count, float* to, int64_t to_step) {
+  if (first + lanes <= count) return pack_transposed(rows + first * down, down, to, to_step);
+  vec<float> row[lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; i++) row[i] = load_floats(rows + least(first + i, count - 1) * down);
+  transpose_square(row);
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; i++) storev<float>(to + i * to_step, row[i]);
+}
+
+// Rows of an operand as panels: features by lanes. Lanes behind the last row repeat it: nobody reads their results.
 template <class X, int WIDTH, class S> PF_FN void pack_panels(Matrix<S> from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; i += X::wide) {
-    const Matrix<S> panel = {from.p + i * from.down, from.across, from.down};
-    pack_sliver<X::wide>(panel, WIDTH, least(count - i, X::wide), to + i * WIDTH);
+    const int64_t live = least(count - i, X::wide);
+    const S* const rows = from.p + i * from.down;
+    float* const panel = to + i * WIDTH;
+    if (WIDTH < lanes || from.across != 1) {
+      pack_sliver<X::wide>(Matrix<S>{rows, from.across, from.down}, WIDTH, live, panel);
+      continue;
+    }
+    const int64_t needed = 2 * live > X::wide ? X::wide : live;  // a whole panel is multiplied where half of it counts
+    if constexpr (WIDTH >= lanes)
+      for (int64_t j = 0; j < needed; j += lanes)
+        over_features<WIDTH>([=](int d) PF_INLINED { pack_lanes(rows + d, from.down, j, live, panel + d * X::wide + j, X::wide); });
   }
 }
 PF_FN void clear(float* p, int64_t count) {
@@ -279,7 +338,7 @@ template <class X> PF_FN void weigh_row(float* scores, int64_t count, float most
   const float higher = max(*top, most), shift = shift_of(higher), rescale = exp(*top - shift);
   vec<float> sum = {};
   for (int64_t i = 0; i < count; i += lanes) {
-    const vec<float> w = weight_of(fma(loadv<float>(scores + i), splat(factor), splat(-shift)));
+    const vec<float> w = weight_of(loadv<float>(scores + i) * factor - shift);
     storev<float>(scores + i, w);
     sum = sum + w;
   }

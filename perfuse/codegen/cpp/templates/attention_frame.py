@@ -30,6 +30,7 @@ from perfuse.ir.index import Dim
 from perfuse.ir.narrow import in_32_bits
 from perfuse.ir.program import Buffer, View
 from perfuse.schedule.plan import Kernel
+from perfuse.target import Target
 
 # Multiplications and additions that are worth a second thread, for each element of cpu.grain.
 _WORK_PER_ELEMENT = 8
@@ -47,7 +48,17 @@ class CppAttentionTile:
     keys_of_few: int = 256  # in a tile then
 
     @staticmethod
-    def of(isa: str) -> CppAttentionTile:
+    def of(target: Target, size: Dim) -> CppAttentionTile:
+        """The tile for a side of this size, if it is known."""
+        tile, lanes = CppAttentionTile._of(target.isa), target.lanes
+        if not isinstance(size, int) or size > (tile.vectors - 1) * lanes:
+            return tile
+        # A narrow side: fewer vectors, and more rows of registers.
+        vectors = max(1, -(-size // lanes))
+        return replace(tile, tile_rows=8, vectors=vectors, rows=vectors * lanes)
+
+    @staticmethod
+    def _of(isa: str) -> CppAttentionTile:
         # 24 of 32 registers are sums, or 12 of 16. On Zen 4, 8 heads of 64, 2048 keys: queries as
         # lanes take 1.2 ms up to 16 of them, keys as lanes 0.26 for 2, 0.79 for 8 (0.82, 0.28 and
         # 0.86 with AVX2).
@@ -127,12 +138,14 @@ class CppAttentionFrame(CppFrame):
         assert kernel.attention is not None
         super().__init__(kernel, buffers, context, frozenset(), over)
         self.node: Attention = _in_32_bits(kernel.attention)
-        self.tile = CppAttentionTile.of(context.target.isa)
         self.scale = literal(self.node.scale, DType.F32)
         self.b, self.h, q, k = position_atoms(self.node.sizes)
         _, _, queries, keys = self.node.sizes
         blocks, is_by_key = self.node.blocks, self.node.part is AttentionPart.KEY_GRADIENT
+        self.tile = CppAttentionTile.of(context.target, keys if is_by_key else queries)
         row, other = blocks.rows, blocks.others
+        if blocks.is_causal:
+            row, other = self.tile.rows, self.tile.columns
         self.queries = Side("q", q, queries, other if is_by_key else row)
         self.keys = Side("k", k, keys, row if is_by_key else other)
         self.rows, self.columns = self.queries, self.keys
@@ -200,6 +213,10 @@ class CppAttentionFrame(CppFrame):
     def lists(self, w: Writer) -> None:
         """The number of blocks that a block of rows has, and the first position of each."""
         mask = self.node.blocks
+        if mask.is_causal:
+            is_by_key = "true" if self.rows is self.keys else "false"
+            w.line(f"const pf::CausalBlocks count = {{sizes, {is_by_key}}}, place = count;")
+            return
         given, kind = "int64_t b, int64_t h, int64_t row", "PF_INLINED -> int64_t {"
         with w.block(f"const auto count = [=]({given}, bool is_full) {kind}", "};"):
             full = "0" if mask.full is None else self._listed(mask.full.counts, "1")
@@ -227,7 +244,8 @@ class CppAttentionFrame(CppFrame):
 
     def full_or_not(self, w: Writer, write: Callable[[bool], None]) -> None:
         """Write the case of a full block, if it differs, and that of one the mask decides."""
-        if not self.node.is_masked or self.node.blocks.full is None:
+        blocks = self.node.blocks
+        if not self.node.is_masked or (blocks.full is None and not blocks.is_causal):
             write(False)
             return
         with w.block("if (is_full) {"):

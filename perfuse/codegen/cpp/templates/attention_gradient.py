@@ -71,7 +71,8 @@ class _Gradient:
         w.line(f"const pf::vec<float> scores = pf::loadv<float>(products + at) * {frame.scale};")
         score, sums = frame.score(emitter), emitter.value(self._sums()).vector
         kept = frame.kept(emitter, is_full=where.is_full)
-        weights = f"pf::weight_of({score} - {sums})"
+        # A weight is at most one, whatever rounding made of a large sum.
+        weights = f"pf::weight_of(pf::low(pf::vec<float>{{}}, {score} - {sums}))"
         if kept:
             w.line(f"const pf::mask kept = {kept};")
             weights = f"pf::where(kept, {weights}, pf::vec<float>{{}})"
