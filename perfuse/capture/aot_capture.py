@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from perfuse.capture.device import device_of
 from perfuse.capture.facts import facts_or_reason
+from perfuse.capture.freeze import refuse_frozen
 from perfuse.capture.request import Request
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.config import Settings
@@ -70,6 +71,7 @@ class CapturedCall:
         """Dynamo's backend: compiles as usual, and records graphs, inputs and results."""
         if self.graphs:
             raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
+        refuse_frozen(self.settings, "an artefact")
         context = self.context = Context.on(device_of(module, inputs), self.settings)
         graphs = TrainingGraphs(context, [self.graphs.append])
         graphs.capture.trace(module, inputs)

@@ -16,6 +16,7 @@ from perfuse.cache.access import open_store
 from perfuse.candidates.source import CandidateReport
 from perfuse.candidates.sources import candidate_reports
 from perfuse.capture.failure import eager_call
+from perfuse.capture.freeze import refuse_frozen
 from perfuse.capture.request import Request
 from perfuse.capture.trace import Capture, cut_for
 from perfuse.codegen.triton.sources import TritonSources
@@ -135,6 +136,7 @@ def cross_compile(
 ) -> Target:
     """Pass every graph of a call to `take`, as the named target would have it; that target."""
     settings = request.settings()
+    refuse_frozen(settings, "a cross-compiled graph")
     chosen = target_of(target, settings)
     device = CPU if chosen.gpu is None else GPU
     backend = CrossCompile([Context(chosen, settings, counters, device)], take)

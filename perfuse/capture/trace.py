@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from perfuse.budget.choose import choose_cut
 from perfuse.capture.failure import compile_or_eager
+from perfuse.capture.freeze import freeze_graph
 from perfuse.capture.observe import Observer, cut_observers
 from perfuse.capture.replay import replayed
 from perfuse.context import Context
@@ -96,13 +97,19 @@ class TrainingGraphs:
         return cut
 
     def _compile(self, kind: GraphKind, graph: GraphModule) -> Call:
-        observe = self._observe if self.watching else None
-        made = compile_or_eager(
-            graph, self.context, kind, lambda: load_or_compile(graph, self.context, observe)
-        )
-        made = replayed(made, kind, self.num_results[kind], self.context)
+        made = compile_or_eager(graph, self.context, kind, lambda: self._executable(kind, graph))
         self.executables[kind] = made
         return made.call
+
+    def _executable(self, kind: GraphKind, graph: GraphModule) -> Executable:
+        observe = self._observe if self.watching else None
+
+        def compile_it(module: GraphModule) -> Executable:
+            made = load_or_compile(module, self.context, observe)
+            return replayed(made, kind, self.num_results[kind], self.context)
+
+        is_frozen = kind is GraphKind.INFERENCE and self.context.settings.freeze
+        return freeze_graph(graph, self.context, compile_it) if is_frozen else compile_it(graph)
 
     def _observe(self, compiled: Compiled) -> None:
         for observer in self.watching:

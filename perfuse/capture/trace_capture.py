@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from perfuse.capture import capture_cache
@@ -39,7 +40,10 @@ def trace_capture(
     place = capture_cache.place_of(key, context)
     forward = graphs.forward
     if not facts.is_training:
-        capture_cache.store_capture(place, forward, None, facts, context)
+        if _wants_gradients(example_inputs):
+            context.counters.inc("capture.not_cached.without_gradients")
+        else:
+            capture_cache.store_capture(place, forward, None, facts, context)
         return wrap(forward.call, None, facts)
 
     def backward() -> Call:
@@ -49,3 +53,13 @@ def trace_capture(
         return made.call
 
     return wrap(forward.call, backward, facts)
+
+
+def _wants_gradients(inputs: Sequence[Any]) -> bool:
+    """Whether the caller may want gradients, although no result has one.
+
+    A transform of torch.func that failed can leave PyTorch in a state in which every trace is one
+    of inference. This process is wrong then, with any backend; the next one must not be.
+    """
+    is_trainable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    return is_trainable and torch.is_grad_enabled()

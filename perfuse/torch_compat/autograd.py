@@ -161,6 +161,13 @@ def _reason_not_simple(found: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def static_inputs() -> tuple[int, ...]:
+    """The inputs of the graph being compiled that are parameters or buffers of modules."""
+    tracing = TracingContext.try_get()
+    found = None if tracing is None else tracing.fw_metadata
+    return () if found is None else tuple(found.static_input_indices or ())
+
+
 def saved_output_description(index: int, is_unchecked: bool) -> Any:
     """AOTAutograd's name for the `index`-th value a forward saves, None where it keeps none."""
     name = "SavedForBackwardsNoVcCheckAOTOutput" if is_unchecked else "SavedForBackwardsAOTOutput"

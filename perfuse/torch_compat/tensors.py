@@ -1,7 +1,7 @@
 """Tensors as memory: bytes, layouts, storages and who holds them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -93,3 +93,8 @@ def storage_use_counter() -> Callable[[int], int]:
     private: Any = torch._C
     counter: Callable[[int], int] = private._storage_Use_Count
     return counter
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """How often each was written to in place; inference tensors raise, since they do not count."""
+    return [tensor._version for tensor in tensors]

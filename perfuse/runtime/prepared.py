@@ -1,0 +1,72 @@
+"""Calls of a frozen graph: what its parameters decide is computed once, and again when they change.
+
+A parameter has changed if it is another tensor, in other memory, or of another version, which every
+write in place raises. One compiled graph may serve several modules, so values are kept for each.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from perfuse.runtime.host_names import Call
+from perfuse.torch_compat.tensors import versions_of
+
+data_ptr = Tensor.data_ptr
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Prepared values, and the state of the parameters that they were computed from."""
+
+    identities: list[int]
+    versions: list[int]
+    addresses: list[int]
+    values: tuple[Any, ...]
+    watched: list[weakref.ref[Tensor]]  # an identity says nothing once its tensor is gone
+
+
+def prepared_call(
+    prepare: Callable[[Sequence[Tensor]], Sequence[Any]],
+    rest: Call,
+    sources: Sequence[int],
+    passed: Sequence[int],
+) -> Call:
+    """The call of the whole graph: inputs at `passed` go to `rest`, with the prepared values."""
+    kept: dict[int, _Kept] = {}  # by the identity of the first source
+
+    def prepared(held: list[Tensor]) -> tuple[Any, ...]:
+        values = tuple(prepare(held))
+        if not any(tensor.is_inference() for tensor in held):  # those do not count their versions
+            name = id(held[0])
+            kept[name] = _Kept(
+                list(map(id, held)),
+                versions_of(held),
+                list(map(data_ptr, held)),
+                values,
+                [weakref.ref(tensor, lambda _: kept.pop(name, None)) for tensor in held],
+            )
+        return values
+
+    def call(args: list[Any]) -> tuple[Any, ...]:
+        held = [args[i] for i in sources]
+        found = kept.get(id(held[0]))
+        if (
+            found is None
+            or found.identities != list(map(id, held))
+            or found.versions != versions_of(held)
+            or found.addresses != list(map(data_ptr, held))
+        ):
+            values = prepared(held)
+        else:
+            values = found.values
+        inputs = [args[i] for i in passed]
+        inputs += values
+        args.clear()
+        return rest(inputs)
+
+    return call
