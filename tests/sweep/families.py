@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from tests.sweep import (
     diffusers_models,
+    einops_models,
     idioms,
     modules,
     optimisers,
+    practices,
     timm_models,
     torchvision_models,
     transformers_models,
@@ -36,6 +38,8 @@ FAMILIES = {
     "modules": Family(modules.names, modules.make, EVAL_AND_TRAIN),
     "optimisers": Family(optimisers.names, optimisers.make, ("float_lr", "tensor_lr")),
     "idioms": Family(idioms.names, idioms.make, (*EVAL_AND_TRAIN, "sizes")),
+    "practices": Family(practices.names, practices.make, ("static", "dynamic")),
+    "einops": Family(einops_models.names, einops_models.make, EVAL_AND_TRAIN),
     "timm": Family(timm_models.names, timm_models.make, IMAGES),
     "torchvision": Family(torchvision_models.names, torchvision_models.make, IMAGES),
     "diffusers": Family(diffusers_models.names, diffusers_models.make, EVAL_AND_TRAIN),
