@@ -285,3 +285,16 @@ def test_the_state_of_the_process_is_part_of_the_key(name: str) -> None:
     assert got.dtype == want.dtype
     assert torch.allclose(got, want)
     assert perfuse.counters["capture.cache_hit"] == 0
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_inference_is_not_stored_where_gradients_may_be_wanted(is_stored: bool) -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+
+    def constant(x: Tensor) -> Tensor:
+        return x.detach() * 2 + 1
+
+    with torch.set_grad_enabled(not is_stored):
+        for _ in range(2):
+            assert torch.equal(again(constant, x), constant(x))
+    assert perfuse.counters.snapshot().get("capture.cache_hit", 0) == int(is_stored)
