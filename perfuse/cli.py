@@ -47,7 +47,10 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def command(
     is_version_asked: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="As `version`.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Print the versions."
+        ),
     ] = False,
 ) -> None:
     """Perfuse: a tensor compiler for PyTorch."""
@@ -97,11 +100,11 @@ def explain(
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also plot memory over time.")] = None,
     memory_budget: Annotated[
-        str | None, typer.Option(help="As the setting: 14GiB, 300MB, 0.5.")
+        str | None, typer.Option(help="The setting memory_budget: 14GiB, 300MB, 0.5.")
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help=f"Compile a model in a precision: {', '.join(PRECISIONS)}."),
+        typer.Option(help=f"Compile the model in this precision: {', '.join(PRECISIONS)}."),
     ] = None,
     stage: Annotated[
         str | None,

@@ -26,7 +26,7 @@ def write(
     max_autotune: Annotated[bool, typer.Option(help="Tune the function as max_autotune does.")] = (
         False
     ),
-    replace: Annotated[bool, typer.Option(help="Drop the entries that are there.")] = False,
+    replace: Annotated[bool, typer.Option(help="Drop existing entries.")] = False,
 ) -> None:
     """Pin what this machine remembers, or the choices of one function; others are kept."""
     where = _path(path)

@@ -21,7 +21,9 @@ def rank(
         list[str] | None,
         typer.Option(help="Rank for this matmul, rows x columns x depth: 4096x4096x1024:bf16:NT."),
     ] = None,
-    target: Annotated[str, typer.Option(help="As cuda:90 or hip:gfx942.")] = "cuda:90",
+    target: Annotated[
+        str, typer.Option(help="GPU to rank for: cuda:90, hip:gfx942, ...")
+    ] = "cuda:90",
     arguments: Annotated[str, ARGUMENTS] = "example_args",
     best: Annotated[int, typer.Option(min=1, help="The number of candidates to show.")] = 5,
     lock: Annotated[

@@ -39,30 +39,30 @@ class CpuSettings:
     """How CPU kernels are generated and run."""
 
     simd: Literal["auto", "avx512", "avx2", "neon", "scalar"] = key(
-        "auto", "Vector instructions to generate for; auto takes the widest this CPU has."
+        "auto", "Vector instructions to generate; auto: the widest that this CPU supports."
     )
-    threads: int = plain(0, "Threads a kernel may use; 0 takes torch.get_num_threads().")
-    compiler: str = key("", "The C++ compiler; empty takes $CXX, else g++, else clang++.")
+    threads: int = plain(0, "Threads that a kernel may use; 0: torch.get_num_threads().")
+    compiler: str = key("", "The C++ compiler; empty: $CXX, else g++, else clang++.")
     opt_level: int = key(3, "The compiler's optimisation level, 0 to 3.")
     stream_store_bytes: int | None = key(
         None,
-        "Outputs of at least this size use non-temporal stores; None: if they would not "
-        "still be in the last-level cache when they are read; 0: never.",
+        "Outputs of at least this size use non-temporal stores; None: those that would be "
+        "evicted from the last-level cache before they are read; 0: never.",
     )
     grain_elements: int = key(32768, "Kernels with fewer elements run on one thread.")
     tune_matmuls: bool = key(
         True,
-        "Race the libraries for each large matmul and keep the fastest; take templates that are "
+        "Race the libraries for each large matmul and keep the fastest; use templates that are "
         "known to win on this CPU.",
     )
     attention: Literal["auto", "kernel", "library"] = key(
         "auto",
-        "Compute scaled_dot_product_attention by our kernel where it supports it, by PyTorch's, "
-        "or by whichever was faster for such sizes.",
+        "How scaled_dot_product_attention is computed: by a generated kernel where it is "
+        "supported, by PyTorch's library, or (auto) by whichever measured faster for such sizes.",
     )
     pool_limit_bytes: int = plain(
         1024 * MIB,
-        "Limit of the pool of large buffers, used or free, that calls reuse; 0 disables it.",
+        "Maximum size of the pool of large buffers, in use or free; 0 disables the pool.",
     )
 
 
@@ -70,14 +70,12 @@ class CpuSettings:
 class CacheSettings:
     """Where built code is cached between processes."""
 
-    dir: str = plain(
-        "", "Folder of the cache; empty takes $XDG_CACHE_HOME/perfuse or ~/.cache/perfuse."
-    )
+    dir: str = plain("", "Folder of the cache; empty: $XDG_CACHE_HOME/perfuse or ~/.cache/perfuse.")
     enabled: bool = plain(True, "Keep built code on disk and reuse it.")
     max_bytes: int = plain(
         4096 * MIB,
-        "Size above which the least recently used entries go, except those used in the last "
-        "ten minutes.",
+        "Size above which the least recently used entries are removed, except those used in the "
+        "last ten minutes.",
     )
 
 
@@ -85,7 +83,7 @@ class CacheSettings:
 class BuildSettings:
     """How the C++ compiler is run."""
 
-    jobs: int = plain(0, "Compiler processes run in parallel; 0 takes the number of cores.")
+    jobs: int = plain(0, "Compiler processes run in parallel; 0: the number of cores.")
     timeout_s: int = plain(300, "Seconds after which a compiler run is aborted.")
 
 
@@ -93,7 +91,7 @@ class BuildSettings:
 class TritonSettings:
     """Triton kernels."""
 
-    arch: str = key("", "GPU to generate for (sm_90, gfx942, ...); empty takes the one present.")
+    arch: str = key("", "GPU to generate code for (sm_90, gfx942, ...); empty: the one present.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +105,26 @@ class GpuSettings:
         False, "Approximate division and exponentials in float32 too, not only in half precision."
     )
     known_templates: bool = key(
-        True, "Compute matmuls by templates where those are known to beat the library on this GPU."
+        True, "Compute matmuls by templates that are known to beat the library on this GPU."
     )
     max_cuda_graphs: int = plain(
-        16, "The number of sets of sizes for which a program records a CUDA graph."
+        16, "Maximum number of CUDA graphs that a program records, one for each set of sizes."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class RocmSettings:
-    """Composable Kernel (CK) on AMD GPUs, a source of matmul candidates: CK."""
+    """Composable Kernel (CK), a source of matmul candidates on AMD GPUs."""
 
-    ck_dir: str = key("", "Folder of Composable Kernel; empty takes the one in rocm.home.")
-    home: str = key("", "Folder of ROCm; empty takes $ROCM_HOME, $ROCM_PATH, else /opt/rocm.")
-    compiler: str = key("", "Compiler for CK; empty takes hipcc, or clang of rocm.home.")
-    arch: str = key("", "GPU that CK is compiled for (gfx942, ...); empty takes the target's.")
+    ck_dir: str = key("", "Folder of Composable Kernel; empty: the one in rocm.home.")
+    home: str = key("", "Folder of ROCm; empty: $ROCM_HOME, $ROCM_PATH, else /opt/rocm.")
+    compiler: str = key("", "Compiler for CK; empty: hipcc, or clang of rocm.home.")
+    arch: str = key("", "GPU that CK is compiled for (gfx942, ...); empty: the target's.")
     use_preselected_instances: bool = key(
         False, "Consider only the few instances of CK that are known to do well for float16."
     )
     n_max_profiling_configs: int = key(
-        16, "The number of CK instances compiled and measured for a matmul; 0: all legal ones."
+        16, "How many CK instances are compiled and measured for a matmul; 0: all legal ones."
     )
     compile_bytes: int = plain(
         16 * 1024 * MIB, "Address space that one compiler run for CK may use; 0: no limit."
@@ -151,7 +149,9 @@ class ThresholdSettings:
     )
     many_inputs: int = key(64, "Programs with this many inputs read all addresses in one call.")
     tuned_matmul_work: int = key(1 << 22, "CPU matmuls of this many multiplications are raced.")
-    tuned_tile_bytes: int = key(4 * MIB, "Bytes of GPU kernels that max_autotune races.")
+    tuned_tile_bytes: int = key(
+        4 * MIB, "GPU kernels that move at least this many bytes are raced by max_autotune."
+    )
     gpu_loop_matmul_work: int = key(
         1 << 15, "GPU matmuls of at most this many multiplications become loops."
     )
@@ -175,8 +175,8 @@ class Settings:
     )
     freeze: bool = key(
         False,
-        "In inference, compute what depends on parameters and buffers alone once, and again when "
-        "they change: batch norms folded into convolutions, packed and cast weights.",
+        "In inference, compute values that depend only on parameters and buffers once, and again "
+        "when these change: fold batch norms into convolutions, pack and cast weights.",
     )
     on_error: Literal["raise", "eager"] = plain(
         "raise", "When a compile fails: raise the error, or warn and run eagerly."
@@ -191,39 +191,39 @@ class Settings:
     max_autotune: bool = key(
         False, "Race candidates for matmuls, and tiles of large GPU kernels; keep the fastest."
     )
-    max_autotune_gemm: bool = key(False, "Race candidates for matmuls alone.")
+    max_autotune_gemm: bool = key(False, "Race candidates for matmuls only.")
     max_autotune_gemm_backends: str = key(
         "ATEN,TRITON,CPP", "Sources of candidates for matmuls, separated by commas, in any case."
     )
     autotune_fallback_to_aten: bool = key(
-        True, "Compute a matmul for which no candidate is valid by ATen, instead of raising."
+        True, "If no candidate for a matmul is valid, use ATen instead of raising an error."
     )
     benchmark_epilogue_fusion: bool = key(
         True, "Choose the template of a matmul by its time with the loops fused into it."
     )
-    max_fusion_size: int = key(0, "The most loops that one kernel may hold; 0: no limit.")
+    max_fusion_size: int = key(0, "Maximum number of loops in one kernel; 0: no limit.")
     autotune_in_subproc: bool = plain(False, "Run candidates in worker processes.")
-    autotune_multi_device: bool = plain(False, "Use a worker for each visible GPU, not one.")
+    autotune_multi_device: bool = plain(False, "Use one worker per visible GPU.")
     tune_seconds: int = plain(60, "Seconds of tuning for one graph; 0: no limit.")
     tune_timeout_s: int = plain(60, "Seconds after which a candidate in a worker is killed.")
     tune_worker_bytes: int = plain(
-        0, "Memory that a worker may allocate; 0 takes three quarters of the machine's."
+        0, "Memory that a worker may allocate; 0: three quarters of the machine's."
     )
-    compile_threads: int = plain(0, "Threads that compile candidates; 0 takes build.jobs.")
+    compile_threads: int = plain(0, "Threads that compile candidates; 0: build.jobs.")
     benchmark_kernel: bool = plain(
-        False, "Run each kernel alone on random data, and log its time (channel tuning)."
+        False, "Run each kernel alone on random data, and log its time (log channel `tuning`)."
     )
     autotune_local_cache: bool = plain(True, "Remember measured choices in the cache on disk.")
     autotune_remote_cache: bool = key(
         False,
-        "Share measured choices with other machines through the server at redis_url; tiles "
-        "of GPU kernels are then measured in default mode too, for at most a second.",
+        "Share measured choices with other machines through the server at redis_url; default "
+        "mode then measures tiles of GPU kernels too, for at most one second.",
     )
     redis_url: str = plain(
         "", "Server of the remote cache: redis://[user:password@]host[:port][/database], rediss://."
     )
     search_autotune_cache: bool = key(
-        False, "Use remembered choices where max_autotune is off, and measure nothing there."
+        False, "Without max_autotune, use remembered choices and measure nothing."
     )
     # Its content is part of keys, not its path (cache/keys.py, identity).
     lock_file: str = plain("", "File of pinned choices, see `perfuse lock`; empty: none.")
@@ -235,9 +235,8 @@ class Settings:
     )
     logits_chunk_bytes: int | None = key(
         None,
-        "Losses over a vocabulary are computed by chunks of logits of this size where these fill "
-        "at least four; None: 64 MiB on a CPU, or more for efficient matmuls, and never on a GPU; "
-        "0: never.",
+        "Compute losses over a vocabulary in chunks of logits of this size, if they fill at least "
+        "four; None: 64 MiB on a CPU, or more for efficient matmuls, and never on a GPU; 0: never.",
     )
     memory_budget: str | int | float | None = key(
         None,
@@ -371,7 +370,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     for variable, nearest in unknown_variables(environment).items():
         # Not an error: another tool may own a variable with this prefix.
         hint = f"did you mean {nearest}? " if nearest else ""
-        message = f"${variable} is not a setting of Perfuse and is ignored; {hint}"
+        message = f"${variable} is not a Perfuse setting and is ignored; {hint}"
         warnings.warn(f"{message}`perfuse config` lists the settings", ConfigWarning, stacklevel=2)
     for variable in sorted(names.keys() & environment.keys()):
         name = names[variable]
@@ -384,7 +383,7 @@ def _variables() -> dict[str, str]:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables with the prefix of settings that are none; the nearest that is one, or ""."""
+    """Variables with the prefix of settings that name none, each with the nearest name, or ""."""
     known = [*_variables(), LOG_VARIABLE]
     unknown = sorted(v for v in environment if v.startswith(ENV_PREFIX) and v not in known)
     return {v: next(iter(get_close_matches(v, known, n=1, cutoff=0.5)), "") for v in unknown}

@@ -95,7 +95,7 @@ class Rival:
 
 
 NOTHING_REMEMBERED = "no choice is remembered, and nothing is measured in this mode"
-OUT_OF_TIME = "the time for tuning is over"
+OUT_OF_TIME = "the time limit for tuning was reached"
 LATE = Refusal(OUT_OF_TIME, is_late=True)
 
 

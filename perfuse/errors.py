@@ -65,7 +65,7 @@ class Fp8Unavailable(PerfuseError, RuntimeError):
 
 
 class Fp8StateWarning(UserWarning):
-    """A checkpoint has other state of delayed FP8 scaling than the model that loads it."""
+    """A checkpoint and the model that loads it differ in their state of delayed FP8 scaling."""
 
 
 class UnknownOption(ConfigError, AttributeError):
@@ -131,7 +131,8 @@ class CompilerFailed(PerfuseError):
     """The C++ compiler rejected a source that Perfuse generated."""
 
     default_hint = (
-        "run the command above on the source that was kept; please report it with that source."
+        "run the command above on the saved source to reproduce it, and please report it with "
+        "that source."
     )
 
     def __init__(self, command: Sequence[str], output: str, source: Path | None = None) -> None:
@@ -145,7 +146,7 @@ class CompilerFailed(PerfuseError):
 class CkUnavailable(PerfuseError):
     """Composable Kernel, or the compiler that it needs, is missing or incomplete."""
 
-    default_hint = "`rocm.ck_dir` names the folder of Composable Kernel, `rocm.compiler` hipcc."
+    default_hint = "set rocm.ck_dir to the folder of Composable Kernel, rocm.compiler to hipcc."
 
 
 class CkWarning(UserWarning):
@@ -250,11 +251,11 @@ class LockFileError(PerfuseError):
 
 
 class LockFileWarning(UserWarning):
-    """A lock file that does not fit here: other choices than the pinned ones are used."""
+    """A lock file that does not match this machine: its choices are not used."""
 
 
 class RemoteCacheWarning(UserWarning):
-    """A remote cache that cannot be used, or holds something unusable; compiling goes on."""
+    """A remote cache that cannot be used, or holds something unusable; compiling continues."""
 
 
 class SpecError(PerfuseError):

@@ -59,7 +59,7 @@ class CkInstallation:
             return f"Composable Kernel is not installed (looked in {', '.join(self.looked_in)})"
         if self.state is CkState.INCOMPLETE:
             return f"Composable Kernel in {self.folder} lacks {', '.join(self.missing_files)}"
-        source = "of its own" if self.has_own_instances else "of the table of Perfuse"
+        source = "of its own" if self.has_own_instances else "from Perfuse's own table"
         found = f"Composable Kernel {self.version} in {self.folder}"
         return f"{found}: {self.num_instances} instances {source}"
 
@@ -70,7 +70,7 @@ class CkInstallation:
             return ""
         return (
             "install ROCm's package composablekernel-dev, or clone ROCm/composable_kernel, "
-            "and point the setting rocm.ck_dir at the folder that holds `include`."
+            "and set rocm.ck_dir to the folder that contains `include`."
         )
 
 

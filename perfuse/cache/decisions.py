@@ -129,13 +129,13 @@ class PinnedDecisions:
         return Decision(question.problem, found, rivals, f"pinned by {self._path}", question)
 
     def remember(self, question: Question, decision: Decision) -> None:
-        """Nothing: pinned choices are changed by `perfuse lock write` alone."""
+        """Do nothing: only `perfuse lock write` changes pinned choices."""
 
     def _report(self, counted: str, question: Question, message: str) -> None:
         self._counters.inc(f"autotune.lock_{counted}")
         LOG.warning("the lock file %s %s (%s)", self._path, message, question.problem)
         warnings.warn(
-            f"the lock file {self._path} {message}; they are decided without it. "
+            f"the lock file {self._path} {message}; these choices are made without it. "
             "`perfuse lock check` shows what fits, `perfuse lock write` adds what is missing.",
             LockFileWarning,
             stacklevel=4,

@@ -184,7 +184,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} is there twice")
+        raise ValueError(f"{twice!r} appears twice")
     return made
 
 
@@ -199,13 +199,13 @@ def _entry(name: str, row: Mapping[str, Any], path: str) -> Pinned:
         chosen=Choice.from_json({**chosen, "options": list(chosen["options"].items())}),
     )
     if not all(isinstance(text, str) for text in (entry.problem, *entry.candidates)):
-        raise TypeError(f"{name!r} has something else in place of text")
+        raise TypeError(f"{name!r} has a value that is not text")
     if entry.name != name:
         message = f"{name!r} does not match its fields"
         raise LockFileError(f"the lock file is damaged or was edited: {message}", at=path)
     if _shown(entry.chosen) not in entry.candidates:
         message = (
-            f"{name!r} has the choice {_shown(entry.chosen)!r}, which is none of its candidates"
+            f"{name!r} has the choice {_shown(entry.chosen)!r}, which is not one of its candidates"
         )
         raise LockFileError(f"the lock file cannot be used: {message}", at=path)
     return entry

@@ -73,7 +73,7 @@ class Breaker:
             is_new = trouble not in self._warned
             self._warned.add(trouble)
         if is_new:
-            warnings.warn(f"{message}; compiling goes on", RemoteCacheWarning, stacklevel=6)
+            warnings.warn(f"{message}; compiling continues", RemoteCacheWarning, stacklevel=6)
 
 
 @functools.cache

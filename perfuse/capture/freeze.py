@@ -47,7 +47,7 @@ def refuse_frozen(settings: Settings, what: str) -> None:
     if settings.freeze:
         raise PerfuseError(
             f"{what} takes its parameters as inputs, so `freeze` does not apply",
-            hint="leave `freeze` off; it is a setting of torch.compile.",
+            hint="turn `freeze` off; it applies to torch.compile only.",
         )
 
 

@@ -71,7 +71,7 @@ def ck(machine: Machine) -> Finding:
         refused = [] if settings.rocm.arch else _refused_devices(machine)
         if refused:
             return Finding("absent", f"{detail}; {refused[0]}", "matmuls are ATen's and Triton's.")
-        unread = f"; {found.num_unread} lines were not understood" if found.num_unread else ""
+        unread = f"; {found.num_unread} lines could not be parsed" if found.num_unread else ""
         return Finding("ok", detail + unread)
     # A folder that somebody named, or that is damaged, is a mistake; that there is none is not.
     is_mistake = bool(settings.rocm.ck_dir) or found.state is CkState.INCOMPLETE

@@ -42,7 +42,7 @@ def _verdict(report: Report) -> str:
     if not report.is_usable:
         return "Perfuse cannot compile for this CPU: see the rows marked NO."
     if report.problems:
-        return "Perfuse works on this CPU; the rows marked NO can be mended."
+        return "Perfuse works on this CPU; the rows marked NO can be fixed."
     return "Perfuse works on this machine."
 
 

@@ -60,7 +60,7 @@ def checked(result: Any, expected: Any, symbols: Symbols) -> Any:
     if isinstance(result, Tensor) and isinstance(expected, torch.Tensor):
         want = symbols.dims(expected.shape)
         if symbols.unknown(want):
-            raise CannotLower("it finds a size that depends on data")
+            raise CannotLower("its result has a data-dependent size")
         if result.dtype is not from_torch(expected.dtype) or len(want) != result.ndim:
             raise CannotLower(f"lowered to {result.dtype}{result.shape}, expected {expected}")
         if any(h != w for h, w in zip(result.shape, want, strict=True)):

@@ -222,7 +222,7 @@ def check_scaling(device_type: str, scaling: str) -> None:
     """Report a scaling that no matmul of the device has."""
     if device_type == "cuda" and scaling == Scaling.BLOCK:
         hint = "use the recipe 'row' on GPUs."
-        raise Fp8Unavailable("scales for blocks run on CPUs only so far", hint=hint)
+        raise Fp8Unavailable("block scales are only supported on CPUs so far", hint=hint)
 
 
 def fp8_linear(

@@ -45,5 +45,5 @@ class LayerRules:
         if pattern is not None:
             return f"named like {pattern!r}"
         if self.accepts is not None and not self.accepts(name, module):
-            return "by the rule of the user"
+            return "excluded by your rule"
         return None

@@ -41,7 +41,7 @@ class Recipe:
             raise UnknownOption(str(self.scaling), list(Scaling), what="recipe")
         if self.dtype not in BASE_DTYPES:
             raise ConfigError(
-                f"a recipe cannot compute the rest in {self.dtype}",
+                f"a recipe cannot use {self.dtype} for the layers that are not in FP8",
                 hint="choose torch.bfloat16 or torch.float16.",
             )
         if self.history_length < 1:

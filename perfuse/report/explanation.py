@@ -65,7 +65,7 @@ class Explanation:
     def to_png(self, path: str | Path) -> Path:
         """Plot memory over time, for each capture that has a backward."""
         if not self.training:
-            raise PerfuseError("there is no backward whose memory could be plotted")
+            raise PerfuseError("there is no memory to plot: the function has no backward")
         return draw(self.training, path)
 
     def to_html(self, path: str | Path) -> Path:

@@ -236,7 +236,7 @@ def _training(report: Any, is_only: bool) -> list[Line]:
 
 def _value_line(label: str, amount: str, row: Any) -> Line:
     what = row.what.removeprefix("aten.").replace(".default", "").replace(".Tensor", "")
-    text = clip(f"  {label:<10}{amount:>12}  {what}", WIDTH - 32)
+    text = clip(f"  {label:<11}{amount:>12}  {what}", WIDTH - 32)
     return body(f"{text:<{WIDTH - 30}}{clip(row.module or short_line(row.origin), 30)}")
 
 

@@ -59,7 +59,7 @@ def open_library(data: bytes, kind: Platform) -> Library:
     library.pf_launch.restype = ctypes.c_int
     library.pf_error.restype = ctypes.c_char_p
     if library.pf_open(int(kind is Platform.HIP)) != 0:
-        raise PerfuseError(f"the driver of {kind} GPUs is not installed, or too old")
+        raise PerfuseError(f"the {kind} GPU driver is not installed, or is too old")
     opened: Any = library
     found: Library = opened
     return found

@@ -78,7 +78,7 @@ class PythonLibrary:
                 what: getattr(self.driver, names[self.is_hip]) for what, names in NAMES.items()
             }
         except (OSError, AttributeError) as error:
-            raise PerfuseError(f"the driver of {kind} GPUs cannot be used: {error}") from error
+            raise PerfuseError(f"the {kind} GPU driver cannot be used: {error}") from error
 
     def pf_load(
         self, code: bytes, symbol: bytes, shared_bytes: int, device: int, function: Any

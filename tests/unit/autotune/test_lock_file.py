@@ -175,7 +175,7 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "a choice that is none": (edited(chosen={"source": "library"}), "damaged"),
     "an unknown choice": (
         edited(chosen={"source": "library", "name": "aten.no", "options": {}}),
-        "none of its candidates",
+        "not one of its candidates",
     ),
 }
 
@@ -199,7 +199,7 @@ def test_one_entry_twice_is_an_error(tmp_path: Path) -> None:
     text = Path(written(path, decision(ASKED))).read_text()
     entry = text.partition('"decisions": {')[2].rpartition('\n },\n "schema"')[0]
     path.write_text(text.replace(entry, f"{entry},{entry}"))
-    with pytest.raises(LockFileError, match="is there twice"):
+    with pytest.raises(LockFileError, match="appears twice"):
         read_lock(str(path))
 
 

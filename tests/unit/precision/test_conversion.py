@@ -72,7 +72,7 @@ def test_users_have_rules() -> None:
     rules = LayerRules(names=("*odd",), accepts=lambda name, _: not name.endswith("qkv"))
     found = reasons(Model(), Recipe(Scaling.ROW, layers=rules))
     assert found["attention.odd"] == "named like '*odd'"
-    assert found["attention.qkv"] == "by the rule of the user"
+    assert found["attention.qkv"] == "excluded by your rule"
     assert found["attention.router"] is None
 
 
@@ -126,7 +126,7 @@ FP8 = torch.float8_e4m3fn
         (lambda: perfuse.compile(nn.Linear(1, 1), precision="fp8"), "unknown precision", "fp8-row"),
         (lambda: perfuse.compile(precision="int4"), "unknown precision 'int4'", "bf16"),
         (lambda: perfuse.compile(torch.sin, precision="fp8-delayed"), "keeps state", "prepare"),
-        (lambda: Recipe(Scaling.ROW, dtype=torch.float32), "in torch.float32", "torch.bfloat16"),
+        (lambda: Recipe(Scaling.ROW, dtype=torch.float32), "use torch.float32", "torch.bfloat16"),
         (lambda: Recipe("line"), "unknown recipe 'line'", "choose one of"),  # type: ignore[arg-type]
         (lambda: Recipe(Scaling.ROW, history_length=0), "less than 1", "16"),
         (lambda: prepare(torch.sin, "row"), "only a module", "perfuse.autocast"),  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def test_page_and_picture(told: Explanation, tmp_path: Path) -> None:
 def test_inference_has_nothing_to_draw(tmp_path: Path) -> None:
     explanation = perfuse.explain(lambda x: x + 1, torch.ones(4))
     assert explanation.training == ()
-    with pytest.raises(perfuse.PerfuseError, match="there is no backward"):
+    with pytest.raises(perfuse.PerfuseError, match="has no backward"):
         explanation.to_png(tmp_path / "memory.png")
 
 
