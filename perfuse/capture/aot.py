@@ -45,13 +45,13 @@ def aot_compile(
 ) -> Path:
     """Compile `fn(*args, **kwargs)` into the folder `path`, and return its path.
 
-    What `fn` holds (parameters, buffers, tensors it closes over) goes into the artefact as it is
+    The parameters, buffers and tensors that `fn` closes over are saved in the artefact as they are
     now; `perfuse.load(path)` runs it in a new process without tracing. Sizes are those of `args`.
-    With `dynamic=True` every dimension that `fn` does not itself tie may have another size, from 2
-    up. `variants` are further arguments to compile for; a call uses the first that match. With
-    `training`, at fixed sizes or any, the results have gradients, which reach the arguments and
-    the parameters of the loaded artefact; without, arguments that require gradients are refused
-    unless gradients are off. `native` demands that a C++ program can run it without PyTorch
+    With `dynamic=True` every dimension that `fn` itself does not fix may have any other size, from
+    2 up. `variants` are further arguments to compile for; a call uses the first that match. With
+    `training`, at fixed sizes or any, the results have gradients, which reach the arguments and the
+    parameters of the loaded artefact; without, arguments that require gradients are refused unless
+    gradients are off. `native` requires that a C++ program can run it without PyTorch
     (perfuse/native/perfuse.h). `mode` and `options` are those of `perfuse.compile`, by default
     those that `fn` was compiled with; `sign_with` is an Ed25519 private key.
     """
@@ -126,7 +126,7 @@ def _checked_args(args: Any, is_dynamic: bool) -> tuple[Any, ...]:
 
 
 def _gpu_arch(context: Context) -> str:
-    """The GPU that an artefact is for; none if the code can be interpreted."""
+    """The GPU that an artefact is for; None if its kernels run in the interpreter."""
     gpu = context.target.gpu
     return "" if gpu is None or context.device.type == "cpu" else gpu.arch
 

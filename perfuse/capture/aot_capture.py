@@ -35,8 +35,8 @@ AS_TENSOR = "return it as a tensor, or return the sizes it is computed from."
 def own_tensors(arguments: Any, is_dynamic: bool) -> Any:
     """Nested arguments with new tensors on the same memory.
 
-    A tensor that is given twice, or is also a parameter, would be one input of the graph. Where
-    calls may choose the sizes, strides must follow from them: a slice is copied.
+    A tensor that is passed twice, or is also a parameter, would be one input of the graph. Where
+    sizes are dynamic, strides must follow from them: a slice is copied.
     """
 
     def own(leaf: Any) -> Any:
@@ -59,7 +59,7 @@ class CapturedCall:
     is_dynamic: bool
     context: Context | None = None  # known once the graph's device is
     graphs: list[Compiled] = field(default_factory=list)  # one, or forward and backward
-    traced: list[Any] = field(default_factory=list)  # the inputs as traced: sizes may be symbols
+    traced: list[Any] = field(default_factory=list)  # the inputs as traced: sizes may be symbolic
     # The arguments as traced, by id; an argument that tracing did not look at is missing.
     traced_arguments: dict[int, torch.Tensor] = field(default_factory=dict)
     inputs: list[Any] = field(default_factory=list)
@@ -106,7 +106,7 @@ def _noted(result: Any, place: int) -> Any:
 
 
 def _refused(reason: str) -> ArtefactError:
-    """The error for a graph that needs more of AOTAutograd than an artefact holds."""
+    """The error for a graph that needs more of AOTAutograd's runtime than an artefact has."""
     if reason in ("aliased_output", "intermediate_base", "alias_guards"):
         message = "the function returns views of its arguments, or several views of one result"
         return ArtefactError(message, hint="return copies (.clone()).")
@@ -137,7 +137,7 @@ def _check_numbers(capture: CapturedCall) -> None:
                 "a result is the shape of a tensor, whose sizes are not fixed",
                 hint="return tuple(x.size()), or the tensor itself.",
             )
-    # Dynamo makes a Python float of a tensor that the graph gives and nothing else reads.
+    # Dynamo turns a tensor that the graph returns and nothing else reads into a Python float.
     given = {id(leaf) for leaf in leaves}
     scalars = [v for v in capture.results if isinstance(v, torch.Tensor) and v.dim() == 0]
     if any(id(v) not in given for v in scalars) and any(type(leaf) is float for leaf in leaves):

@@ -23,7 +23,7 @@ NO_VIEWS = "return copies (.clone()) and tensors of fixed sizes."
 
 
 class Held:
-    """The tensors that a function holds, by name, each once however many variants use it."""
+    """The tensors that a function holds, by name, each once, no matter how many variants use it."""
 
     def __init__(self, fn: Any) -> None:
         self._names: dict[int, str] = {}  # by the id of the tensor

@@ -25,11 +25,11 @@ from perfuse.torch_compat.registration import never_trace
 
 LOG = channel("capture")
 
-# Tracing and the compiler: a capture that is found in the cache needs none of it.
+# Tracing and the compiler: a capture that is found in the cache needs neither.
 trace_capture: Callable[..., Callable[..., Any]]
 trace_capture = deferred("perfuse.capture.trace_capture:trace_capture")
 
-# Dynamo's guards miss that `train()` or `eval()` was called: the wrong graph runs, silently.
+# Dynamo's guards miss calls to `train()` or `eval()`: the wrong graph runs, silently.
 UNSAFE_PYTHONS = frozenset({(3, 13, 0)})
 
 # When the backend is first named, which is before anything is captured for it. A backward that is
@@ -64,7 +64,7 @@ def perfuse_backend(
 
 
 def check_interpreter(version: Sequence[int | str] = sys.version_info) -> None:
-    """Raise on a Python in which graphs run although their guards fail, with any backend."""
+    """Raise on Python versions in which graphs run although their guards fail, with any backend."""
     if tuple(version[:3]) in UNSAFE_PYTHONS:
         name = ".".join(map(str, version[:3]))
         raise UnsupportedPython(

@@ -1,8 +1,9 @@
 """The cache of captures: loaded without tracing them down to ATen again.
 
-Tracing (AOTAutograd, decompositions, partition) is most of what is left of a compile when all code
-is built already. An entry names the two compiled graphs and holds the `RuntimeFacts` to run them
-by, and the guards that tracing set on Python numbers: they are set again when it is loaded.
+When all code is already built, tracing (AOTAutograd, decompositions, partition) is most of the
+compile time that is left. An entry names the two compiled graphs and holds the `RuntimeFacts` to
+run them by, and the guards that tracing set on Python numbers: they are set again when it is
+loaded.
 """
 
 import dataclasses

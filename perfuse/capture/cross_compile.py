@@ -113,11 +113,11 @@ def codegen_for(
 ) -> Generated:
     """Generate and compile `fn(*args, **kwargs)` for a target such as "cuda:90" or "hip:gfx942".
 
-    No such GPU is needed, and nothing runs: tensors on whatever device stand for tensors
-    on that GPU, and so do the parameters of a module. Of a function whose results need gradients
-    the backward is generated too; it is traced on the CPU and moved, because PyTorch's autograd
-    does not trace for a missing GPU. `mode` and `options` are those of `perfuse.compile`,
-    by default those that `fn` was compiled with.
+    No such GPU is needed, and nothing runs: tensors on any device stand for tensors on that GPU,
+    and so do the parameters of a module. If results need gradients, the backward is generated too;
+    it is traced on the CPU and moved, because PyTorch's autograd does not trace for a missing GPU.
+    `mode` and `options` are those of `perfuse.compile`, by default those that `fn` was compiled
+    with.
     """
     graphs: list[GeneratedGraph] = []
     request = Request.of(fn, mode, options)
@@ -134,7 +134,7 @@ def cross_compile(
     dynamic: bool | None,
     take: Take,
 ) -> Target:
-    """Pass every graph of a call to `take`, as the named target would have it; that target."""
+    """Pass every graph of a call to `take`, as traced for the named target; returns that target."""
     settings = request.settings()
     refuse_frozen(settings, "a cross-compiled graph")
     chosen = target_of(target, settings)
@@ -180,7 +180,7 @@ class _Mover:
 
 
 def moved_graph(module: GraphModule, device: torch.device) -> GraphModule:
-    """The graph as if it had been traced on the device; as it is where it was."""
+    """The graph as if it had been traced on the device; unchanged if it was."""
     values = [node.meta.get("val") for node in module.graph.nodes]
     tensors = [v for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
     if device == CPU or any(tensor.device == device for tensor in tensors):
@@ -197,9 +197,9 @@ def moved_graph(module: GraphModule, device: torch.device) -> GraphModule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossCompile:
-    """A Dynamo backend for machines that need not be here: eager runs what is captured.
+    """A Dynamo backend for machines that need not be present: captured code runs eagerly.
 
-    `take` gets every graph with its kind and context, as the target of that context would have it.
+    `take` gets every graph with its kind and context, as traced for the target of that context.
     """
 
     # Dynamo puts the representation of a backend before the message of each of its errors.
@@ -210,7 +210,7 @@ class CrossCompile:
         return Capture(self.contexts[0], self._cut, self._run).trace(module, inputs)
 
     def _cut(self, joint: GraphModule, num_results: int) -> Cut:
-        """Take both halves as each target would have them cut; any cut will do to run."""
+        """Pass on both halves, cut for each target; to run the function, any cut will do."""
         for context in self.contexts:
             cut, _ = cut_for(context, moved_graph(joint, context.device), num_results)
             self.take(GraphKind.BACKWARD, cut.backward, context)

@@ -37,14 +37,14 @@ FP8_LINEAR = "perfuse.precision.fp8_linear"
 class CaptureKey:
     """The keys of a captured graph, taken before it is traced."""
 
-    general: str  # with nothing of the values of its symbols
+    general: str  # without the values of its symbols
     by_value: str | None  # with all of them; None without symbols, or where values are unknown
     symbols: SymbolTable
     mark: GuardMark  # the guards before tracing
 
 
 def capture_key(module: GraphModule, inputs: Sequence[Any], context: Context) -> CaptureKey:
-    """The hashes of a captured graph with its inputs and all that is around it."""
+    """The hashes of a captured graph, its inputs and everything else it depends on."""
     if has_tracing_hooks():
         raise NotCanonical("hooks")
     symbols = SymbolTable.of(module)
@@ -113,6 +113,6 @@ def _function_name(target: Any) -> str:
 
 
 def _is_fp8_linear(target: Any) -> bool:
-    """Whether it is that function of ours: where its module is not loaded, nothing is."""
+    """Whether it is `fp8_linear`: if its module is not loaded, nothing is."""
     home = sys.modules.get(FP8_LINEAR)
     return home is not None and target is home.fp8_linear

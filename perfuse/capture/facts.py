@@ -22,7 +22,7 @@ Graphs = Mapping[GraphKind, GraphModule]
 
 
 def facts_of(graphs: Graphs, num_inputs: int, context: Context) -> RuntimeFacts | None:
-    """The facts of the capture just traced; None, with the reason counted, where it has more."""
+    """The facts of the capture just traced; None, with the reason counted, if it needs more."""
     facts = facts_or_reason(graphs, num_inputs)
     if isinstance(facts, RuntimeFacts):
         return facts
@@ -37,8 +37,8 @@ def facts_or_reason(
 ) -> RuntimeFacts | str:
     """The facts of the capture just traced, or why they do not suffice to run it.
 
-    With `takes_any_size` sizes may be symbols; whoever calls it then has to check what tracing
-    assumed of them.
+    With `takes_any_size`, sizes may be symbolic; the caller then has to check what tracing assumed
+    about them.
     """
     found = simple_metadata(takes_any_size)
     if isinstance(found, str):
@@ -68,7 +68,7 @@ def facts_or_reason(
 def _reason_unfit(
     graphs: Graphs, num_inputs: int, found: SimpleMetadata, takes_any_size: bool
 ) -> str | None:
-    """Why AOTAutograd's analysis does not fit the way we would call the graphs."""
+    """Why the graphs cannot be called without AOTAutograd's runtime."""
     first = graphs.get(GraphKind.FORWARD) or graphs.get(GraphKind.INFERENCE)
     if first is None or (GraphKind.FORWARD in graphs) != (GraphKind.BACKWARD in graphs):
         return "missing_half"
@@ -117,7 +117,7 @@ def number_or_formula(
     expression_of: Callable[[torch.SymInt], sympy.Expr] = sym_expression,
     spell: Callable[[sympy.Expr], str] = host_formula,
 ) -> int | str:
-    """A number, or the formula of a size that calls may choose."""
+    """A number, or the formula of a dynamic size."""
     if not isinstance(size, torch.SymInt):
         return size
     expression = expression_of(size)
@@ -141,6 +141,6 @@ def _bound_sizes(
 
 
 def _is_dense(tangent: Tangent) -> bool:
-    """No stride of zero. One that is a formula follows from sizes, which are two at least."""
+    """Whether no stride is zero. One that is a formula follows from sizes, which are at least 2."""
     pairs = zip(tangent.shape, tangent.strides, strict=True)
     return all(n == 1 or isinstance(step, str) or step > 0 for n, step in pairs)

@@ -69,7 +69,7 @@ def describe(error: Exception, module: GraphModule, name: str) -> PerfuseError:
 
 
 def _room_of(error: BaseException) -> str:
-    """The room of the innermost function of Perfuse that the error went through."""
+    """The room of the innermost Perfuse function in the traceback."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_relative_to(PACKAGE):

@@ -1,4 +1,4 @@
-"""`freeze_graph`: a graph of inference whose parameters are taken for constants."""
+"""`freeze_graph`: an inference graph whose parameters are treated as constants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOG = channel("capture")
 def freeze_graph(
     graph: GraphModule, context: Context, compile_rest: Callable[[GraphModule], Executable]
 ) -> Executable:
-    """The executable of a graph; `compile_rest` gets what is left of it for every call.
+    """The executable of a graph; `compile_rest` compiles the part that runs in every call.
 
     Passes run before the split: they write casts, copies, and joined or packed weights.
     """
@@ -52,7 +52,7 @@ def refuse_frozen(settings: Settings, what: str) -> None:
 
 
 def _preparation(prepare: GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """The preparation, run op by op: it is seldom run, and not worth compiling."""
+    """The preparation, run op by op: it rarely runs, and is not worth compiling."""
 
     def run(held: Sequence[Any]) -> Sequence[Any]:
         with disable_dispatch_modes(), torch.no_grad():

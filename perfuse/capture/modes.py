@@ -6,7 +6,7 @@ from typing import Any
 from perfuse.config import Settings
 from perfuse.errors import UnknownOption
 
-# The CPU has no CUDA graphs: there, a mode with them equals the one without.
+# CPUs have no CUDA graphs: there, modes with and without them are equal.
 MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "reduce-overhead": {"cudagraphs": True},

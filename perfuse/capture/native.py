@@ -1,4 +1,4 @@
-"""The table by which a C++ program runs an artefact: see `perfuse/native/perfuse.h`."""
+"""The table from which a C++ program runs an artefact: see `perfuse/native/perfuse.h`."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def _arguments(compiled: Compiled, document: Mapping[str, Any]) -> Iterator[str]
 def _held(
     compiled: Compiled, document: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> Iterator[str]:
-    """Where in which file each tensor begins that the function, or its graph, holds."""
+    """The file and offset of each tensor that the function, or its graph, holds."""
     held = {row["name"]: row["offset"] for row in json.loads(files[ARTEFACT])["held"]}
     for name, (kind, where) in zip(compiled.program.inputs, document["inputs"], strict=True):
         if kind == InputKind.HELD:

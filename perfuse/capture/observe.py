@@ -26,7 +26,7 @@ _cut_observers: ContextVar[tuple[CutObserver, ...]] = ContextVar("perfuse_cuts",
 
 @contextmanager
 def _added(active: ContextVar[tuple[Kind, ...]], observer: Kind) -> Iterator[None]:
-    """A block, in this thread or task, in which an observer is active too."""
+    """A block, in this thread or task, in which one more observer is active."""
     token = active.set((*active.get(), observer))
     try:
         yield

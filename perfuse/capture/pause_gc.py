@@ -1,8 +1,8 @@
 """No garbage collection while Dynamo captures: it makes many objects and little garbage.
 
-On the warm start of a 12-layer model, collecting was a seventh of the whole first call. What was
-made meanwhile is then moved to the oldest generation, unvisited: that is where collections during
-the capture would have left it, and the first one afterwards need not walk through all of it.
+On the warm start of a 12-layer model, collecting took a seventh of the whole first call. Objects
+created meanwhile are then moved to the oldest generation, unvisited: that is where collections
+during the capture would have left them, and the first one afterwards need not visit them all.
 """
 
 import gc
@@ -50,6 +50,6 @@ def pause_garbage_collection() -> None:
 
 
 def _resume_in_child() -> None:
-    """A child has none of the other threads, one of which may have paused and would resume."""
+    """Resume in a forked child: the thread that paused may not exist there."""
     if not is_compiling_here():
         _resume(None)

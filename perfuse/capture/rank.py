@@ -32,8 +32,8 @@ def rank_for(
 ) -> list[Ranking]:
     """Generate and compile the templates of each matmul of `fn` for a target such as "cuda:90".
 
-    No such GPU is needed: registers, spills and shared memory are read off the machine code, and
-    the times are those of a model.
+    No such GPU is needed: registers, spills and shared memory are read from the machine code, and
+    times come from a model.
     """
     found: dict[Any, Ranking] = {}
 
@@ -48,7 +48,7 @@ def rank_for(
 
 
 def matmul_inputs(text: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Operands without memory of a matmul by its sizes, dtype and layout: 64x32x16:f16:NT."""
+    """Operands without memory for a matmul given as sizes, dtype and layout: 64x32x16:f16:NT."""
     sizes, *rest = text.split(":")
     dtypes = [_DTYPES[word.lower()] for word in rest if word.lower() in _DTYPES]
     layouts = [word.upper() for word in rest if word.upper() in ("NN", "NT", "TN", "TT")]
@@ -67,7 +67,7 @@ def matmul_inputs(text: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _operand(shape: tuple[int, ...], dtype: torch.dtype, *, is_transposed: bool) -> torch.Tensor:
-    """One whose elements share memory: it is traced, and never read."""
+    """An operand whose elements share memory: it is traced, and never read."""
     *batch, rows, columns = shape
     if not is_transposed:
         return torch.empty(shape, dtype=dtype, device="meta")

@@ -1,9 +1,9 @@
-"""`register`: make `backend="perfuse"` known to PyTorch, without loading its compiler front.
+"""`register`: make `backend="perfuse"` known to PyTorch, without loading its compiler front end.
 
 An installed Perfuse is found by its entry point. One that is only importable (a checkout on
-`PYTHONPATH`) shows the same entry point through a finder of its own; and where Dynamo, which looks
-for entry points once, was loaded before, the entry point is put into its table. Either way the
-backend itself is imported when it is first used.
+`PYTHONPATH`) provides the same entry point through its own finder; if Dynamo, which looks for entry
+points only once, is already loaded, the entry point is added to its table. Either way the backend
+itself is imported when it is first used.
 """
 
 import importlib

@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 class Request:
     """A function, and how it is to be compiled."""
 
-    function: Function  # the original one, if a compiled one was given
+    function: Function  # the original one, if a compiled one was passed
     overrides: Mapping[str, Any]  # of the settings, by its mode and options
     is_dynamic: bool | None
     is_fullgraph: bool
@@ -43,7 +43,7 @@ class Request:
         return config.snapshot().with_overrides(dict(self.overrides))
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Function) -> Any:
-        """Compile the function for this call alone, by this backend, and call it."""
+        """Compile the function for this call only, with this backend, and call it."""
         return call_isolated(
             self.function,
             args,

@@ -1,4 +1,4 @@
-"""Generated sources in PyTorch's own places: TORCH_LOGS=output_code, TORCH_COMPILE_DEBUG=1.
+"""Generated sources for PyTorch's own switches: TORCH_LOGS=output_code, TORCH_COMPILE_DEBUG=1.
 
 The log prints each graph's kernels and host program. The folder of a debugged run,
 `torch_compile_debug/run_.../perfuse`, gets every stage of each graph as a file. `PERFUSE_LOG=+code`

@@ -28,7 +28,7 @@ from perfuse.torch_compat.graphs import GraphKind
 
 
 def cut_for(context: Context, joint: GraphModule, num_results: int) -> tuple[Cut, bool]:
-    """The joint graph cut as the settings say, and whether that keeps the memory budget, if any."""
+    """The joint graph cut according to the settings, and whether that meets the memory budget."""
     found = choose_cut(Joint.of(joint, num_results, context), context)
     for observer in cut_observers():
         observer(found[0], context)
@@ -77,7 +77,7 @@ class TrainingGraphs:
         self.watching = watching
         self.capture = Capture(context, self._cut, self._compile)
         self.executables: dict[GraphKind, Executable] = {}
-        # How many of the results are the user's: the rest is saved, or gradients.
+        # How many of the results are the user's: the rest are saved values, or gradients.
         self.num_results = {**dict.fromkeys(GraphKind, 0), GraphKind.INFERENCE: sys.maxsize}
         self.keeps_budget = True
 

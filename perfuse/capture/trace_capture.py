@@ -48,7 +48,7 @@ def trace_capture(
 
     def backward() -> Call:
         made = graphs.backward()
-        if graphs.keeps_budget:  # a miss is to be reported again by the next process
+        if graphs.keeps_budget:  # otherwise the next process reports the missed budget again
             capture_cache.store_capture(place, forward, made, facts, context)
         return made.call
 
@@ -58,8 +58,8 @@ def trace_capture(
 def _wants_gradients(inputs: Sequence[Any]) -> bool:
     """Whether the caller may want gradients, although no result has one.
 
-    A transform of torch.func that failed can leave PyTorch in a state in which every trace is one
-    of inference. This process is wrong then, with any backend; the next one must not be.
+    A failed torch.func transform can leave PyTorch in a state in which every trace is for
+    inference. This process is then wrong, with any backend; the next one must not be.
     """
     is_trainable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
     return is_trainable and torch.is_grad_enabled()

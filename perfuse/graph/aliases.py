@@ -1,4 +1,4 @@
-"""Which values of a graph share memory, and what becomes of that memory.
+"""Which values of a graph share memory, and how that memory is used.
 
 AOTAutograd's graphs are functional except for the copies into mutated inputs at their end. Every
 rewrite that replaces one value by another must check: would a result now share memory with
@@ -35,7 +35,7 @@ class _Class:
 
 
 def users_through(node: Node, is_view: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yield the users of a value and of its views, without these; a user of both comes twice."""
+    """Yield the users of a value and of its views, except the views; a user of both comes twice."""
     pending, seen = [node], {node}
     while pending:
         for user in pending.pop().users:
@@ -112,7 +112,7 @@ class Aliases:
         return aliases
 
     def add(self, node: Node) -> None:
-        """Take in a node whose inputs are already known."""
+        """Add a node whose inputs are already known."""
         self._parent[node] = node
         self._class[node] = _Class(has_input=node.op in ("placeholder", "get_attr"))
         for source in aliased_inputs(node):
@@ -123,7 +123,7 @@ class Aliases:
             self.of_node(node.args[0]).is_seen = True
 
     def add_with(self, node: Node, origin: Mapping[Node, Node]) -> None:
-        """Take in a node of another graph, whose inputs stand for `origin`'s nodes."""
+        """Add a node of another graph, whose inputs stand for `origin`'s nodes."""
         self._parent[node] = node
         self._class[node] = _Class()
         for source in aliased_inputs(node):

@@ -1,4 +1,4 @@
-"""A matmul as an op of our own: one that is written into unaligned rows with aligned stores.
+"""A matmul as a custom op: one that is written into unaligned rows with aligned stores.
 
 `perfuse::aligned_matmul(a, b)` is `a @ b`. `pad_matmuls` uses it where the result has to have
 eager's strides; its lowering, in `lower/families/matmul.py`, says how it is written. The code here

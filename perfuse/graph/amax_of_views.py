@@ -35,7 +35,7 @@ _INDEXED = index_rules((Rule("max(abs(view(x))) -> max(abs(x))", ("max",), amax_
 
 
 def amax_of_views(gm: GraphModule) -> GraphModule:
-    """The pass on joint graphs; those without floats of eight bits are left as they are."""
+    """The pass on joint graphs; those without FP8 values are left unchanged."""
     return rewrite(gm, _INDEXED) if any(map(_is_float8, gm.graph.nodes)) else gm
 
 

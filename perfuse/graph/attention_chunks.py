@@ -40,7 +40,7 @@ def flex_attention_by_chunks(
     block_mask: Sequence[Any], scale: float, options: dict[str, Any],
     score_buffers: tuple[Any, ...] = (), mask_buffers: tuple[Any, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The results of the higher-order op, computed a chunk of queries after another."""
+    """The results of the higher-order op, computed one chunk of queries after another."""
     batch, heads, length, _ = query.shape
     row_bytes = batch * heads * key.shape[2] * torch.float32.itemsize
     step = max(_SMALLEST, SCORE_BYTES // max(row_bytes, 1))

@@ -54,7 +54,7 @@ class Attention:
 
 
 def match_attention(product: Node, has_fast_halves: bool = False) -> Attention | None:
-    """The attention that ends in this matmul, if the kernel can compute it and pays off."""
+    """The attention that ends in this matmul, if the kernel can compute it and is worth it."""
     walk = _Walk()
     weights = walk.through_casts(walk.through_reshapes(_input(product, 0)))
     logits = walk.through_softmax(weights)

@@ -1,10 +1,9 @@
 """Several tiny matmuls of one value with constant weights, as one batched matmul.
 
-A tiny matmul is mostly the cost of calling the library, so one call for many pays. It only
-does when the weights are constants of the graph (tensors spelled out in the program, or folded
-from such: a Fourier matrix), because then they are stacked once, here. Parameters are inputs.
-Measured on one core of the build machine, float32, microseconds (separate -> stacked here ->
-stacked on every call):
+A tiny matmul mostly costs the library call, so one call for many is faster, but only if the weights
+are constants of the graph (tensors spelled out in the program, or folded from such: a Fourier
+matrix), because then they are stacked once, here. Parameters are inputs. Measured on one core of
+the build machine, float32, microseconds (separate -> stacked here -> stacked on every call):
 
     3 of 1x64x64    4.4 ->  2.3 ->  8.4        3 of 64x64x64     49 ->   33 ->   54
     8 of 32x32x32    31 ->  8.2 ->   32        8 of 128x64x64   206 ->  189 ->  202
@@ -41,7 +40,7 @@ def batch_matmuls(gm: GraphModule) -> GraphModule:
 
 
 def _groups(gm: GraphModule) -> list[list[Node]]:
-    """Matmuls of one value with constants of one shape, where one call for all pays."""
+    """Matmuls of one value with constants of one shape, where one call for all is faster."""
     aliases = Aliases.of(gm.graph)
     found: dict[Key, list[Node]] = defaultdict(list)
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):

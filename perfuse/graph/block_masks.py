@@ -1,4 +1,4 @@
-"""Block masks of FlexAttention without the lists that no kernel reads.
+"""FlexAttention block masks without the lists that no kernel reads.
 
 A block mask has, for each block of queries, the list of its blocks of keys, and for each block of
 keys that of its blocks of queries, which only the backward needs. Attention without a mask has one

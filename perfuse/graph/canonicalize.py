@@ -25,14 +25,14 @@ def same_tensor(node: Node, build: NodeBuilder) -> Node | None:
 _INDEXED = index_rules(
     (
         Rule("another name for x -> x", ALIASES, same_tensor),
-        # Whether the copy was needed to keep results apart is the loop's question.
+        # `rewrite` checks whether the copy was needed to keep results apart.
         Rule("clone(x), same strides -> x", ("clone",), same_tensor),
     )
 )
 
 
 def canonicalize(gm: GraphModule) -> GraphModule:
-    """The pass: calls in the form of their schema, without mere renamings."""
+    """The pass: calls in the form of their schema, without renamings."""
     return _spelled(rewrite(gm, _INDEXED))
 
 
@@ -94,7 +94,7 @@ def is_same_argument(a: Any, b: Any) -> bool:
 
 
 def _says_nothing(name: str, value: Any, is_factory: bool) -> bool:
-    """Keywords that tracing writes out although they ask for what is done anyway."""
+    """Keywords that tracing writes out although they ask for the default behaviour."""
     if name == "pin_memory":
         return value is False
     return name == "layout" and value is torch.strided and is_factory

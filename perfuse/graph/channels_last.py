@@ -1,10 +1,10 @@
 """Convolutional networks on a CPU: channels-last between their convolutions.
 
-The library's depthwise convolutions and those of one point are faster on channels-last operands,
-and the loops between convolutions have channels, which are many, for their lanes instead of
-pixels, which may be fewer than a vector has lanes. So where such convolutions are the rule in a
-graph, every convolution that gains reads a channels-last operand. Ops that work on any layout
-pass it on; what other ops read, and what the graph returns, has the strides that were traced.
+The library's depthwise and 1x1 convolutions are faster on channels-last operands, and the loops
+between convolutions vectorise over channels, which are many, instead of pixels, which may be fewer
+than a vector has lanes. So where most convolutions of a graph are of these kinds, every convolution
+that profits reads a channels-last operand. Ops that work on any layout pass it on; what other ops
+read, and what the graph returns, has the strides that were traced.
 
 In training this is decided on the joint graph, so that both halves have the same layouts and what
 is saved is not transposed.
@@ -53,7 +53,7 @@ def lay_joint_channels_last(gm: GraphModule, context: Context) -> GraphModule:
 
 
 def lay_channels_last(gm: GraphModule, context: Context) -> GraphModule:
-    """The pass over a graph of inference."""
+    """The pass over an inference graph."""
     return gm if context.target.gpu is not None or is_decided(gm) else _laid_out(gm)
 
 
@@ -89,7 +89,7 @@ def _operands(node: Node) -> tuple[Any, Any, Sequence[Any]]:
 
 
 def _is_thin(node: Node) -> bool:
-    """Of one point, or of one channel for each result."""
+    """Whether it is 1x1, or depthwise."""
     _, weight, _ = _operands(node)
     shape: Sequence[Any] = known_tensor(weight).shape
     is_plane = len(shape) == 4 and all(isinstance(n, int) for n in shape)

@@ -1,4 +1,4 @@
-"""Matmuls of a value that is computed by chunks of its rows, as ops of our own.
+"""Matmuls of a value that is computed in chunks of its rows, as custom ops.
 
 `perfuse::matmul_after(a, b, bias, after)` is `a @ b + bias`, computed when the values of `after`
 are: chunk follows chunk, so that the memory of one is free before the next is computed.

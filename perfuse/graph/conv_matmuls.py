@@ -1,7 +1,7 @@
-"""Convolutions with kernels of one point, in channels-last: matmuls of points by channels.
+"""1x1 convolutions in channels-last: matmuls of points by channels.
 
-A convolution is a library call to which nothing can be fused. Where matmuls are selected among
-candidates on a GPU, templates compete for these too, with what follows them. On a CPU, the library
+A convolution is a library call to which nothing can be fused. Where matmul candidates are raced on
+a GPU, templates compete for these too, with the following ops fused in. On a CPU, the library
 reorders the weights of a convolution in every call, and returns new memory; a matmul reads them in
 place and writes into the arena, forward and backward. The views around the matmul move no memory.
 """

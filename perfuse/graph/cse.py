@@ -29,9 +29,9 @@ def eliminate_common_subexpressions(gm: GraphModule) -> GraphModule:
 
 
 def share_between_halves(joint: GraphModule) -> GraphModule:
-    """The pass on joint graphs: what both halves compute is one value, so that it can be kept."""
+    """The pass on joint graphs: what both halves compute is one value, so that it can be saved."""
     is_checkpointed = any("recompute" in node.meta for node in joint.graph.nodes)
-    # A value of two checkpointed regions would have to be kept for the second one.
+    # A value of two checkpointed regions would have to be saved for the second one.
     return joint if is_checkpointed else eliminate_common_subexpressions(joint)
 
 
@@ -98,7 +98,7 @@ class _Sweep:
         return (node.op, node.target, args, kwargs, reads, self._num_unknown, is_recomputed)
 
     def _writes_before(self, node: Node) -> tuple[int, ...]:
-        """How often what `node` reads was written to: a value is equal between two writes."""
+        """How often the inputs of `node` were written to: between writes a value is the same."""
         counts = [self._num_writes.get(self._aliases.root(n), 0) for n in node.all_input_nodes]
         return tuple(counts) if any(counts) else ()
 

@@ -60,7 +60,7 @@ def roll(x: Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) -> Any:
 
 
 def _is_multiple(shift: Any, size: Any) -> bool:
-    """Whether a shift by whole turns moves nothing; a size that is a symbol gains no guard."""
+    """Whether a shift by a multiple of the size moves nothing; symbolic sizes get no guard."""
     if isinstance(shift, int) and shift == 0:
         return True
     return isinstance(shift, int) and isinstance(size, int) and size > 0 and shift % size == 0

@@ -1,6 +1,6 @@
 """Activations as scalar formulas in float32, cast once at the end.
 
-One formula a function. Where the textbook form overflows or cancels, the comment says why ours
+One formula per function. Where the textbook form overflows or cancels, the comment says why ours
 does not.
 """
 
@@ -36,7 +36,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def _tanh_gelu_slope(x: Tensor) -> Tensor:
-    """sigmoid and its slope of one exp: 1 - sigmoid would cancel where the sigmoid is near 1."""
+    """sigmoid and its slope from one exp: 1 - sigmoid would cancel where the sigmoid is near 1."""
     w = _tanh_gelu_twice(x)
     e = torch.exp(-torch.abs(w))
     d = torch.reciprocal(1.0 + e)
@@ -125,7 +125,7 @@ def soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Drawn in float32 whatever the input: a bfloat16 has too few numbers to meet a chance."""
+    """Drawn in float32 for every dtype: bfloat16 is too coarse to match a probability."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = torch.rand_like(x, dtype=torch.float32) >= p

@@ -1,7 +1,7 @@
 """Scatters into a tensor whose elements share memory: a copy of its own comes first.
 
-Eager makes that copy too. PyTorch 2.11 forgets it while tracing and promises the result the strides
-of the tensor, in which several elements would be one. `index_fill` is an `index_put` of one value.
+Eager makes that copy too. PyTorch 2.11 omits it while tracing and gives the result the strides of
+the tensor, in which several elements would be one. `index_fill` is an `index_put` of one value.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def _is_repeated(x: Tensor) -> bool:
-    """Whether one element stands for several; sizes and strides that are symbols gain no guard."""
+    """Whether one element stands for several; symbolic sizes and strides get no guard."""
     pairs = zip(x.shape, x.stride(), strict=True)
     return any(
         isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)

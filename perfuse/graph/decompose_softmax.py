@@ -28,13 +28,13 @@ def _shifted(x: Tensor, dim: int) -> Tensor:
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     e = torch.exp(_shifted(x, dim))
-    # One division a row: the sum's own rounding outweighs that of the reciprocal.
+    # One division per row: the sum's own rounding outweighs that of the reciprocal.
     result = e * torch.reciprocal(torch.sum(e, dim, keepdim=True))
     return result if half_to_float else result.to(x.dtype)
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax in which a row of nothing but -inf is 0: attention that sees no key."""
+    """Softmax in which a row of only -inf is 0: attention that sees no key."""
     acc = opmath(x if dtype is None else x.to(dtype)).contiguous()
     if is_known_empty(acc):
         return acc.to(dtype or x.dtype)
@@ -97,7 +97,7 @@ def nll_loss_backward(
     if scale.dim() > 0:
         scale = scale.unsqueeze(axis)
     if weight is not None:
-        # Where the class is the wanted one its weight is the wanted weight: no gather is needed.
+        # Where the class is the target, its weight is the target's weight: no gather is needed.
         scale = scale * weight.view(per_class)
     is_hit = (classes == wanted) & (wanted != ignore_index)
     zero = torch.zeros((), dtype=logp.dtype, device=logp.device)

@@ -7,7 +7,7 @@ is skipped: the table only ever holds what exists.
 Kept whole, on purpose:
 - mm, addmm, bmm, baddbmm, convolution, and the flash attention ops: one library call each;
 - var, var_mean, sum, mean, amax, cumsum: reductions and scans that lowering knows;
-- embedding, embedding_dense_backward, index, index_put, gather, scatter: loads and stores by index;
+- embedding, embedding_dense_backward, index, index_put, gather, scatter: indexed loads and stores;
 - _to_copy, view, expand, permute, slice, cat, constant_pad_nd: they only move an index;
 - avg_pool, max_pool: windows, which as index arithmetic would be many more nodes;
 - as_strided_copy, diagonal_copy, unfold_copy: PyTorch's formulas for these hold the storage offset
@@ -175,8 +175,8 @@ def _as_eager(op: OpOverload, rule: Decomposition) -> Decomposition:
 def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, Decomposition]:
     """A new table for AOTAutograd's `decompositions`: the standard rows, then our own over them.
 
-    With `fallback_random`, what draws random numbers stays whole: decomposed, it draws others than
-    eager's own kernels.
+    With `fallback_random`, random ops stay whole: decomposed, they would draw other numbers than
+    eager's kernels.
     """
     table = dict(_full_table())
     if fallback_random:
@@ -186,7 +186,7 @@ def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, De
 
 @cache
 def _full_table() -> dict[OpOverload, Decomposition]:
-    """Made once: it asks for the schemas of a thousand ops."""
+    """Built once: it looks up the schemas of a thousand ops."""
     ops = [op for name in STANDARD if (op := _find(f"aten.{name}")) is not None]
     standard = standard_decompositions(ops)
     table = {op: _as_eager(op, rule) for op, rule in standard.items() if _is_functional(op)}

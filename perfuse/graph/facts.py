@@ -102,7 +102,7 @@ def _is_without_dropout(node: Node) -> bool:
 
 
 def is_known(node: Node) -> bool:
-    """A call whose effects we can name: an ATen or prims op, or size arithmetic."""
+    """A call whose effects are known: an ATen or prims op, or size arithmetic."""
     if node.op != "call_function":
         return node.op in ("placeholder", "get_attr", "output")
     return op_facts(node.target).is_known and not _writes_to_out(node)

@@ -1,4 +1,4 @@
-"""Constant folding: compute now what depends only on constants.
+"""Constant folding: compute what depends only on constants at compile time.
 
 A folded value that is one number everywhere becomes a `full`, which later rooms see through; a
 small table becomes an attribute of the module. Larger ones stay: computing them in a fused loop

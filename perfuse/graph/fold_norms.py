@@ -1,4 +1,4 @@
-"""Batch norms behind convolutions, where parameters are frozen: part of weight and bias.
+"""Batch norms after convolutions with frozen parameters: folded into weight and bias.
 
 In inference a batch norm multiplies each channel by one number and adds another. So does whatever
 else scales or shifts the channels of a convolution by frozen values; a chain of such steps is
@@ -44,7 +44,7 @@ def _convolutions(gm: GraphModule, frozen: set[Node]) -> Iterator[Node]:
 
 
 def _chain(conv: Node, frozen: set[Node]) -> tuple[Node, Node, Steps]:
-    """The steps behind a convolution, as long as nothing else reads what is between them."""
+    """The steps after a convolution, as long as nothing else reads the values in between."""
     last, steps = conv, Steps()
     while len(last.users) == 1:
         (user,) = last.users

@@ -1,4 +1,4 @@
-"""Frozen inputs: what a graph of inference computes from parameters and buffers alone.
+"""Frozen inputs: what an inference graph computes only from parameters and buffers.
 
 A graph is split in two: a *preparation*, which runs once and again when a parameter changes, and
 the rest, which every call runs and to which the prepared values are inputs. Views move no memory,
@@ -52,7 +52,7 @@ def frozen_nodes(gm: GraphModule) -> set[Node]:
 
 
 def _is_static(node: Node) -> bool:
-    """A tensor, or a call that returns several, of sizes that no call decides."""
+    """A tensor, or a call that returns several, of static sizes."""
     value = node.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
     return all(

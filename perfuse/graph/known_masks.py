@@ -2,9 +2,9 @@
 
 A mask known before the first call to hide nothing, or only the future, is replaced by a flag.
 
-Models build their masks from positions, and while a compiler traces they build them always: then
-the mask reaches the kernel as data, and the kernels that know these two cases by themselves are
-passed over for slower ones. Where a mask depends on constants only, it is computed here.
+Models build their masks from positions, and always do so under a compiler: then the mask reaches
+the kernel as data, and the kernels that handle these two cases themselves are passed over for
+slower ones. Where a mask depends on constants only, it is computed here.
 
 Any other mask must have its rows dense in memory on a GPU, or none of the fused kernels takes it:
 16 x 8 heads, 512 x 512, bfloat16 on an H200 are 50 us with such a mask, 778 us without. A copy of
@@ -189,7 +189,7 @@ def _rewritten(gm: GraphModule, forms: dict[Node, str | None], sparse: set[Node]
 
 
 def _say_form(copied: Node, node: Node, form: str | None, new: GraphCopy) -> None:
-    """Replace the mask of a call by the kernel's own word for it."""
+    """Replace the mask of a call with the kernel's own flag for it."""
     names = ("query", "key", "value")
     tensors = {name: new.of[_argument(node, i, name)] for i, name in enumerate(names)}
     rest = {k: v for k, v in copied.kwargs.items() if k not in ("attn_mask", "is_causal")}

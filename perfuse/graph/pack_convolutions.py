@@ -1,8 +1,8 @@
-"""Convolutions of the CPU's library with frozen weights: in the library's own layout.
+"""Convolutions by the CPU's library with frozen weights: packed in the library's own layout.
 
 The library reorders the weight of a convolution in every call, which takes longer than the
 convolution where images are small. A frozen weight is reordered when it is prepared. Activations
-stay with our loops: those of the library turn NaN into a number.
+stay in generated loops: the library's turn NaN into a number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def can_pack(node: Node, frozen: set[Node]) -> bool:
         return False
     if not all(isinstance(n, int) and n > 0 for n in (*x.shape, *kernel.shape, *result.shape)):
         return False
-    is_depthwise = kernel.shape[1] == 1 and groups != 1  # loops of ours, which fuse
+    is_depthwise = kernel.shape[1] == 1 and groups != 1  # generated loops, which fuse
     return not is_depthwise and result.is_contiguous(memory_format=LAST)
 
 

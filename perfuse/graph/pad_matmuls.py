@@ -112,7 +112,7 @@ def _matrix_row(node: Node) -> MatmulOp | None:
 
 
 def _can_fill(given: Operands[Any], padded: _Padding, unit: int) -> bool:
-    """Whether matmuls with aligned rows can fill the result of this one, nothing copied for it.
+    """Whether matmuls with aligned rows can fill the result of this one without any copy.
 
     They read every eighth row of one operand and windows of the other's columns, both of which have
     to be aligned, or padded to be. A bias has no windows that start at aligned addresses.
@@ -150,7 +150,7 @@ def _pitch(x: torch.Tensor) -> int:
 
 
 def _is_computed(node: Node) -> bool:
-    """A loop of ours makes it, and can leave room."""
+    """Whether a generated loop computes it, and can leave room for padding."""
     while _only_looks(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node.op == "call_function" and _matrix_row(node) is None

@@ -130,8 +130,8 @@ class Joint:
     def cut(self, chosen: list[Node], wanted: Iterable[Node] = ()) -> Cut:
         """The two halves, with the chosen values crossing between them.
 
-        `wanted` are those that the backward is written for: what of them is not chosen is made
-        again before it is read.
+        `wanted` are those that the backward is written for: those of them that are not chosen are
+        recomputed before they are read.
         """
         saved = _grouped(chosen, self)
         backward, copied = _backward(self, saved, frozenset(wanted) - {*chosen})
@@ -283,7 +283,7 @@ def _forward(joint: Joint, saved: Saved) -> Graph:
     graph, num_results = joint.module.graph, joint.num_results
     extract = _Extract([*joint.inputs.primals, *joint.inputs.forward_seeds])
     for node in graph.nodes:
-        # In the order of the program: a write must stay behind the reads that precede it.
+        # In program order: a write must stay after the reads that precede it.
         if node in joint.roles.forward and node.op == "call_function":
             extract.need(node)
     kept = [*saved.tensors, *saved.others, *saved.sizes]

@@ -1,12 +1,12 @@
 """The passes by level of graph, in the order they run: a row each, a name and a function.
 
-Dynamo's graph, before AOTAutograd takes ops apart; the joint graph of forward and backward; the
+Dynamo's graph, before AOTAutograd decomposes ops; the joint graph of forward and backward; the
 functional ATen graph that is lowered. There: canonical spelling first, since CSE compares
-spellings; constants before algebra, since algebra sees through them; attention behind it, since
-views cancelled are fewer forms to know; CSE again at the end, because algebra makes expressions
-equal.
+spellings; constants before algebra, since algebra sees through them; attention after it, since with
+redundant views gone there are fewer forms to match; CSE again at the end, because algebra makes
+expressions equal.
 
-Cache keys cover Perfuse's own files: whoever adds a row from elsewhere uses a cache of its own.
+Cache keys cover only Perfuse's own files: a row added from elsewhere needs a separate cache.
 """
 
 import functools
@@ -47,7 +47,7 @@ Record = Callable[[str, int, int, float], None]
 
 @functools.cache
 def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
-    """The pass of a function that asks nothing of the context."""
+    """The pass of a function that does not need the context."""
 
     @functools.wraps(run)
     def without_context(gm: GraphModule, _: Context) -> GraphModule:
@@ -98,7 +98,7 @@ def run_passes(
     gm: GraphModule, context: Context, rows: Sequence[PassRow], record: Record | None = None
 ) -> GraphModule:
     """All passes of a level; `record` gets each one's name, nodes before and after, and seconds."""
-    settled: dict[Pass, GraphModule] = {}  # what each pass made: it would make the same of it again
+    settled: dict[Pass, GraphModule] = {}  # the result of each pass: a fixed point of it
     for name, run in rows:
         num_before, start = len(gm.graph.nodes), time.perf_counter()
         if settled.get(run) is not gm:

@@ -1,8 +1,9 @@
-"""Convolutions over patches that do not overlap, on a CPU: matmuls of patches by points.
+"""Convolutions over non-overlapping patches, on a CPU: matmuls of patches by points.
 
 Their stride is the size of their kernel and there is no padding: each position of the image is in
 one patch, so that a matmul reads a copy of the image in another order, forward and backward. The
-library reorders the weights in every call, which are large beside an image of few patches.
+library reorders the weights in every call, and they are large compared with an image of few
+patches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that are rounded to eight bits, which must have eager's bits before they are.
+"""Values that are rounded to eight bits must match eager bit for bit before the rounding.
 
 A difference in the last bit of a quotient or a half is invisible in a result of that precision, but
 it moves a value near a tie to another code of eight bits. So every value on the way to such a

@@ -1,10 +1,10 @@
 """Random numbers as ops: seeds, which are drawn, and numbers, which follow from a seed.
 
-`perfuse::seeds` is the only random one. `perfuse::uniform_at` and `normal_at` are functions of what
-they are given, so a backward that was given eight bytes can draw the numbers again. Their lowering
-is in `lower/families/random.py`; what is here runs where a graph runs eagerly, and
-gives the same numbers. Philox4x32-10 makes four words of a counter: neighbours in fours take one
-each for a uniform number; a normal one takes the first two of its own counter.
+`perfuse::seeds` is the only random one. `perfuse::uniform_at` and `normal_at` are functions of
+their arguments, so a backward can redraw the numbers from eight bytes. Their lowering is in
+`lower/families/random.py`; what is here runs where a graph runs eagerly, and gives the same
+numbers. Philox4x32-10 makes four words of a counter: neighbours in fours take one each for a
+uniform number; a normal one takes the first two of its own counter.
 """
 
 from collections.abc import Sequence

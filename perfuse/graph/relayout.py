@@ -1,7 +1,7 @@
-"""Graphs with other strides inside: passes that change layouts, and what they have in common.
+"""Graphs with other strides inside: what the passes that change layouts have in common.
 
-Ops that work on any layout pass a new one on. What other ops read, and what the graph returns, has
-the strides that were traced.
+Ops that work on any layout propagate a new one. What other ops read, and what the graph returns,
+has the strides that were traced.
 """
 
 from __future__ import annotations

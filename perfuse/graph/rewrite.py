@@ -1,9 +1,9 @@
 """The one loop under every pass that replaces nodes by simpler ones.
 
 A rule sees a node of the new graph, whose inputs are already simple, and offers another node for
-it. Whether the offer is taken is decided here, once for all rules: type, device, shape and
-strides must be the same, no result may begin to share memory with an input, and what an op sees of
-a storage stays.
+it. Whether the offer is taken is decided here, once for all rules: type, device, shape and strides
+must be the same, no result may begin to share memory with an input, and what an op sees of a
+storage stays the same.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import is_part, is_same_tensor, output_nodes, packet_name, tensor_of
 from perfuse.torch_compat.graphs import last_node, module_of
 
-MAX_STEPS = 16  # rewrites in a row of one node; rules shrink, so this is only a fuse
+MAX_STEPS = 16  # consecutive rewrites of one node; rules shrink, so this is only a safeguard
 
 
 class NodeBuilder:

@@ -2,7 +2,7 @@
 
 A transformer behind a convolution (of speech, of patches) reads its result transposed, and eager's
 elementwise ops keep those strides for every residual sum that follows. Each norm copies the sum,
-as it wants contiguous rows. On a CPU a norm of such rows takes one element from each cache line.
+as it wants contiguous rows. On a CPU a norm over such rows uses one element of each cache line.
 So a value that a `clone` makes contiguous is contiguous here, and its elementwise users with it.
 """
 
@@ -25,7 +25,7 @@ PLAIN = torch.contiguous_format
 
 
 def lay_row_major(gm: GraphModule, context: Context) -> GraphModule:
-    """The pass; a graph that would have to restore more strides than it saves copies stays.
+    """The pass; a graph that would restore more strides than it saves copies is left unchanged.
 
     In a half of a joint graph, the copies at the borders of channels-last layouts are meant.
     """

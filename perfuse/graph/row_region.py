@@ -1,8 +1,8 @@
-"""The part of a graph that works on the rows of one large matrix, each row by itself.
+"""The part of a graph that works on each row of one large matrix independently.
 
 It begins at the logits, a matmul, and ends where rows are summed: in a loss, in the gradient of a
-weight. Leading dimensions whose product is the number of rows count as the rows, so that tokens of
-several sequences are one column of rows. A `Chunk` computes the same for some of the rows.
+weight. Leading dimensions whose product is the number of rows count as the rows, so that the tokens
+of several sequences are one list of rows. A `Chunk` computes the same for some of the rows.
 
 In a joint graph the gradient of the loss, a scalar that is not known yet, is the *seed*. What
 depends on it has to be linear in it: computed for a seed of one, and multiplied by it later.

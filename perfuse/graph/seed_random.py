@@ -1,4 +1,4 @@
-"""The forward's random numbers from seeds, so that the backward can draw them again.
+"""The forward's random numbers from seeds, so that the backward can redraw them.
 
 A dropout mask is then saved as the eight bytes of its seed, if the cut finds that cheaper.
 """

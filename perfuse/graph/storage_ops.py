@@ -127,7 +127,7 @@ def treatment_of(name: str) -> Treatment | None:
 
 @cache
 def storage_treatment(target: Any) -> Treatment | None:
-    """The treatment of a call's target; None for everything that reads shape and elements alone."""
+    """The treatment of a call's target; None for ops that only read shape and elements."""
     namespace, _, name = str(target).partition(".")
     return treatment_of(name) if namespace in ("aten", "prims") else None
 

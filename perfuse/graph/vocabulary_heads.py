@@ -1,11 +1,11 @@
-"""Losses over a large vocabulary, computed by chunks of rows: logits are never whole in memory.
+"""Losses over a large vocabulary, in chunks of rows: the full logits are never in memory.
 
     loss = cross_entropy(h @ w.T, targets)
 
 Logits, and their gradient, are often the largest tensors of a language model. Both are needed for
 one row at a time. So a chunk of rows is multiplied, reduced to its part of the loss, turned into
 the gradient of its logits, and that into a part of the gradients of `h` and `w`, before the next
-chunk is begun. The gradient of the loss is not known then: it is a factor of everything, applied in
+chunk starts. The gradient of the loss is not known then: it is a factor of everything, applied in
 the backward. `row_region.py` finds what is computed row by row, whatever the loss is.
 """
 
@@ -99,7 +99,7 @@ def _head_at(node: Node, tangents: list[Node], context: Context) -> _Head | None
         return None  # a matmul for a gradient has no rows of a loss
     gradients = [known_tensor(n).dtype for n in (*region.lead, *region.totals) if n in region.after]
     if torch.float16 in gradients:
-        return None  # whoever scales a loss wants the factor in the gradient of the logits
+        return None  # a loss is scaled so that the factor is in the gradient of the logits
     outside = {n for made in (*region.makes, *region.totals) for n in made.all_input_nodes}
     outside = {n for n in outside if n not in region.lead and n not in region.after}
     late = (n for n in ancestors(outside) if n.op == "call_function" and not is_pure(n))

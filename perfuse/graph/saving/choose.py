@@ -1,6 +1,6 @@
 """Which values the forward saves for the backward, and which the backward recomputes.
 
-A minimum cut. Each value from before the tangents is either made in the forward alone or known in
+A minimum cut. Each value that does not depend on tangents is either known in the forward only or in
 the backward too. Flow runs from what only the forward can make to what the backward reads, and a
 cut through it is a choice:
 
@@ -31,8 +31,8 @@ from perfuse.graph.saving.min_cut import INFINITE, SINK, SOURCE, Network
 from perfuse.graph.saving.roles import Roles, is_tagged_backward
 from perfuse.graph.saving.ties import compared_with_themselves
 
-# The longest run of recomputed values, each made of the one before. A longer one would have to
-# be redone from its start, and be in memory whole, before the backward can take its first step.
+# The longest run of recomputed values, each computed from the one before. A longer one would have
+# to be redone from its start, and be in memory whole, before the backward can take its first step.
 MAX_CHAIN = 64
 
 # A norm's input and its per-row statistics are a little more than the normalised tensor, but they
@@ -98,7 +98,7 @@ class _Problem:
         return {n for n in read if n not in self._roles.backward and n.op != "get_attr"}
 
     def can_recompute(self, node: Node) -> bool:
-        """The level lets the backward compute it, and its inputs will hold what they hold now."""
+        """The level lets the backward compute it, and its inputs will still have their values."""
         if node not in self._recomputable:
             self._recomputable[node] = self._may_recompute(node) and not any(
                 self._aliases.of_node(n).is_mutated or (is_tuple(n) and not self.can_recompute(n))

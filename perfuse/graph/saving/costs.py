@@ -40,8 +40,8 @@ class Work(IntEnum):
     FREE = 0  # a view of the same memory, or a size
     LOOP = 1  # fuses into the loop that reads it
     PASS = 2  # a pass over memory of its own: a reduction, a gather, a scan
-    PRODUCT = 3  # anything else that equal inputs give equal values of
-    NEVER = 4  # random, with effects, or unknown to us: a collective, a custom op
+    PRODUCT = 3  # anything else that is deterministic
+    NEVER = 4  # random, with effects, or unknown: a collective, a custom op
 
 
 def work_of(node: Node) -> Work:

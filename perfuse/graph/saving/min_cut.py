@@ -38,7 +38,7 @@ class Network:
     def source_side(self, most: float) -> list[bool]:
         """By vertex: whether it is before the minimum cut. Some cut of at most `most` must exist.
 
-        Where several cuts are least, the one nearest to the source.
+        If several cuts are minimal, the one nearest to the source.
         """
         # Imported here: it takes a quarter of a second, and a process whose captures are all
         # found on disk never cuts anything.

@@ -14,7 +14,7 @@ class Roles:
 
     forward: set[Node]  # needed for the forward's results, or an effect of the forward
     backward: set[Node]  # must run in the backward: needed for its gradients or effects
-    results: list[Node]  # what the caller gets of the forward
+    results: list[Node]  # what the forward returns to the caller
     gradients: list[Node]
     overwritten: list[Node]  # primals that get a new value before the backward runs
 
@@ -34,7 +34,7 @@ class Roles:
         late = [n for n in effects if n in after or is_tagged_backward(n)]
         forward = _with_getitems(graph, ancestors([*results, *early]))
         needed = ancestors([*gradients, *late])
-        # What is cheap could run on either side.
+        # Cheap values could run on either side.
         fixed = (n for n in needed - forward if not is_sym(n) and not is_cheap(n))
         own = {n for n in fixed if n.op == "call_function"}
         return Roles(forward, (needed & after) | own, results, gradients, overwritten)
@@ -53,7 +53,7 @@ def _dependent(graph: Graph, sources: set[Node]) -> set[Node]:
 
 
 def _with_getitems(graph: Graph, nodes: set[Node]) -> set[Node]:
-    """A tuple cannot be kept, its parts can: they belong where the tuple is made."""
+    """A tuple cannot be saved, its parts can: they belong where the tuple is computed."""
     for node in graph.nodes:
         if is_part(node) and node.all_input_nodes[0] in nodes:
             nodes.add(node)

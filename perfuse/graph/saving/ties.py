@@ -41,7 +41,7 @@ def mark_compared(gm: GraphModule) -> GraphModule:
 
 
 def compared_with_themselves(graph: Graph) -> frozenset[Node]:
-    """The values that both sides of some comparison choose from, and what such calls read."""
+    """The values from which both sides of a comparison are chosen, and what such calls read."""
     sources, of_node = _sources(graph)
     compared = 0
     for node in graph.nodes:
@@ -55,7 +55,7 @@ def compared_with_themselves(graph: Graph) -> frozenset[Node]:
 
 
 def _sources(graph: Graph) -> tuple[list[Node], dict[Node, int]]:
-    """The values that are computed, and by node a set of them (a bit each): whose elements it has.
+    """The computed values, and for each node the set of those (a bit each) whose elements it has.
 
     Bits, because a long chain of choices would make each of its sets as long as the chain.
     """
