@@ -1,4 +1,4 @@
-"""Chains of view ops, and the node whose memory they look at."""
+"""Chains of view ops, and the node whose memory they view."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfuse.torch_compat.ops import is_view_op
 
 
 def alias_root(node: FxNode) -> FxNode:
-    """The node whose memory a chain of view ops looks at."""
+    """The node whose memory a chain of view ops views."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], FxNode):
         if not (is_view_op(node.target) or node.target is torch.ops.aten.copy_.default):
             break

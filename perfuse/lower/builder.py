@@ -36,13 +36,13 @@ _DEAR_COST = 4
 
 
 class Builder:
-    """The one mutable value of this room; a lowering sees it, no later room does."""
+    """The one mutable object of this room; lowerings see it, later rooms do not."""
 
     def __init__(self, settings: Any, device: torch.device, isa: str) -> None:
         self.settings = settings
         self.isa = isa  # of the CPU
         self.device = device  # of the tensors that loops compute on
-        # Decisions that suit a GPU are taken for its interpreter too.
+        # Decisions made for a GPU apply to its interpreter too.
         self.is_gpu = device.type != "cpu" or settings.gpu.interpret
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
@@ -52,8 +52,8 @@ class Builder:
         self.formula_origins: dict[Expr, Origin] = {}  # of values that are not in memory yet
         self.feeds_calls = False  # every user of the node at hand is a library call
         self.is_exact = False  # the result of the node at hand must have eager's bits
-        self.arguments: tuple[Any, ...] = ()  # what the op in hand was traced with
-        # Formulas that calls asked for, by their buffer: none is computed twice.
+        self.arguments: tuple[Any, ...] = ()  # what the op at hand was traced with
+        # Formulas that calls needed in memory, by their buffer: none is computed twice.
         self._passed: dict[tuple[tuple[Dim, ...], DType, Expr], Buffer] = {}
         self._num_names = 0
 
@@ -103,7 +103,7 @@ class Builder:
     # -- nodes -----------------------------------------------------------------------------
 
     def emit(self, loop: Loop) -> None:
-        """Append a loop, unless it has no step to make."""
+        """Append a loop, unless it has no iterations."""
         if not any(axis.size == 0 for axis in loop.kept):
             self.nodes.append(loop)
 
@@ -144,7 +144,7 @@ class Builder:
     def broadcast(self, tensor: Tensor, shape: Sequence[Dim]) -> Tensor:
         """Expand, computing an expensive value once before it is repeated.
 
-        On a CPU, so is one that is looked up by a quotient, which lanes would gather.
+        On a CPU, so is a value that is indexed by a quotient, which lanes would gather.
         """
         is_dear = tensor.value.cost >= _DEAR_COST or (not self.is_gpu and _has_quotients(tensor))
         if is_dear and tensor.numel != ix.product(tuple(shape)):
@@ -154,9 +154,8 @@ class Builder:
         return expand(tensor, shape)
 
     def view_of(self, tensor: Tensor, strides: Sequence[Dim] | None = None) -> View:
-        """A window for an ATen call, computed into memory first if need be.
-
-        What two calls ask for is computed once, also where one of them has it transposed.
+        """A window for an ATen call, computed into memory first if necessary. What two calls need
+        is computed once, even if one of them reads it transposed.
         """
         view = self._stored_view(tensor, strides)
         if view is not None:
@@ -216,7 +215,7 @@ class Builder:
         return sum_of_one_hot(value if maker is None else maker.value, reduced[0])
 
     def _maker(self, value: Expr) -> Loop | None:
-        """The map that stored what is read here, if its operands are unchanged."""
+        """The map that stored the value read here, if its operands are unchanged."""
         if value.op != "load" or value.args:
             return None
         written: set[str] = set()
@@ -269,6 +268,6 @@ def unsqueeze_dims(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def same_layout(view: View, strides: Sequence[Dim]) -> bool:
-    """Whether a window has these strides, wherever there is more than one step to make."""
+    """Whether a window has these strides in every dimension larger than one."""
     pairs = zip(view.shape, view.strides, strides, strict=True)
     return all(size == 1 or have == want for size, have, want in pairs)

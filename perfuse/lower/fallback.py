@@ -46,7 +46,7 @@ class AtenCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     expected: Any  # what it was traced to return
-    is_alias: bool = False  # the result may alias an input, which nothing changes
+    is_alias: bool = False  # the result may alias an input, which is never written to
 
     @staticmethod
     def of(node: FxNode, is_alias: bool = False) -> AtenCall:
@@ -147,7 +147,7 @@ def _are_of_rows(operands: Operands[View]) -> bool:
 
 
 def move(builder: Builder, value: Any, traced: torch.Tensor) -> Tensor:
-    """A number on the CPU, copied to where loops can read it."""
+    """A CPU scalar, copied to where loops can read it."""
     dtype = from_torch(traced.dtype)
     assert dtype is not None
     buffer = builder.new_buffer(dtype, (), kind=BufferKind.EXTERN)
@@ -243,7 +243,7 @@ def _argument(builder: Builder, value: Any, meta: Any, is_exact: bool) -> Any:
 
 
 def _with_eager_steps(made: Extern, call: AtenCall, builder: Builder) -> Extern:
-    """The call with eager's strides also where a size is one: convolutions choose layouts by them.
+    """The call with eager's strides even for sizes of one: convolutions choose layouts by them.
 
     Matmuls take the strides that suit their library.
     """
@@ -260,7 +260,7 @@ def _with_steps(argument: Any, meta: Any, builder: Builder) -> Any:
 
 
 def call_effect(builder: Builder, node: FxNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A call that must happen; the token that holds its place in the graph is passed on."""
+    """A call with effects; the token that keeps its place in the graph is passed on."""
     result = call_aten(builder, AtenCall.inside(node), args[2:], kwargs, "it has side effects")
     return (args[0], *result) if isinstance(result, list | tuple) else (args[0], result)
 
@@ -268,9 +268,8 @@ def call_effect(builder: Builder, node: FxNode, args: list[Any], kwargs: dict[st
 def _mutated(
     call: AtenCall, args: list[Any], kwargs: dict[str, Any], draws_in_order: bool
 ) -> tuple[str, ...]:
-    """The names that the call writes: arguments, or the world if it returns nothing.
-
-    With fallback_random, a draw from PyTorch's generator writes the world too.
+    """The names that the call writes: arguments, or the outside world if it returns nothing. With
+    fallback_random, a draw from PyTorch's generator writes the outside world too.
     """
     schema = schema_of(call.target)
     acts = schema is None or not schema.returns

@@ -40,13 +40,13 @@ def _softplus(x: Expr) -> Expr:
 
 
 def add(x: Expr, y: Expr) -> Expr:
-    """x + y, and 1 + erf(z) (gelu) through a single exp; a line of our own in one rounding."""
+    """x + y; for gelu, 1 + erf(z) through a single exp, and its line a + b*x in one rounding."""
     for one, other in ((x, y), (y, x)):
         if one.op != "const" or one.dtype is not DType.F32:
             continue
         if one.attr == 1.0 and other.op == "erf":
             return _one_plus_erf(other.args[0])
-        # Only inside of gelu: a product and a sum of the user's are rounded one after the other.
+        # Only inside gelu: the user's own products and sums are rounded one after the other.
         if one is _number(GELU_LINEAR) and other.op == "mul":
             return ex.apply("fma", *other.args, one)
     return ex.apply("add", x, y)
@@ -72,7 +72,7 @@ def _one_plus_erf(z: Expr) -> Expr:
     for coefficient in reversed(_LOG2_ERFC[:-1]):
         q = ex.apply("fma", q, t, _number(coefficient))
     tail = ex.apply("exp2_mid", ex.apply("mul", q, t))
-    # Asked this way round, NaN goes through.
+    # Compared in this order, NaN is preserved.
     tail = ex.apply("where", ex.apply("ge", t, _number(_ERFC_VANISHES)), _number(0.0), tail)
     rest = ex.apply("sub", _number(2.0), tail)
     return ex.apply("where", ex.apply("lt", z, _number(0.0)), tail, rest)

@@ -77,7 +77,7 @@ def _called(builder: Builder, node: FxNode, values: dict[FxNode, Any]) -> Any:
 
 
 def _sum(node: FxNode, args: Sequence[Any], scattered: Sequence[Scattered]) -> Scattered:
-    """The sum of gradients by element, which is all that may be computed of them."""
+    """The sum of gradients by element, the only thing that may be computed from them."""
     if node.target is not torch.ops.aten.add.Tensor or len(scattered) != len(args):
         raise CannotLower(f"{node.target} of the gradient of a captured tensor")
     parts = tuple(part for each in scattered for part in each.parts)

@@ -43,7 +43,7 @@ assert families  # importing the op families fills the registry
 
 # Recomputing a value for each of its users beats storing it while it is this cheap.
 _CHEAP_COST, _CHEAP_LOADS = 2, 1
-# Beyond this an inlined formula costs more in registers than a trip through memory.
+# Beyond this an inlined formula costs more in registers than a round trip through memory.
 _MOST_COST, _MOST_LOADS = 600, 24
 # An offset of this many elements suits every dtype that memory may be viewed as.
 _ALIGNED_ELEMENTS = 16
@@ -55,7 +55,7 @@ def lower_graph(module: GraphModule, context: Context) -> Program:
 
 
 def _shorten(table: dict[Any, Any], length: int) -> None:
-    """Undo the last additions. A copy to restore would cost every op a whole table."""
+    """Undo the last additions. Restoring a copy would cost a whole table for every op."""
     while len(table) > length:
         table.popitem()
 
@@ -319,7 +319,7 @@ class _Lowering:
         return self._fallback(node, reason)
 
     def _refused(self, node: FxNode, error: Exception) -> str:
-        """Why the op runs in ATen. A lowering that failed is our bug, raised only in tests."""
+        """Why the op runs in ATen. A failed lowering is a bug in Perfuse, raised only in tests."""
         if isinstance(error, CannotLower):
             return str(error)
         if isinstance(error, UnsupportedCast):
@@ -351,7 +351,7 @@ class _Lowering:
         else:
             call = AtenCall.of(node, is_alias)
             made = fallback.call_aten(self.builder, call, args, kwargs, reason)
-        if not isinstance(self.builder.nodes[-1], Matmul):  # those are meant for a library
+        if not isinstance(self.builder.nodes[-1], Matmul):  # those are for a library
             self.context.counters.inc(f"fallback.{node.target}")
         return made
 
@@ -494,8 +494,8 @@ class _Lowering:
     def _replayed(self, node: FxNode) -> View | None:
         """A result that aliases overlapping elements of an input, by the program's own view ops.
 
-        Autograd goes back through the views it finds: `as_strided`, which fits all others, shares
-        a gradient out evenly among elements that share memory, and no other view does.
+        Autograd goes back through the views it finds: `as_strided`, which could express all others,
+        divides a gradient evenly among elements that share memory, and no other view does.
         """
         root = alias_root(node)
         if root.op != "placeholder" or not may_overlap(root, self.symbols):
@@ -543,7 +543,7 @@ def _counts_from_start(node: FxNode) -> bool:
 
 
 def _is_shown_often(node: FxNode) -> bool:
-    """A result that is also returned, or passed to a library call, as another view.
+    """Whether a result is also returned, or passed to a library call, as another view.
 
     Formulas of two views differ, and each would be stored.
     """
@@ -582,7 +582,7 @@ def _runs_in_library(node: FxNode) -> bool:
     return is_matmul or node.target not in LOWERINGS or node.target in _ATTENTION
 
 
-# Whoever computes it reads its operands from memory.
+# Any implementation of it reads its operands from memory.
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
@@ -591,6 +591,6 @@ _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
 
 
 def _whole_loads(tensor: Tensor) -> int:
-    """Loads that step through the whole tensor; values repeated along an axis are free."""
+    """Loads that run through the whole tensor; values repeated along an axis are free."""
     axes = {ix.as_atom(p) for p in positions(tensor.shape)} - {None}
     return sum(axes <= read.variables() for read in ex.loads_of(tensor.value))

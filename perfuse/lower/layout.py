@@ -36,8 +36,8 @@ def dense(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ...] | N
 def dense_order(shape: Sequence[Dim], strides: Sequence[Dim]) -> list[int] | None:
     """Dimensions from the outermost in memory inwards, when memory is covered without gaps.
 
-    The axes are taken from the innermost out, each where the ones before it end: symbols have no
-    order, but they can be equal.
+    The axes are taken from the innermost outwards, each where the ones before it end: symbols have
+    no order, but they can be equal.
     """
     left = [d for d, size in enumerate(shape) if size != 1]
     order = [d for d, size in enumerate(shape) if size == 1]
@@ -69,6 +69,6 @@ def own_strides(shape: Sequence[Dim], strides: tuple[Dim, ...]) -> tuple[Dim, ..
     fixed = [(st, sz) for st, sz in pairs if isinstance(st, int) and isinstance(sz, int)]
     if len(fixed) < len(pairs):
         # Symbols have no order. Two elements in one place would be equal, so that a window that may
-        # overlap does no harm; one that surely does is not worth its memory.
+        # overlap does no harm; one that certainly does is not worth its memory.
         return None if len({st for st, _ in pairs}) < len(pairs) else strides
     return None if overlaps([sz for _, sz in fixed], [st for st, _ in fixed]) else strides

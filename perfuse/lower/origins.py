@@ -17,7 +17,7 @@ from perfuse.torch_compat.records import module_path, original_op
 MAX_OPS = 6
 
 
-# Ops that no user wrote: remains of other ops.
+# Ops that no user wrote: leftovers of other ops.
 UNINTERESTING = frozenset({"unsafe_view", "scalar_tensor", "getitem"})
 
 

@@ -43,7 +43,7 @@ def lowers(*names: str) -> Callable[[F], F]:
 
 
 def lowering_of(op: Any) -> LoweringFn | None:
-    """The lowering of an op, which may have been defined after the lowerings were."""
+    """The lowering of an op; the op itself may have been defined later than the lowerings."""
     if op not in LOWERINGS and str(op) in _LATE:
         LOWERINGS[op] = _LATE[str(op)]
     return LOWERINGS.get(op)

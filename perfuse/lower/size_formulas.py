@@ -1,7 +1,7 @@
 """Where the host computes size formulas: at entry, or after the call that finds their last input.
 
-A formula is met wherever a shape mentions it, often after other ops were lowered, and lowerings
-that are refused take their nodes back. So formulas are placed when all nodes are known.
+A formula may appear in any shape, often after other ops were lowered, and rejected lowerings remove
+their nodes again. So formulas are placed when all nodes are known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def with_formulas(
             placed[max(calls)] = _completing(placed[max(calls)], formula)
         elif symbols.can_compute(formula):
             at_entry.append(formula)
-        # Else it is the size of an argument, all that this half of a training graph got of it.
+        # Else it is known only as the size of an argument of this half of a training graph.
     return tuple(placed), at_entry
 
 
@@ -35,7 +35,7 @@ def _made(node: Node) -> list[str]:
 
 
 def _completing(call: Node, formula: SizeFormula) -> Extern:
-    """The call, after which the formula is computed: all its other inputs must be there then."""
+    """The call after which the formula is computed: by then all its inputs must be known."""
     assert isinstance(call, Extern), f"{call} finds no size"
     others = [name for name in formula.inputs if name not in call.makes()]
     return replace(

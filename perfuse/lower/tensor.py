@@ -109,7 +109,7 @@ def as_view(tensor: Tensor, own_strides: Sequence[Dim] = ()) -> View | None:
 
 
 def _may_run_backwards(stride: Dim) -> bool:
-    """A number given at run time is a valid stride; only our arithmetic can flip its sign."""
+    """A stride given at run time is valid; only index arithmetic can flip its sign."""
     if isinstance(stride, int):
         return stride < 0
     has_minus = stride.const < 0 or any(factor < 0 for _, factor in stride.terms)

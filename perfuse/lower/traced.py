@@ -53,7 +53,7 @@ def is_movable(value: Any, device: torch.device) -> bool:
 
 
 def checked(result: Any, expected: Any, symbols: Symbols) -> Any:
-    """A lowering that disagrees with PyTorch's own shape or dtype is not used."""
+    """Check a lowering's result: one that disagrees with PyTorch's shape or dtype is not used."""
     if isinstance(result, tuple | list):
         pairs = zip(result, expected, strict=False)
         return type(result)([checked(r, e, symbols) for r, e in pairs])

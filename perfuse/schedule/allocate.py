@@ -127,7 +127,7 @@ class _Decision:
         if not self.is_gpu:
             return self.plan.is_guarded and step.batch is None  # each kernel is checked by itself
         sizes = [self.alive[name] for name in dying]
-        # Giving much memory back is worth a launch call of its own (about a microsecond).
+        # Freeing much memory is worth a separate launch call (about a microsecond).
         return None in sizes or sum(filter(None, sizes)) >= self.plan.thresholds.gpu_release_bytes
 
     def _end_turn(self, stop: int) -> None:
@@ -185,7 +185,7 @@ class _Decision:
         return made
 
     def _spare_for(self, buffer: Buffer) -> str | None:
-        """A dead temporary of this turn whose memory serves for a buffer."""
+        """A dead temporary of this turn whose memory fits a buffer."""
         if buffer.kind != BufferKind.TEMP:
             return None
         size, layout = num_bytes(buffer), (buffer.dtype, buffer.shape, buffer.strides)
@@ -199,7 +199,7 @@ class _Decision:
     # -- scratch ---------------------------------------------------------------------------
 
     def _of_scratch(self, kernel: Kernel) -> Iterator[Allocation]:
-        """A little of it is in the arena; of more, what has a known size is one piece."""
+        """Small scratch is in the arena; larger scratch of known size is one piece of memory."""
         needed = [s for s in self.scratch.get(kernel.name, ()) if not s.is_kept]
         sizes = {scratch_name(kernel, s.name): s.num_bytes for s in needed}
         known = {name: size for name, size in sizes.items() if size is not None}

@@ -11,7 +11,7 @@ from perfuse.ir.program import Buffer, BufferKind, LibraryCall, Program, View
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product
 
 ALIGNMENT = 64
-GUARD_BYTES = 256  # between buffers, where memory is watched
+GUARD_BYTES = 256  # between buffers, where memory is guarded
 
 _GPU_STEP = 512  # what PyTorch's allocator for GPUs rounds to
 
@@ -77,7 +77,7 @@ def arena_buffers(
     and dead when the step that touches them ends."""
     refused = output_buffers(program) | set(elsewhere) | held_by_results(steps)
     for step in steps:
-        # Those of PyTorch itself do; a collective may go on reading in the background.
+        # PyTorch's own do; a collective may continue reading in the background.
         if isinstance(step, LibraryCall) and not step.op.startswith("aten."):
             refused |= touched(step)
     found = {}

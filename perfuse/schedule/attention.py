@@ -14,7 +14,7 @@ from perfuse.schedule.plan import Kernel, static_product
 def attention_kernel(
     name: str, node: Attention, uses: Mapping[str, Collection[int]], program: Program
 ) -> Kernel:
-    """The kernel that computes a node; results that nobody uses are not stored."""
+    """The kernel that computes a node; unused results are not stored."""
     stored = frozenset(out for out in node.results if uses.get(out)) or frozenset(node.results[:1])
     made = Kernel(name, (), (), stored | set(node.mutates), attention=node)
     num_bytes = arena.kernel_bytes(made, program.buffers)

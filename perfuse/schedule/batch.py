@@ -64,7 +64,7 @@ def batched(
     chosen, refusals = _chosen(list(classes.values()), steps)
     if not chosen:
         return steps, refusals
-    # Where weights are quantised, what waits for a batch of scales is ahead of large operands.
+    # Where weights are quantised, what waits for a batch of scales comes before large operands.
     is_early = any(buffer.dtype.is_float8 for buffer in program.buffers.values())
     return _joined(steps, needs, chosen, forms, is_early=is_early), refusals
 
@@ -107,7 +107,7 @@ def form_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Form | None:
 
 
 def _canonical_buffer(name: str, buffer: Buffer, is_sized: bool) -> Buffer:
-    """A buffer of which only its dtype is known, and whether it is the program's own."""
+    """A buffer of which only the dtype is known, and whether the program owns it."""
     shape: tuple[Dim, ...] = (COUNT,) if is_sized else (1,)
     kind = BufferKind.TEMP if buffer.kind == BufferKind.TEMP else BufferKind.INPUT
     return Buffer(name, buffer.dtype, shape, (1,), kind)

@@ -1,6 +1,6 @@
-"""Matmuls as kernels of ours: a step alone, or with the pointwise kernel that reads its result.
+"""Matmuls as generated kernels: alone, or with the pointwise kernel that reads their result.
 
-Functions from Plan to Plan. Nothing here chooses: a tuner does, among plans that these make.
+Functions from Plan to Plan. Nothing here chooses: a tuner chooses among the plans these return.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def _needed_elsewhere(outs: Sequence[str], epilogue: Kernel, program: Program) -
 
 
 def _counted(kernel: Kernel, program: Program) -> Kernel:
-    """The kernel with its bytes and operations; results count as temporaries of ours."""
+    """The kernel with its bytes and operations; results count as the program's temporaries."""
     assert kernel.contraction is not None
     flops = sum(map(matmul_flops, kernel.contraction.matmuls))
     seen: set[Expr] = set()
@@ -276,7 +276,7 @@ def with_contraction(plan: Plan, kernel: Kernel) -> Plan:
     steps.insert(last + 1 - len(replaced), kernel)
     buffers = dict(plan.program.buffers)
     for matmul in matmuls:
-        # The library returned memory of its own: now it is a temporary like others.
+        # The library used to allocate it: now it is a temporary like any other.
         if buffers[matmul.out].kind is BufferKind.EXTERN:
             buffers[matmul.out] = replace(buffers[matmul.out], kind=BufferKind.TEMP)
     program = replace(plan.program, buffers=buffers)

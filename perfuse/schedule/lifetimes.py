@@ -140,11 +140,11 @@ def _workspaces(
         if isinstance(step, LibraryCall):
             return workspace_of_call(step, buffers, hints, where.device, where.num_parallel)
         if where.device == "cpu":
-            return 0  # a thread's own memory, kept
+            return 0  # a thread's own memory, which persists
         return workspace_of_kernel(step, buffers, hints, where.num_parallel)
 
     for number, steps in enumerate(turns):
-        # Scratch of all kernels of a turn is made before it is launched.
+        # Scratch of all kernels of a turn is allocated before the launch.
         size = sum(map(taken, steps))
         if size:
             label = f"workspace of {_label(steps)}"

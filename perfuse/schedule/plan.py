@@ -16,7 +16,7 @@ from perfuse.schedule.turns import MemoryPlan
 
 
 class Role(StrEnum):
-    """How a loop sits in its kernel, whose axes are kept ones (rows) and inner ones (columns)."""
+    """What a loop runs over in its kernel, whose outer axes are rows and inner axes columns."""
 
     FULL = "full"  # one value for each row and column
     ROW = "row"  # one value for each row
@@ -185,7 +185,7 @@ class Plan:
     arena_bytes: int
     arena_limit: int | None = None  # temporaries of at least this size are allocated one by one
     over: Mapping[str, str] = field(default_factory=dict)  # see schedule/in_place.py
-    is_guarded: bool = False  # buffers have bands around them, which the host program watches
+    is_guarded: bool = False  # buffers have guard bands around them, which the host program checks
     thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
     memory: MemoryPlan = field(default_factory=MemoryPlan)  # see schedule/allocate.py
     tiles: Mapping[str, Tile] = field(default_factory=dict)  # by kernel, where measured or refitted

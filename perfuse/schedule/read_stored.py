@@ -14,7 +14,7 @@ from perfuse.ir.program import Matmul, View
 from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.plan import Kernel, Member, Plan, Step, written_by
 
-# Types whose every value the others have too.
+# Types, and the wider types that can represent all of their values.
 _HELD_BY = {
     DType.I8: (DType.F32, DType.BF16, DType.F16),
     DType.U8: (DType.F32, DType.BF16, DType.F16),

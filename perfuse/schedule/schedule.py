@@ -31,7 +31,7 @@ NEAR = 4
 GPU_ARENA_BYTES = 1 << 20
 _GPU_ARENA_SHARES = (1, 4, 16)
 
-# Calls that do nothing but make a tensor of one number.
+# Calls that only create a tensor of one number.
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
 
@@ -136,7 +136,7 @@ def _placed_on_gpu(plan: Plan, context: Context) -> Plan:
 
 
 def _without_dead_loops(program: Program) -> Program:
-    """Drop loops, and gradients of attention, whose results nobody reads."""
+    """Drop loops, and gradients of attention, whose results are unused."""
     needed = arena.output_buffers(program)
     needed |= {o.name for o in program.outputs if isinstance(o, Opaque)}
     needed |= {n for n, b in program.buffers.items() if b.kind == BufferKind.INPUT}
@@ -155,7 +155,7 @@ def _without_dead_loops(program: Program) -> Program:
 
 
 def _is_pure(call: LibraryCall) -> bool:
-    """Whether a call is known to do nothing but make its results."""
+    """Whether a call is known to do nothing but compute its results."""
     return call.op in _NUMBERS or (isinstance(call, Attention) and not call.mutates)
 
 

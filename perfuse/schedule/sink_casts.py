@@ -1,4 +1,4 @@
-"""A reduction whose result is only converted or copied writes the copy: one loop less."""
+"""A reduction whose result is only converted or copied writes the copy: one loop fewer."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def split_last(axes: tuple[Axis, ...], members: tuple[Member, ...]) -> _Parts:
 
 
 def split_map(axes: tuple[Axis, ...], members: tuple[Member, ...]) -> _Parts:
-    """Split the axes of a map, where that gives it even or transposed reads; else as it was."""
+    """Split the axes of a map where that gives it even or transposed reads; otherwise unchanged."""
     is_map = all(m.is_map and m.role is Role.FULL for m in members)
     if not is_map or not axes or axes[-1].atom is None:
         return axes, members

@@ -1,7 +1,7 @@
 """Accesses that are contiguous along another axis than the last: transposed reads and copies.
 
-A GPU moves sectors of 32 bytes. A float of eight bits that is stored alone, in a kernel whose lanes
-run along the other axis, costs a whole one, so kernels with such copies have tiles of two axes.
+A GPU moves sectors of 32 bytes. An FP8 value that is stored alone, in a kernel whose lanes run
+along the other axis, costs a whole sector, so kernels with such copies have tiles of two axes.
 """
 
 from __future__ import annotations

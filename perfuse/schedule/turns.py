@@ -1,7 +1,7 @@
 """`MemoryPlan`: when each buffer of a plan gets memory, where from, and when it is given back.
 
 A host program works in *turns*: one library call, or kernels in a row that are launched together.
-Before a turn it allocates what the steps of the turn need, after it it frees what no later turn
+Before a turn it allocates what the steps of the turn need, and after it frees what no later turn
 needs. `allocate.py` decides this, `verify_memory.py` checks it.
 """
 

@@ -1,4 +1,4 @@
-"""FlexAttention: the higher-order ops of attention with functions of scores, as nodes of our own.
+"""FlexAttention: attention with user functions of the scores, as `Attention` nodes.
 
 What the kernels cannot compute raises CannotLower: the op runs as PyTorch's own, forward some
 queries at a time, backward with all scores in memory.

@@ -1,4 +1,4 @@
-"""Matmuls of a value that is computed by chunks of its rows: in order, and added in place."""
+"""Matmuls of a value that is computed in chunks of its rows: in order, and added in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfuse.lower.families.matmul import multiply_into, operand_window
 from perfuse.lower.registry import lowers
 from perfuse.lower.tensor import Tensor, cast_tensor
 
-assert chunk_ops  # importing it defines the ops of our own that are lowered here
+assert chunk_ops  # importing it defines the custom ops that are lowered here
 
 _CHUNK = "loss by chunks of logits"
 

@@ -1,4 +1,4 @@
-"""Depthwise convolutions of few points on a CPU, in channels-last: loops of ours.
+"""Depthwise convolutions of few points on a CPU, in channels-last: generated loops.
 
 Each channel is convolved by itself, so lanes run along the channels and nothing is reused but what
 is in cache. What is around them (a norm, an activation, a residual) is in the same kernel, and

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention on a CPU: a kernel of ours, or the library's where it is faster."""
+"""scaled_dot_product_attention on a CPU: a generated kernel, or the library's if it is faster."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, as_view, cast_tensor, positions, reindex
 from perfuse.selection import is_library_allowed
 
-assert aligned_op  # importing it defines the op of our own that is lowered here
+assert aligned_op  # importing it defines the custom op that is lowered here
 
 _LIBRARY = "matmuls use the library"
 
@@ -53,7 +53,7 @@ def operand_window(builder: Builder, tensor: Tensor, traced: Any) -> View:
 
 
 def _is_small(builder: Builder, a: Tensor, b: Tensor) -> bool:
-    """Whether a matmul on a GPU is a loop of ours.
+    """Whether a matmul on a GPU is a generated loop.
 
     A library call costs the host more time than the GPU, and ends a run of launches. So a loop
     stands in for the library's call: where that may not be chosen, the loop may not be either.

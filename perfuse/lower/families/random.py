@@ -19,7 +19,7 @@ from perfuse.lower.families.pointwise import element
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions, reindex
 
-assert random_ops  # importing it defines the ops of our own that are lowered here
+assert random_ops  # importing it defines the custom ops that are lowered here
 
 # Bits of a significand: a uniform number keeps to them, so that rounding never reaches 1.
 _NUM_BITS = {DType.BF16: 8, DType.F16: 11}
@@ -74,7 +74,7 @@ def seeds(builder: Builder, count: int, *, device: Any) -> Tensor:
 
 
 def _at(draw: Draw) -> Callable[..., Tensor]:
-    """Numbers that follow from one of the seeds and where they stand."""
+    """Numbers that follow from one of the seeds and from their position."""
 
     def lower(
         builder: Builder, seeds: Tensor, index: int, size: Sequence[Dim], dtype: Any
