@@ -157,7 +157,7 @@ class Emitter(ABC, Generic[N, V]):
     def assignment(self, name: str, text: str) -> str: ...
 
     def operands(self, e: Expr) -> tuple[Expr, ...]:
-        """The values that an operation is computed of."""
+        """The values that an operation is computed from."""
         return e.args
 
     # -- values ----------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Emitter(ABC, Generic[N, V]):
         return self.names.atom(atom, self.index)
 
     def checked(self, atom: Indirect) -> V:
-        """An index read from data; it is checked once in a scope."""
+        """An index read from data; it is checked once per scope."""
         source = ex.cast(atom.value, DType.I64)
         marker = ex.apply("fma", source, source, source)  # a key no formula produces
         found = self.scope.find(marker)
@@ -271,7 +271,7 @@ class KernelFrame(Generic[N, V]):
         return any(r.buffer == name for m in self.kernel.members for r in m.loop.reads())
 
     def formula_of(self, member: Member, *, is_for_store: bool = False) -> Expr:
-        """A member's formula, not rounded where only a store uses it, which rounds anyway."""
+        """A member's formula, unrounded if only a store uses it, which rounds anyway."""
         formula, out = member.loop.value, member.loop.out
         if formula.op == "round_to" and formula.attr is self.buffers[out].dtype:
             if is_for_store or not self.is_read_inside(out):

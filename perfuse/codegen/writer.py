@@ -41,7 +41,7 @@ class Writer:
             yield
 
     def child(self) -> Writer:
-        """A piece that will stand at the current depth."""
+        """A piece that will be inserted at the current depth."""
         return Writer(self._indent)
 
     def take(self, piece: Writer) -> None:

@@ -114,7 +114,7 @@ def spelled(value: object) -> str:
 
 
 def instance_of(text: str) -> Instance:
-    """The instance of a line of arguments; ValueError where it is not one."""
+    """The instance of a line of arguments; raises ValueError if it is not one."""
     cells = [cell.strip() for cell in _COMMA.split(text)]
     leaves = fields(Instance)
     if not len(leaves) - NUM_OPTIONAL <= len(cells) <= len(leaves):
@@ -172,7 +172,7 @@ def shipped_instances(*, is_batched: bool = False) -> tuple[Instance, ...]:
 
 @functools.cache
 def preselected_instances() -> tuple[Instance, ...]:
-    """The few that are known to do well for float16, in the order of the facts."""
+    """The few that are known to do well for float16, in the order of the table."""
     return tuple(map(instance_of, _table()["preselected"]))
 
 

@@ -25,7 +25,7 @@ def ck_choice(instance: Instance, k_batch: int = 1) -> Choice:
 
 
 def instance_of_choice(choice: Choice) -> tuple[Instance, int]:
-    """The instance of a choice and the parts of its depth; ValueError where it has none."""
+    """The instance of a choice and the number of its depth parts; ValueError if it has none."""
     options = dict(choice.options)
     return instance_of(str(options.get(_INSTANCE, ""))), int(options.get(_SPLIT) or 1)
 

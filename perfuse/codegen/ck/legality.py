@@ -1,7 +1,7 @@
 """The limits of Composable Kernel, checked before a compile, which takes about a minute.
 
-Rules are rows. Those of CK replay `IsSupportedArgument` and `CheckValidity` of its sources (1.1.0);
-the others exclude what CK compiles or runs without a check and what would be wrong there.
+Rules are rows. CK's own reproduce `IsSupportedArgument` and `CheckValidity` of its sources (1.1.0);
+the others exclude what CK compiles or runs unchecked and would get wrong.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _names(case: Case) -> str:
 
 
 def _slices(case: Case) -> str:
-    """A static assertion of CK, which else fails after a minute of compiling."""
+    """A static assertion of CK, which would otherwise fail after a minute of compiling."""
     i = case.instance
     rows = (
         ("A", i.m_per_block, i.a_k1, i.a_cluster, i.a_vector_dim, i.a_vector),

@@ -67,7 +67,7 @@ def f8_of(arch: str) -> DType:
 
 
 def ck_problem(matmul: Matmul, buffers: Mapping[str, Buffer], arch: str) -> CkProblem | str:
-    """A matmul of a plan as CK's problem, or why it is none."""
+    """A matmul of a plan as a CK problem, or why it is not one."""
     operands, out = matmul.operands, buffers[matmul.out]
     views = [operands.a, operands.b, View(matmul.out, out.shape, out.strides)]
     has_bias = operands.bias is not None and matmul.beta != 0

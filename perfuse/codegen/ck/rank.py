@@ -55,8 +55,8 @@ def _least_padded(in_order: Sequence[Instance]) -> list[Instance]:
 def sampled(in_order: Sequence[Instance], most: int) -> tuple[Instance, ...]:
     """At most this many: the best-ranked half, and a sample of the others, in their order.
 
-    The model may be wrong about a whole family of instances; the sample looks at all of them. It
-    depends on nothing but the instances. A limit of 0 takes all.
+    The model may be wrong about a whole family of instances; the sample covers all of them. It
+    depends only on the instances. A limit of 0 takes all.
     """
     if not most or len(in_order) <= most:
         return tuple(in_order)

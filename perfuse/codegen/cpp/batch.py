@@ -1,7 +1,7 @@
 """A batch as one C++ function: the template's items, for each part of a table.
 
-Threads share out the elements of all parts; a part's items are blocks of its elements, each taken
-by the thread in whose share it begins.
+The elements of all parts are divided among the threads; a part's items are blocks of its elements,
+each taken by the thread in whose share it begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perfuse.codegen.writer import Writer
 from perfuse.context import Context
 from perfuse.schedule.plan import PART_SIZE, Batch
 
-# What a part costs at least, in elements: its pointers are read, its loops begin and end.
+# The least that a part costs, in elements: reading its pointers, starting and ending its loops.
 _LEAST_COST = 64
 _PER_LINE = 16
 
@@ -52,7 +52,7 @@ def generate_batch(batch: Batch, context: Context) -> KernelText:
 
 
 def _part(frame: CppFrame, w: Writer) -> None:
-    """The pointers and the size of a part, and which of its items are this thread's."""
+    """The pointers and the size of a part, and which of its items belong to this thread."""
     names = frame.names
     w.line(f"const int32_t* const at = places + part * {len(names.arguments)};")
     for place, (buffer, name) in enumerate(names.arguments.items()):

@@ -43,7 +43,7 @@ class Names(emitter.Names):
     ) -> None:
         super().__init__(buffers)
         self.over = over  # buffers that overwrite another and share its argument
-        self.used_once = used_once  # sigmoids of which a single value is made
+        self.used_once = used_once  # sigmoids that a single value uses
         self._written: set[str] = set()
         self.needs_status = False
 
@@ -52,7 +52,7 @@ class Names(emitter.Names):
         return super().argument(self.over.get(buffer, buffer))
 
     def target(self, buffer: str) -> str:
-        """The pointer that writes a buffer, whatever else of its kernel has that memory."""
+        """The pointer that writes a buffer, whatever else in the kernel uses that memory."""
         self._written.add(self.over.get(buffer, buffer))
         return self.argument(buffer)
 
@@ -82,7 +82,7 @@ _LIMITS = {"min": "pf::low", "max": "pf::high"}
 
 
 def sigmoids_used_once(values: Iterable[Expr]) -> frozenset[Expr]:
-    """Those that can be part of the product they are made for."""
+    """Those that can be fused into the product that uses them."""
     seen: set[Expr] = set()
     uses: Counter[Expr] = Counter()
     for value in values:
@@ -163,7 +163,7 @@ class Emitter(emitter.Emitter[Names, Value]):
     def _function(self, e: Expr) -> tuple[str, tuple[Expr, ...]]:
         """The function to call and its arguments: a * sigmoid(x) is one function."""
         for a, s in (e.args, e.args[::-1]) if e.op == "mul" else ():
-            # A sigmoid that a whole row shares is better multiplied with than divided by.
+            # For a sigmoid that a whole row shares, multiplying is better than dividing.
             if s in self.names.used_once and s.variables() >= a.variables():
                 return "pf::times_sigmoid", (a, s.args[0])
         return SPELLING.get(e.op, e.op), e.args

@@ -1,6 +1,6 @@
 """Reductions over rows: each thread keeps its own sums, combined in thread order.
 
-Sums of columns are kept twice, a recent row of them that is flushed into the total now and then.
+Column sums are kept twice: recent ones are regularly flushed into the totals.
 What a flush rounds off is kept too (float32): the error is that of the few rows in between, however
 many there are.
 """
@@ -21,7 +21,7 @@ _MOST_THREADS = 1024
 
 
 class Partials:
-    """The text for a kernel's "outer" (one value a column) and "all" (one value) members."""
+    """The text for a kernel's "outer" (one value per column) and "all" (one value) members."""
 
     def __init__(self, frame: CppFrame) -> None:
         self.frame = frame

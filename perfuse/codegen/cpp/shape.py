@@ -16,7 +16,7 @@ from perfuse.ir.program import Axis
 from perfuse.schedule.plan import Kernel, Member, Role
 from perfuse.schedule.transposed import transposed_axis
 
-# Columns of a plain loop that make one item: enough to amortise it, few enough to share out.
+# Columns of a plain loop in one item: enough to amortise it, few enough to distribute.
 BLOCK = 4096
 # A tile of a transposing loop: both sides use up the cache lines they touch.
 TILE_ROWS, TILE_COLUMNS = 32, 64
@@ -35,7 +35,7 @@ class KernelShape:
     columns: tuple[Axis, ...]
     lane_axis: Axis | None
     tile_axis: Axis | None = None
-    block: int | None = None  # steps of the lane axis in one item, when it is dealt out too
+    block: int | None = None  # steps of the lane axis in one item, when it is distributed too
     is_vertical: bool = False
     is_scan: bool = False
     is_scatter: bool = False

@@ -93,7 +93,7 @@ class Sweeps:
         )
 
     def _is_streamed(self, name: str) -> bool:
-        """Outputs that would leave the caches before they are read use non-temporal stores."""
+        """Outputs that would be evicted before they are read use non-temporal stores."""
         limit = self.frame.settings.cpu.stream_store_bytes
         size = num_bytes(self.frame.buffers[name])
         is_cached = self.frame.is_read_inside(name) or name in self.frame.names.over
@@ -199,7 +199,7 @@ class Sweeps:
         maker = self.makers.get(name)
         if maker is None or index is not maker.loop.index:
             return None
-        if load.args:  # made at every place, so it may be taken and then masked
+        if load.args:  # computed everywhere, so it may be read and then masked
             mask, fill = load.args
             whole = ex.load(name, index, self.frame.buffers[name].dtype)
             return ex.apply("where", mask, whole, fill)
@@ -291,7 +291,7 @@ class Sweeps:
     def _lane_loops(
         self, w: Writer, scope: Scope, row: RowWriter, members: list[Member], unroll: int
     ) -> None:
-        """Whole vectors, several at a time where that pays, then what is left over."""
+        """Whole vectors, several at a time where that is faster, then the rest."""
         axis, lanes, block = self.shape.lane_axis, self.frame.lanes, self.shape.block
         assert axis is not None and axis.atom is not None
         known, name, size = frozenset({axis.atom}), axis.name, axis.size
@@ -362,7 +362,7 @@ class Sweeps:
         arguments = [emitter.value(m.loop.value).vector]
         if m.loop.kind.is_position:
             arguments.append(self._position())
-        # Lanes that are rows of their own may hold anything past the end, unless all are joined.
+        # Lanes that are separate rows may hold anything past the end, unless all are combined.
         is_partial = emitter.tail is not None and (not self.shape.is_vertical or m.role == Role.ALL)
         live = emitter.tail if is_partial else "1" if self.shape.lane is None else None
         method = "step" if live is None else "step_n"

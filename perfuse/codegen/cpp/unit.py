@@ -48,7 +48,7 @@ HIDDEN = '\n__attribute__((visibility("hidden"))) void '
 # backward of a recurrence of 256 steps (g++ 12, one core): 26 strided loads and 28 stores take
 # 0.53 ms at -O1, 0.65 at -O3; stores alone 0.101 and 0.100. Long arithmetic loses 7 %.
 _WIDE_LINES = 128
-# Several compilers share the work on many kernels: a unit is full with this many lines.
+# Several compiler processes share the work on many kernels: a full unit has this many lines.
 _LINES_PER_UNIT = 800
 
 Function = tuple[str, str]  # the name of a kernel, and its text from the parameters on
@@ -240,7 +240,7 @@ def _parted(functions: list[Function]) -> tuple[list[Function], list[list[Functi
     """The functions of the first unit, and of others if there are too many for one."""
     if sum(key.count("\n") for _, key in functions) <= _LINES_PER_UNIT:
         return functions, []
-    # Each unit has scratch memory of its own, for every thread: those that use it stay together.
+    # Each unit has its own scratch memory for every thread: kernels that use it stay together.
     first = [each for each in functions if "pf::scratch(" in each[1]]
     return first, _shared_out([each for each in functions if "pf::scratch(" not in each[1]])
 

@@ -41,7 +41,7 @@ from perfuse.torch_compat.tensors import element_bytes
 def generate_gpu_host(plan: Plan, sources: TritonSources, device: torch.device) -> HostSource:
     """The host program; the memory of the plan is decided with the scratch that sources need."""
     plan = with_memory(plan, is_gpu=True, scratch=_scratch_of(plan, sources))
-    verify_memory(plan)  # always: a mistake here would change values and report nothing
+    verify_memory(plan)  # always: a mistake here would silently change values
     return _GpuWriter(plan, sources, device).run()
 
 
@@ -57,7 +57,7 @@ def _renamed(kernel: Kernel, launches: tuple[Launch, ...]) -> dict[str, str]:
 
 
 def _leading(plan: Plan, sources: TritonSources) -> list[str]:
-    """Inputs that some launch is passed, where there are many; first those promised aligned."""
+    """Inputs that are passed to some launch, if there are many; those assumed aligned first."""
     every = {b for launch in sources.all_launches for b in launch.passed}
     found = [name for name in leading_inputs(plan) if name in every]
     aligned = _aligned(sources)
@@ -65,7 +65,7 @@ def _leading(plan: Plan, sources: TritonSources) -> list[str]:
 
 
 def _aligned(sources: TritonSources) -> set[str]:
-    """Buffers whose address some kernel is promised to be a multiple of 16."""
+    """Buffers whose address some kernel assumes to be a multiple of 16."""
     kernels = {kernel.name: kernel for kernel in sources.kernels}
     found: set[str] = set()
     for launch in sources.all_launches:
@@ -156,7 +156,7 @@ class _GpuWriter(HostWriter):
     def _is_dynamic(self) -> bool:
         buffers = [self.program.buffers.get(name) for name in self.program.inputs]
         dims = [d for b in buffers if b is not None for d in (*b.shape, *b.strides)]
-        opaque = any(b is None for b in buffers)  # a size, or a tensor we know little of
+        opaque = any(b is None for b in buffers)  # a size, or a tensor about which little is known
         return opaque or any(not isinstance(d, int) for d in dims)
 
     def _unpack(self) -> None:
@@ -311,7 +311,7 @@ class _GpuWriter(HostWriter):
         super()._adopt(name)
         if name in self.aligned:
             place = f"P[{self.places[name]}]"
-            # What is not written stays itself: a result may be a view of an input, at its offset.
+            # What is not written is not moved: a result may be a view of an input, at its offset.
             copy = name if name in self.written else f"k{name}"
             moved = f"{copy} = aligned({name}); {place} = {copy}.data_ptr()"
             self.w.line(f"if {place} & 15: {moved}")

@@ -26,7 +26,7 @@ def guard_rows(plan: Plan) -> Iterator[GuardRow]:
 
 
 class WatchedMemory:
-    """The part of a host program's writer that allocates memory, and has it checked on request."""
+    """The part of a host program's writer that allocates memory, checked on request."""
 
     allocator = "empty_strided"  # the function of the host program that makes a tensor
 
@@ -43,7 +43,7 @@ class WatchedMemory:
         return f"{self.allocator}({layout})"
 
     def _watch(self) -> None:
-        """At entry: what poisons and watches the memory of this call."""
+        """At entry: poison and guard the memory of this call."""
         if self.plan.is_guarded:
             self.w.line("memory = guard(frame)")
 
@@ -68,7 +68,7 @@ class WatchedMemory:
             self._own_memory(sorted(self.leaving & made))
 
     def _own_memory(self, names: Iterable[str]) -> None:
-        """Results as tensors that are no views of watched memory."""
+        """Results as tensors that are not views of guarded memory."""
         for name in names if self.plan.is_guarded else ():
             self.w.line(f"{name} = memory.result({name})")
 

@@ -1,9 +1,9 @@
-"""`generate_native`: a program as a table of lines, for hosts that have neither Python nor PyTorch.
+"""`generate_native`: a program as a table of lines, for hosts with neither Python nor PyTorch.
 
 `perfuse/native/perfuse.cpp` reads it. The kernels are the same library; what the host program does
-in Python (memory, pointers, calls in order) is a line each. Of the library calls, matmuls
-in float32 can be done without PyTorch; a program with others, or with sizes that are not fixed, is
-refused with the reason.
+in Python (memory, pointers, calls in order) is a line each. Of the library calls, only float32
+matmuls can run without PyTorch; a program with others, or with dynamic sizes, is refused with the
+reason.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class HostWriter(WatchedMemory):
         self.known_symbols |= {n for n in names if n not in self.program.buffers}
 
     def _bind_sizes(self) -> None:
-        """Sizes that are not arguments are read off the shapes of those that are."""
+        """Sizes that are not arguments are read from the shapes of the arguments."""
         unknown = self._needed_symbols() - self.known_symbols
         while found := [(s, text) for s in sorted(unknown) if (text := self._find_symbol(s))]:
             for symbol, text in found:
@@ -69,7 +69,7 @@ class HostWriter(WatchedMemory):
             self.known_symbols.add(name)
         calls = [step for step in self.plan.steps if isinstance(step, LibraryCall)]
         unset = {*self.sizes} - self.known_symbols - {n for call in calls for n in call.makes()}
-        if unset:  # kernels would read what a call before has left there
+        if unset:  # kernels would read what an earlier call has left there
             raise SpecError(f"no argument or call gives the sizes {', '.join(sorted(unset))}")
 
     def _fill_sizes(self) -> None:
@@ -177,7 +177,7 @@ class HostWriter(WatchedMemory):
                 self._set_size(symbol)
 
     def _adopt(self, name: str) -> None:
-        """A tensor that ATen made: kernels rely on the strides it was traced with."""
+        """A tensor that ATen allocated: kernels rely on the strides it was traced with."""
         buffer = self.program.buffers[name]
         if buffer.shape:
             self.w.line(f"{name} = with_strides({name}, {self._dims(buffer.strides)})")
@@ -331,7 +331,7 @@ class _CpuWriter(HostWriter):
                 self._segment(step, [self.plan.steps[number] for number in turn.numbers])
             else:
                 self._call(step)
-            if turn is not turns[-1]:  # else all of them go with the function
+            if turn is not turns[-1]:  # else all of them are freed when the function returns
                 self._release(turn.freed)
 
     def _segment(self, segment: Segment, steps: Sequence[Step]) -> None:

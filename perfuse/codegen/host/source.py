@@ -9,7 +9,7 @@ from perfuse.codegen.host.tables import GpuTables
 
 @dataclass(frozen=True, slots=True)
 class GuardRow:
-    """A buffer's bytes in the arena, and the turns of the host program in which they are its."""
+    """A buffer's bytes in the arena, and the turns of the host program in which it owns them."""
 
     name: str
     offset: int
@@ -44,7 +44,7 @@ class HostSource:
     segments: tuple[str, ...]  # functions of the library that the text calls
     ops: tuple[str, ...]  # operators of torch.ops that it calls, and "py:..." ones it is given
     gpu: GpuTables | None = None  # what it launches, where it runs on a GPU
-    guards: tuple[GuardRow, ...] = ()  # the arena's buffers, where the program watches its memory
+    guards: tuple[GuardRow, ...] = ()  # the arena's buffers, if the program guards its memory
 
 
 def function_name(op: str) -> str:

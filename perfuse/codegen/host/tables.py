@@ -86,4 +86,4 @@ class GpuTables:
     kept: tuple[KeptRow, ...]
     written: tuple[int, ...]  # inputs that the program writes to
     unfit: str = ""  # why its launches cannot be recorded and replayed
-    is_dynamic: bool = False  # its inputs come in many sizes
+    is_dynamic: bool = False  # its inputs have dynamic sizes

@@ -3,7 +3,7 @@
 The table is filled by launches that get addresses as arguments and store them: the driver copies
 arguments when it launches, so the table is right for each call and in a recorded CUDA graph, and
 nothing on the host has to outlive the call. Rows of the table: the size of a part, then its
-pointers. Before them stand the numbers of each part's first block.
+pointers. Before them come the numbers of each part's first block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfuse.schedule.plan import PART_SIZE, Batch, Kernel, Part, Role
 from perfuse.schedule.tile import Tile, TileKind
 from perfuse.schedule.turns import Scratch
 
-# Arguments of one launch: 4 KiB are what every driver takes.
+# Arguments of one launch: every driver accepts 4 KiB.
 _MOST_ARGUMENTS = 480
 # Words of the table that one block stores.
 _STORES = 48
@@ -77,7 +77,7 @@ def _reduces(batch: Batch) -> bool:
 
 
 def _with_sums_of_everything(batch: Batch) -> Batch:
-    """Reductions of a part as those of a whole tensor, which is what a block makes of it."""
+    """Reductions of a part as whole-tensor ones, which they are for its block."""
     if not _reduces(batch):
         return batch
     members = tuple(
@@ -110,7 +110,7 @@ class _Body:
         return sum(self.blocks_of(part) for part in self.batch.parts)
 
     def varying(self) -> list[str]:
-        """Buffers that are walked through: vectors of them are read at once."""
+        """Buffers that are traversed: they are read in vectors."""
         found = []
         for m in self.batch.template.members:
             places = [(m.loop.out, m.loop.index), *(r.attr for r in m.loop.reads())]

@@ -53,7 +53,7 @@ def _flat_block(frame: TritonFrame, w: Writer) -> Block:
 def grouped_text(frame: TritonFrame) -> KernelText:
     """Elements by their flat position, in groups of neighbours along the last axis.
 
-    What does not vary along that axis is found once a group: a division, a scale of a row.
+    What does not vary along that axis is computed once per group: a division, a row's scale.
     """
     w, tile = frame.w, frame.tile
     *outer, last = [a for a in frame.kernel.axes if a.atom is not None]
@@ -121,7 +121,7 @@ def flat_members(frame: TritonFrame, scope: Scope, block: Block) -> None:
 
 
 def scatter_text(frame: TritonFrame) -> KernelText:
-    """Each element to the place that data names, added there if asked to."""
+    """Each element goes to the position that data gives, stored or added."""
     total = frame.size(frame.kernel.axes)
     frame.w.line(f"start = {frame.program(0)} * C")
     block = _flat_block(frame, frame.w)

@@ -19,7 +19,7 @@ from perfuse.schedule.plan import Kernel, Member, Role
 from perfuse.schedule.tile import Tile, TileKind
 from perfuse.schedule.turns import Scratch
 
-_MOST_JOINED = 2048  # what blocks found is read in steps of this many
+_MOST_JOINED = 2048  # partial results of blocks are read in steps of this many
 
 
 class Carry:
@@ -136,10 +136,10 @@ def joins_itself(tile: Tile, width: Dim) -> bool:
 def join_columns(
     kernel: Kernel, first: TritonFrame, num_sharing: int, dialect: Dialect
 ) -> KernelText:
-    """The launch that joins what blocks left of each column."""
+    """The launch that combines the partial results of each column."""
     members = [m for m in kernel.members if m.role == Role.OUTER]
     width = first.size(first.columns)
-    # Few columns to a block: there are not many, and every one is a long way down.
+    # Few columns per block: there are not many, and each is long.
     columns = 16 if not isinstance(width, int) else min(16, power_of_two(width))
     rows = min(128, power_of_two(num_sharing))
     tile = Tile(TileKind.JOIN, rows, columns, 4)

@@ -38,8 +38,8 @@ _LARGEST = {DType.F8E4M3FN: 448.0, DType.F8E5M2: 57344.0}
 class Dialect:
     """Differences between GPUs in the code for a value."""
 
-    native_fp8: frozenset[DType] = frozenset()  # floats of eight bits that it converts itself
-    rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or cuts
+    native_fp8: frozenset[DType] = frozenset()  # FP8 types that it converts in hardware
+    rounds_bf16: bool = True  # whether a conversion to bfloat16 rounds, or truncates
     pipelines_assertions: bool = True  # whether a loop with an assertion may have several stages
     maps_on_host: bool = False  # whether the launcher makes tensor maps
     approximates: bool = False  # float32 too is divided by approximation
@@ -54,9 +54,9 @@ class Names(emitter.Names):
         streamed: frozenset[tuple[str, Dim]] = frozenset(), *, is_rounded: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(buffers)
-        self.streamed = streamed  # what is read just once, and where: not for the cache to keep
+        self.streamed = streamed  # what is read just once, and where: not to be kept in the cache
         self.is_rounded = is_rounded  # float32 is computed as eager would, not approximated
-        self.is_brief = False  # float32 that is not rounded: with as few instructions as can be
+        self.is_brief = False  # float32 that is not rounded: with as few instructions as possible
         self.written = written
         self.dialect = dialect
         self.checks_indices = False
@@ -71,7 +71,7 @@ class Names(emitter.Names):
         return found
 
     def is_bits(self, dtype: DType) -> bool:
-        """Whether a float of eight bits is converted by our own code, from and to its bits."""
+        """Whether an FP8 value is converted in software, from and to its bits."""
         return dtype.is_float8 and dtype not in self.dialect.native_fp8
 
     def pointer_type(self, buffer: str) -> str:
@@ -168,12 +168,12 @@ class Emitter(emitter.Emitter[Names, Value]):
         return f"tl.cast(tl.cast({self._cut(text, kind)}, {NARROW_TYPE[kind]}), tl.float32)"
 
     def _cut(self, text: str, kind: DType) -> str:
-        """A value that converts to bfloat16 as it should, even by cutting."""
+        """A value that converts to bfloat16 correctly, even by truncation."""
         must_round = kind is DType.BF16 and not self.names.dialect.rounds_bf16
         return f"pf_round_bf16(tl.cast({text}, tl.float32))" if must_round else text
 
     def narrowed(self, e: Expr, text: str, kind: DType) -> str:
-        """A float32 value as a float of eight bits (its bits, where the GPU has no such type)."""
+        """A float32 value as FP8 (its bits, if the GPU has no such type)."""
         if self.names.is_bits(kind):
             return f"pf_to_{kind}({text})"
         if not _is_bounded(e, _LARGEST.get(kind, 0.0)):

@@ -118,7 +118,7 @@ class TritonFrame(KernelFrame[Names, Value]):
         for maker in self.makers.get(name, ()):
             if maker.loop.index is not index or maker.number >= reader.number:
                 continue
-            if load.args:  # made at every place, so it may be taken and then masked
+            if load.args:  # computed everywhere, so it may be read and then masked
                 whole = ex.load(name, index, self.buffers[name].dtype)
                 chosen = ex.apply("where", load.args[0], whole, load.args[1])
                 return Formula(chosen, lambda e: self.find(e, reader, results))
@@ -237,7 +237,7 @@ class TritonFrame(KernelFrame[Names, Value]):
         return self.scratch[made.name][1]
 
     def scratch_of(self, member: Member, size: Dim, *, is_filled: bool = False) -> tuple[str, ...]:
-        """Where blocks leave what they found of a member: one parameter for each part."""
+        """Where blocks leave partial results of a member: one parameter for each part."""
         names = []
         for i, dtype in enumerate(reduce.storage_dtypes(member)):
             name = f"{self.kernel.name}_{self.short(member)}_{i}"

@@ -217,7 +217,7 @@ def pf_last_block(counter, programs):
 
 @dataclass(frozen=True, slots=True)
 class _Small:
-    """A float of eight bits: bits of its significand, exponent bias, code of its largest number."""
+    """An FP8 type: bits of its significand, exponent bias, code of its largest number."""
 
     significand: int
     bias: int
@@ -300,7 +300,7 @@ def pf_near_{dtype}(x):
 
 
 def _extend(dtype: DType) -> str:
-    """A small float to float32 by hardware, which drops NaN's sign: the sign is set once more."""
+    """A small float to float32 by hardware, which drops NaN's sign: the sign is restored."""
     return f"""
 def pf_wide_{dtype}(x):
   sign = (x.to(tl.uint8, bitcast=True).to(tl.int32) & 0x80) << 24

@@ -38,7 +38,7 @@ class Pair(ABC):
 
     @abstractmethod
     def step(self, frame: TritonFrame, emitter: Emitter, block: Block) -> None:
-        """Take in one block of columns."""
+        """Accumulate one block of columns."""
 
     @abstractmethod
     def first_text(self, frame: TritonFrame) -> str:
@@ -52,8 +52,8 @@ class Pair(ABC):
 class Exponentials(Pair):
     """A maximum, and the sum of exponentials relative to it.
 
-    Each group of neighbours, which one thread holds, has a maximum and a sum of its own: what was
-    summed is scaled down once a group and step, not once an element.
+    Each group of neighbours, which one thread holds, has a maximum and a sum of its own: the sum is
+    scaled down once per group and step, not once per element.
     """
 
     def _group(self, frame: TritonFrame) -> int:

@@ -1,4 +1,4 @@
-"""Which two reductions of a row, one dependent on the other, can be made in one sweep."""
+"""Which two reductions of a row, one dependent on the other, can run in one sweep."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sweeps(kernel: Kernel, m: Member) -> bool:
 
 
 def _unfolded(kernel: Kernel, value: Expr) -> Expr:
-    """The formula behind a load of what the kernel makes for itself."""
+    """The formula behind a load of a value that the kernel itself computes."""
     if value.op != "load" or value.args:
         return value
     makers = [m for m in kernel.members if m.loop.out == value.buffer and m.role == Role.FULL]

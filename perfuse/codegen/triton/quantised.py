@@ -1,8 +1,8 @@
 """Kernels whose results are rounded to eight bits, at once or in a later kernel.
 
-Errors of approximate quotients and exponentials are invisible in halves, but not here: the last bit
-of a float moves values near a tie to another code. Up to the nearest library calls, these kernels
-compute as eager does.
+Errors of approximate quotients and exponentials are invisible in half precision, but not here: the
+last bit of a float moves values near a tie to another code. Up to the nearest library calls, these
+kernels compute as eager does.
 """
 
 from __future__ import annotations

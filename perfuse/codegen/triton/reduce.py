@@ -36,7 +36,7 @@ def result_dtype(member: Member) -> DType:
 
 
 def storage_dtypes(member: Member) -> tuple[DType, ...]:
-    """How what a block found is kept in memory for others."""
+    """The dtypes in which a block stores its partial results for others."""
     return tuple(DType.U8 if d is DType.BOOL else d for d in part_dtypes(member))
 
 

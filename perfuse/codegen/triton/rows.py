@@ -138,7 +138,7 @@ class Rows:
             self._row_emitter(row, m).store(m.loop.out, m.loop.index, value)
 
     def _held(self, row: RowWriter, block: Block, m: Member) -> None:
-        """A member over rows that are wholly there."""
+        """A member over rows that are held whole."""
         frame = self.frame
         emitter = frame.emitter(row.scope, block, m, row.results)
         if m.role == Role.FULL:
@@ -162,7 +162,7 @@ class Rows:
             frame.declare(w, m, "[R, C]")
 
         def step(scope: Scope, block: Block) -> None:
-            made = dict(row.results)  # what this step of the sweep makes is gone after it
+            made = dict(row.results)  # values of this step of the sweep do not outlive it
             for m in members:
                 emitter = frame.emitter(scope, block, m, made)
                 if m.role == Role.FULL:

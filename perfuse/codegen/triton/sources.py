@@ -1,4 +1,4 @@
-"""`TritonSources`: what the Triton code generator hands to the host program and to the build.
+"""`TritonSources`: what the Triton code generator passes to the host program and the build.
 
 A kernel's arguments are passed in this order: the addresses of `Launch.buffers`, the values of
 `Launch.symbols`, then `Launch.maps`. Constants are spelled into the compiled code, never passed.
@@ -22,7 +22,7 @@ class TritonKernel:
     name: str
     signature: tuple[tuple[str, str], ...]  # parameter -> "*fp32", "*i8", "i32", "i64", in order
     constants: tuple[tuple[str, int], ...]  # the constexpr parameters, which stand anywhere
-    divisible: frozenset[str]  # parameters whose value is promised to be a multiple of 16
+    divisible: frozenset[str]  # parameters whose value is assumed to be a multiple of 16
     num_warps: int
     num_stages: int
 

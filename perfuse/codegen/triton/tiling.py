@@ -30,7 +30,7 @@ FLAT_BLOCK = 1024
 MOST_HELD = 32768  # columns of a row that registers of one block hold
 MOST_SCANNED = 8192
 LONG_ROW = 32768
-LARGE_BYTES = 32 << 20  # what is read of a tensor that a cache could not hold anyway
+LARGE_BYTES = 32 << 20  # the part that is read of a tensor that no cache could hold anyway
 ELEMENTS_A_THREAD = 16
 READ_A_THREAD = 32  # bytes a thread has on their way where all it does is read
 SEARCHED_A_THREAD = 128  # the same where it keeps places: fewer threads have to agree
@@ -321,7 +321,7 @@ def _keeps_places(kernel: Kernel) -> bool:
 
 
 def _most_held(kernel: Kernel) -> int:
-    """Fewer columns are held at once where each drags more values along."""
+    """Fewer columns are held at once where each needs more values."""
     reads = {r.buffer for m in kernel.members for r in m.loop.reads()}
     return MOST_HELD if len(reads) <= 4 else MOST_HELD // 2
 

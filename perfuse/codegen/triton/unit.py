@@ -165,7 +165,7 @@ def tile_of(kernel: Kernel, plan: Plan, context: Context) -> Tile:
 
 
 def retiled(plan: Plan, sources: TritonSources, error: KernelTooLarge, context: Context) -> Plan:
-    """The plan with smaller tiles for the kernels that the error names; the error, at the end."""
+    """The plan with smaller tiles for the kernels in the error; raises it if none is smaller."""
     tiles = dict(plan.tiles)
     for kernel, launches in zip(plan.kernels, sources.launches, strict=True):
         if any(launch.kernel in error.kernels for launch in launches):

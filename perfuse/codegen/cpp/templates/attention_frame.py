@@ -70,7 +70,7 @@ class CppAttentionTile:
 
 
 class ScoreEmitter(Emitter):
-    """Nothing that scores are computed of changes in the kernel: what can be read early, is."""
+    """No input of the scores changes in the kernel: whatever can be read early is."""
 
     def at(self, scope: Scope, resolve: Resolver) -> ScoreEmitter:
         return ScoreEmitter(self.names, scope, self.lane, self.tail, resolve)
@@ -180,7 +180,7 @@ class CppAttentionFrame(CppFrame):
         w.line(f"const {kind} {name} = {{{self.start(view)}, {steps}}};")
 
     def target_of(self, name: str) -> str:
-        """The pointer to a result; null where nobody wants it."""
+        """The pointer to a result; null if it is unused."""
         return self.names.target(name) if name in self.kernel.stored else "nullptr"
 
     def steps_of(self, name: str) -> list[str]:

@@ -17,7 +17,7 @@ from perfuse.target import Target
 
 SOURCE = "cpp"
 
-# What is widened to float32 while it is read; wider types have templates of none.
+# Types that are widened to float32 while they are read; there are no templates for wider ones.
 _OPERANDS = frozenset({DType.F32, DType.BF16, DType.F16, DType.I8, DType.U8})
 # Rows up to which the right operand is read in place, whatever its size.
 _FEW_ROWS = 48
@@ -68,13 +68,13 @@ def choice_of(template: CppTemplate) -> Choice:
 
 
 def template_of(choice: Choice) -> CppTemplate:
-    """The template of a choice; TypeError or ValueError where its options are of another kind."""
+    """The template of a choice; TypeError or ValueError if its options are of another kind."""
     options: dict[str, Any] = dict(choice.options)
     return CppTemplate(**{**options, "kind": CppTemplateKind(options["kind"])})
 
 
 def why_not(kernel: Kernel, buffers: Mapping[str, Buffer]) -> str:
-    """Why no C++ template computes a contraction; nothing if one does."""
+    """Why no C++ template computes a contraction; empty if one does."""
     assert kernel.contraction is not None
     if len(kernel.contraction.matmuls) != 1:
         return "it has several matmuls"

@@ -170,7 +170,7 @@ class _Epilogue:
 
     @staticmethod
     def _masked(load: Expr, value: Expr) -> Expr:
-        """A value that is there at every place, taken where the load's mask says."""
+        """A value that is known everywhere, read where the load's mask holds."""
         return ex.apply("where", load.args[0], value, load.args[1]) if load.args else value
 
     def _sums(self, place: str, tail: str | None) -> Value:

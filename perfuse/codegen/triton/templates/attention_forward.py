@@ -1,4 +1,4 @@
-"""Attention forward: a block of queries a program, which goes over the keys with a running softmax.
+"""Attention forward: a block of queries per program, which loops over keys with a running softmax.
 
 For each query it keeps the largest score so far, the sum of weights and the weighted sum of values;
 a larger score rescales what was summed before it. Scores never reach memory. Where there are few
@@ -97,7 +97,7 @@ class _Forward:
         w.line("top = higher")
 
     def _join(self, w: Writer) -> None:
-        """The program that finishes a block of queries last joins what all found of its keys."""
+        """The program that finishes a block of queries last combines the results of all."""
         frame, splits, rows = self.frame, self.frame.tile.splits, self.rows.step
         tiles = ix.product((*self.node.sizes[:2], num_blocks(self.rows.size, rows)))
         parts = {"acc": frame.outer, "top": 1, "total": 1}
@@ -135,7 +135,7 @@ class _Forward:
         w.line(f"acc = tl.zeros([{rows}, {self.frame.outer}], tl.float32)")
 
     def _add(self, w: Writer) -> None:
-        """Add what another program found, rescaled to the larger of the largest scores."""
+        """Add another program's results, rescaled to the larger of the largest scores."""
         w.line("higher = tl.maximum(top, its_top)")
         w.line("shift = tl.where(higher == float('-inf'), 0.0, higher)")
         w.line(f"rescale = {self.frame.power('top', 'shift')}")

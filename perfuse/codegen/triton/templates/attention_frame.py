@@ -240,7 +240,7 @@ class AttentionFrame(TritonFrame):
         return f"{value}.to({NARROW_TYPE[self.dtype]})"
 
     def dot(self, left: str, right: str, added: str = "") -> str:
-        # Left to itself, Triton rounds float32 to fewer bits.
+        # By default, Triton rounds float32 to fewer bits.
         option = ", input_precision='ieee'" if self.dtype is DType.F32 else ""
         inner = f"{left}, {right}{f', {added}' if added else ''}"
         return f"tl.dot({inner}{option})"

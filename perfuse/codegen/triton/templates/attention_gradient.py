@@ -1,7 +1,8 @@
 """Gradients of attention: scores are recomputed, and weights from the sums that were saved.
 
-One kernel has a block of queries a program and goes over the keys, for the gradient of the queries;
-the other has a block of keys a program and goes over the queries, for those of keys and values.
+One kernel has a block of queries per program and loops over the keys, for the gradient of the
+queries; the other has a block of keys per program and loops over the queries, for those of keys and
+values.
 """
 
 from __future__ import annotations

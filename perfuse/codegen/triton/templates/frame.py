@@ -122,12 +122,12 @@ class ContractionFrame(TritonFrame):
         kinds = [self.buffers[v.buffer].dtype for v in (matmul.operands.a, matmul.operands.b)]
         wide = max(kinds, key=lambda dtype: dtype.num_bytes)
         is_narrow = own.num_bytes < wide.num_bytes
-        # By way of float32: Triton's interpreter makes halves of nothing else.
+        # Through float32: Triton's interpreter converts nothing else to half precision.
         return f".to(tl.float32).to({NARROW_TYPE[wide]})" if is_narrow else ""
 
     def dot(self, left: str, right: str, accumulator: str) -> str:
         kinds = {self.buffers[m.operands.a.buffer].dtype for m in self.matmuls}
-        # Left to itself, Triton rounds float32 to fewer bits.
+        # By default, Triton rounds float32 to fewer bits.
         precision = self.template.precision or ("ieee" if DType.F32 in kinds else "")
         option = f", input_precision='{precision}'" if precision else ""
         if any(k.is_float8 for k in kinds) and not all(m.has_fast_sums for m in self.matmuls):
@@ -154,7 +154,7 @@ class ContractionFrame(TritonFrame):
         return None
 
     def finish(self, w: Writer, accumulators: Sequence[str], part: int = 0) -> None:
-        """Compute and store all that the kernel makes of one block of accumulators."""
+        """Compute and store everything the kernel derives from one block of accumulators."""
         masks: dict[int, str] = {}
         start = f"tile_column * {self.template.columns} + {part} * C" if part else (
             f"tile_column * {self.template.columns}"

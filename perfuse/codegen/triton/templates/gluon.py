@@ -1,4 +1,4 @@
-"""Contractions whose warps have roles, in Gluon: one warp loads, two groups multiply and store.
+"""Warp-specialised contractions in Gluon: one warp loads, two groups multiply and store.
 
 Blocks of operands travel through a ring of stages in shared memory. A barrier for each stage says
 that it is full, another that it is empty. In ping-pong each group has a tile of its own, and the
@@ -136,7 +136,7 @@ class GluonFrame(ContractionFrame):
 
 
 def gluon_text(frame: GluonFrame) -> KernelText:
-    """All tiles of a matmul, dealt to the multiprocessors in turn."""
+    """All tiles of a matmul, distributed over the multiprocessors round-robin."""
     for name, index in stored_places(frame.kernel, frame.buffers).items():
         if is_mapped(frame.buffers[name], index, frame.kernel):
             frame.maps[name] = f"map{len(frame.maps)}"
@@ -334,7 +334,7 @@ def _read_ahead(frame: GluonFrame, w: Writer) -> None:
 
 
 def _take_turn(frame: GluonFrame, w: Writer) -> None:
-    """Wait for the other group to be through with the matrix units, and find its own stages."""
+    """Wait until the other group has finished with the matrix units, and find its own stages."""
     stages = frame.template.num_stages
     w.line(f"first = (turn * {GROUPS} + warpgroup) * {frame.steps}")
     w.line(f"stage = first % {stages}")

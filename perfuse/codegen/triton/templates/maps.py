@@ -1,6 +1,6 @@
 """Tensor maps of contractions: matrices that are copied in blocks, without addresses in registers.
 
-The launcher makes them where all is known but an address; others are made in the kernel.
+The launcher creates them if everything but the address is known; others are created in the kernel.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def map_type(made: TensorMap, *, is_gluon: bool) -> str:
 
 
 def can_launcher_make(frame: ContractionFrame, view: View, block: tuple[int, int]) -> bool:
-    """Whether all is known of a map over a matrix but its address."""
+    """Whether everything about a map over a matrix is known except its address."""
     dims = (*view.shape, *view.strides, view.offset)
     width = in_memory(view, block)[1] * frame.buffers[view.buffer].dtype.num_bytes
     is_one = not frame.batch and all(isinstance(dim, int) for dim in dims)

@@ -1,8 +1,8 @@
-"""Contractions by tensor maps, which load and store blocks without addresses in registers.
+"""Contractions through tensor maps, which load and store blocks without addresses in registers.
 
 Persistent: a program for each multiprocessor loops over tiles, and that loop and the one over the
 depth are one, so that loads of the next tile are on their way while this one is stored. Mapped: one
-tile a program. A tile is stored in parts, which share the memory that a whole needs.
+tile per program. A tile is stored in parts, which share the memory that a whole needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALIGNMENT = 16  # bytes to which a tensor map aligns its start and its rows
 
 
 def persistent_text(frame: ContractionFrame) -> KernelText:
-    """All tiles of a matmul, dealt to the programs in turn."""
+    """All tiles of a matmul, distributed over the programs round-robin."""
     w, template = frame.w, frame.template
     _map_all(frame, w)
     tiles = frame.dim(frame.tiles)
@@ -46,7 +46,7 @@ def persistent_text(frame: ContractionFrame) -> KernelText:
 
 
 def mapped_text(frame: ContractionFrame) -> KernelText:
-    """One tile a program, of a matrix or of a batch, or a share of its depth."""
+    """One tile per program, of a matrix or of a batch, or a share of its depth."""
     w, splits = frame.w, frame.template.splits
     w.line("tile = tl.program_id(0)")
     if splits > 1:
@@ -105,7 +105,7 @@ def _map_operand(
 
 
 def _map_results(frame: ContractionFrame, w: Writer) -> None:
-    """Tensor maps over the results that lie as the matrix does; others are stored by address."""
+    """Tensor maps over the results with the layout of the matrix; others are stored by address."""
     for name, index in stored_places(frame.kernel, frame.buffers).items():
         buffer = frame.buffers[name]
         if is_mapped(buffer, index, frame.kernel):

@@ -17,7 +17,7 @@ Phase = tuple[int, ...]  # numbers of matmuls that share their first operand, an
 
 
 def pointers_text(frame: ContractionFrame) -> KernelText:
-    """One tile a program, or a share of its depth."""
+    """One tile per program, or a share of its depth."""
     w, template = frame.w, frame.template
     w.line("tile = tl.program_id(0)")
     if template.splits > 1:
@@ -150,7 +150,7 @@ class _Loop:
 
 
 def join(frame: ContractionFrame, w: Writer, accumulators: Sequence[str]) -> None:
-    """The program that finishes a tile last adds what all left, always in the same order."""
+    """The program that finishes a tile last adds all partial sums, always in the same order."""
     sums, done = frame.partials()
     block = "tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]"
     tiles, splits = frame.dim(frame.tiles), frame.template.splits

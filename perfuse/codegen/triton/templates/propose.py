@@ -44,7 +44,7 @@ MULTIPLIED = (*HALVES, DType.F32, DType.I8)
 # Floats of eight bits in which operands may differ; the matrix units of a GPU have one of the two.
 OCP_FLOATS = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 FNUZ_FLOATS = frozenset({DType.F8E4M3FNUZ, DType.F8E5M2FNUZ})
-# Every value of these is one of each half: no product of them rounds.
+# Every value of these fits both half types: no product of them rounds.
 WIDENED = (DType.I8, DType.U8)
 
 # Rows, columns, depth, warps, stages.
@@ -109,7 +109,7 @@ class ContractionFacts:
 
 
 def is_mixed(matmul: Matmul, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether one operand is of halves, and the other of bytes that are widened on their way."""
+    """Whether one operand is in half precision, and the other in bytes that are widened on load."""
     a, b = (buffers[view.buffer].dtype for view in (matmul.operands.a, matmul.operands.b))
     return (a in HALVES and b in WIDENED) or (a in WIDENED and b in HALVES)
 
@@ -244,7 +244,7 @@ def _mapped(facts: ContractionFacts, gpu: Gpu) -> Iterator[Template]:
         tiles = ceil(facts.rows / rows) * ceil(facts.columns / columns)
         programs = min(gpu.multiprocessors, tiles) if facts.is_static else gpu.multiprocessors
         if facts.is_static and tiles <= gpu.multiprocessors:
-            continue  # one tile a program
+            continue  # one tile per program
         depth *= facts.items_for_a_half
         yield Template(PERSISTENT, rows, columns, depth, warps, stages, programs=programs, parts=2)
 

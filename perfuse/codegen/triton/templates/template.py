@@ -12,7 +12,7 @@ SOURCE = "triton"
 
 POINTERS = "pointers"  # blocks read by address: any strides
 PERSISTENT = "persistent"  # blocks read by tensor maps, a program loops over tiles
-MAPPED = "mapped"  # blocks read by tensor maps, one tile a program
+MAPPED = "mapped"  # blocks read by tensor maps, one tile per program
 PING_PONG = "ping-pong"  # two groups of warps take turns: one multiplies while one stores
 COOPERATIVE = "cooperative"  # two groups of warps share a tile, each with half of its rows
 SPECIALISED = (PING_PONG, COOPERATIVE)  # one more warp loads, by tensor maps
@@ -51,7 +51,7 @@ class Template:
 
     @staticmethod
     def of(choice: Choice) -> Template:
-        """The template of a choice; TypeError where its options are those of another version."""
+        """The template of a choice; TypeError if its options are those of another version."""
         options: dict[str, Any] = dict(choice.options)
         options.pop(FUSED, None)
         return Template(**options)
