@@ -1,8 +1,9 @@
 """Plan -> Plan, with choices made by measurement: library calls, templates, tiles.
 
-Candidates are verified and raced on this machine, here or in workers, and the decisions are cached.
-A choice changes speed and never results beyond rounding. Nothing here makes a kernel or places
-memory: whether a matmul and its epilogue are one kernel is a choice among plans of `schedule/`.
+Candidates are verified and raced on this machine, in this process or in workers, and the decisions
+are cached. A choice changes speed, and results only within rounding. Nothing here creates a kernel
+or places memory: whether a matmul and its epilogue are one kernel is a choice among plans of
+`schedule/`.
 """
 
 from __future__ import annotations

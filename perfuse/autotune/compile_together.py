@@ -14,7 +14,7 @@ from perfuse.counters import Counters
 
 Build = Callable[[], object]
 Choosable = TypeVar("Choosable", bound=Hashable)
-ALWAYS_BUILT = 2  # the default and its first challenger, however little time is left
+ALWAYS_BUILT = 2  # the default and its first challenger, no matter how little time is left
 
 
 def compile_together(
@@ -24,7 +24,7 @@ def compile_together(
     deadline: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Choosable, Exception]:
-    """Compile what has a key of its own, in threads; the errors of those that fail.
+    """Compile each distinct key once, in threads; returns the errors of those that fail.
 
     Those not begun by the deadline are not compiled, which is their error.
     """
@@ -50,7 +50,7 @@ def compile_together(
 
 
 def num_compile_threads(context: Context, num_builds: int) -> int:
-    """The number of threads for some builds, as the settings say."""
+    """The number of threads for some builds, by the settings."""
     wanted = context.settings.compile_threads
     return max(1, min(wanted, num_builds)) if wanted else context.num_jobs(num_builds)
 

@@ -45,7 +45,7 @@ class Contest:
 
 @dataclass(slots=True)
 class ContestResult:
-    """Times in seconds of those that ran, and what befell the others, by number."""
+    """Times in seconds of those that ran, and the outcomes of the others, by number."""
 
     times: dict[int, list[float]] = field(default_factory=dict)
     failures: dict[int, Outcome] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def contest_here(
 
 @contextmanager
 def _recorded(measured: ContestResult, number: int) -> Iterator[None]:
-    """A block whose failure is that of one candidate, which then has no time."""
+    """A context in which an error is the failure of one candidate, which then has no time."""
     try:
         yield
     except (WrongResult, *CANNOT_RUN) as error:

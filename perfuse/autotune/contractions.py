@@ -1,10 +1,10 @@
 """Contractions on the CPU: a C++ template with the epilogue inside against library calls.
 
 Each large matmul is raced with the kernels around it, as one: on one side those that widen its
-operands, a library call, and the pointwise kernel that reads it; on the other a kernel of ours
+operands, a library call, and the pointwise kernel that reads it; on the other one generated kernel
 for each template. A challenger must be about as exact as the default, judged against a product in
-float64, and beat it by a margin. Only where
-`max_autotune` or `max_autotune_gemm` is on, or a decision is remembered.
+float64, and beat it by a margin. This runs only if `max_autotune` or `max_autotune_gemm` is on, or
+a decision is remembered.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SMALLER = 8
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A matmul and the kernel that reads it, as library and kernel, and as one kernel of ours."""
+    """A matmul and the kernel that reads it: library call and kernel, or one generated kernel."""
 
     whole: Plan  # as it is
     own: Plan  # the same, in which the matmul is one that templates know
@@ -87,7 +87,7 @@ def tune_contractions(
 ) -> tuple[Plan, Set[str]]:
     """The plan with matmuls as they measured fastest, and the results that were decided on.
 
-    Those of `apart` are left alone.
+    Those in `apart` are skipped.
     """
     if not (is_selecting(context.settings) or is_consulted(context)):
         return plan, frozenset()
@@ -159,8 +159,8 @@ def _is_measurable(kernel: Kernel, program: Program) -> bool:
 def question_of(found: Contraction, context: Context) -> Question:
     """The question which choice is fastest on this kind of CPU.
 
-    The text of a kernel of ours stands for all: an edit of Perfuse that leaves it as it is keeps
-    the decision.
+    The text of one generated kernel stands for all: an edit of Perfuse that does not change it
+    keeps the decision.
     """
     threads = f"{torch.get_num_threads()} threads"
     default, template = found.choices[0], next(c for c in found.choices if c.source == SOURCE)

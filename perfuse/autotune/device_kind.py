@@ -25,7 +25,7 @@ def device_kind(target: Target) -> str:
 
 
 def _gpu_kind(gpu: Gpu) -> str:
-    # Drivers report bandwidths a few percent beside the maker's: an H200's is 4.8 or 4.9 TB/s.
+    # Drivers report bandwidths a few percent off the specification: an H200's is 4.8 or 4.9 TB/s.
     rate = round(2 * gpu.bandwidth / 1e12) / 2 or 0.5
     return f"{gpu.kind} {gpu.arch}, {gpu.multiprocessors} multiprocessors, about {rate:g} TB/s"
 

@@ -1,4 +1,4 @@
-"""Classes under the names that other compilers' users know, thin over Perfuse's own.
+"""Classes under the names that users of other compilers know: thin wrappers of Perfuse's own.
 
 `perfuse.autotune`, `perfuse.kernels` and `perfuse.ir` export them. Of Perfuse itself, only
 `select.py` uses one: measurements of matmul candidates go through `AlgorithmSelector.lookup`.

@@ -44,7 +44,7 @@ class KnownChoice:
 
 
 def _is_long_vector(facts: ContractionFacts, gpu: Gpu) -> bool:
-    """One row of halves by a matrix in rows of the depth, which is read once and does not stay."""
+    """One half-precision row times a K-contiguous matrix that is read once and not cached."""
     is_vector = facts.rows == facts.batch == facts.num_accumulators == 1
     (depth,) = facts.depths if len(facts.depths) == 1 else (0,)
     is_large = depth >= 2048 and depth * facts.columns >= 1 << 24
@@ -52,7 +52,7 @@ def _is_long_vector(facts: ContractionFacts, gpu: Gpu) -> bool:
 
 
 def _is_shallow_sum(facts: ContractionFacts, gpu: Gpu) -> bool:
-    """a @ b + c @ d in float32, of a depth at which six products of halves are the more exact.
+    """a @ b + c @ d in float32, with K so small that six half-precision products are more exact.
 
     An operand beyond the largest bfloat16, 3.39e38, counts as infinite.
     """

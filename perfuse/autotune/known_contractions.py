@@ -21,7 +21,7 @@ from perfuse.schedule.plan import Plan
 from perfuse.target import Target, cpu_model
 
 _RESULTS = "benchmarks/results/2026-11-18-cpu-matmuls"
-# Below this a second of the compiler is not earned back soon: a weight of 512 by 512.
+# Below this, a second of compile time does not pay off soon: a weight of 512 by 512.
 _LEAST_WEIGHT = 1 << 18
 _LEAST_WORK = 1 << 25
 
@@ -65,7 +65,7 @@ def _is_amd_with_pairs(target: Target) -> bool:
 def _sums_long(facts: CpuFacts) -> bool:
     """Whether oneDNN's error is more than twice that of MKL, which sums in parts of its own.
 
-    So is it from 1280 on, where it was measured; the packed right operand takes 512 columns.
+    That holds from 1280 on, as measured; the packed right operand takes 512 columns.
     """
     return facts.dtype is DType.F32 and 1280 <= facts.depth <= 8192
 
@@ -105,7 +105,7 @@ def with_known_contractions(
 ) -> tuple[Plan, Set[str]]:
     """The plan with each matmul of a known class computed by its template, and their results.
 
-    Those of `decided` are left alone.
+    Those in `decided` are skipped.
     """
     rows = [row for row in KNOWN if row.is_there(context.target)]
     known: set[str] = set()

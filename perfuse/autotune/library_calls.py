@@ -1,4 +1,4 @@
-"""Matmuls on a CPU as calls of one library or another: what they compete for, and who computes."""
+"""Matmuls on a CPU as library calls: the candidates to race, and the plan with the winner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASON = "measured fastest of the libraries here"
 def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul | None:
     """The candidates to race; None for small matmuls and those that only one library computes.
 
-    Sizes that calls decide have their likely values: a library's call computes any.
+    Dynamic sizes have their likely values: a library call computes any size.
     """
     a, b, bias = node.operands.a, node.operands.b, node.operands.bias
     if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:

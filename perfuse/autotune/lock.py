@@ -48,7 +48,7 @@ class Verdict:
 def write_lock(
     path: str = DEFAULT_PATH, *explained: Explained, keeps_others: bool = True
 ) -> LockFile:
-    """Pin the choices of explained functions, or else all that this machine remembers for itself.
+    """Pin the choices of explained functions, or else all that this machine remembers.
 
     Entries that are in the file already stay, unless they are decided differently now or
     `keeps_others` is off. Returns the file as written.

@@ -45,8 +45,8 @@ from perfuse.schedule.plan import Plan
 from perfuse.selection import is_selecting
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
 
-# Enough rounds of short matmuls that noise does not decide: with twelve, mobilebert lost 5 %.
-# The race does not see that a challenger's result is new memory, not ours.
+# Enough rounds of short matmuls that noise does not decide: with twelve, mobilebert lost 5 %. The
+# race does not see that a challenger allocates its result, instead of writing into ours.
 RULES = Rules(
     margin=0.96, unseen_s=1e-5, budget_s=0.12, fewest_rounds=3, most_rounds=60, clear=1.25
 )
@@ -64,8 +64,8 @@ _FEWEST_ROWS = 64
 def tune_matmuls(plan: Plan, context: Context) -> Plan:
     """The plan with each large matmul of a CPU computed as it measured fastest.
 
-    A matmul that templates compute is one question together with the library calls, except where
-    a source that is not ours has candidates for it: those are compared with the libraries first.
+    A matmul that templates compute is one question together with the library calls, unless an
+    external source has candidates for it: those are compared with the libraries first.
     """
     if is_selecting(context.settings):  # whatever is compiled: an unknown name is an error
         selected_sources(context.settings.max_autotune_gemm_backends)
@@ -94,7 +94,7 @@ def problems_of(plan: Plan, context: Context) -> dict[str, CpuMatmul]:
 
 
 def _is_offered_elsewhere(problem: CpuMatmul, context: Context) -> bool:
-    """Whether a selected source of its own measurements has candidates, besides the libraries."""
+    """Whether a selected source that measures by itself has candidates, besides the libraries."""
     offers = offers_for(problem, context).choices if is_selecting(context.settings) else {}
     return any(source is not ATEN for source in offers.values())
 
@@ -140,7 +140,7 @@ def _decide_all(asked: Sequence[CpuMatmul], context: Context) -> dict[CpuMatmul,
 def _part_within(
     seconds: float, problem: CpuMatmul, decisions: Mapping[CpuMatmul, Decision]
 ) -> CpuMatmul | None:
-    """The matmul with so few rows that a race fits into the time; None where that is too few."""
+    """The matmul with few enough rows that a race fits into the time; None if too few are left."""
     least = max(_FEWEST_ROWS, math.ceil(problem.rows / 2**_SIMILAR))
     rows = problem.rows
     while rows > least:
@@ -187,7 +187,7 @@ def _like_the_most_similar(problem: CpuMatmul, decisions: Mapping[CpuMatmul, Dec
 
 
 def _has_candidates(problem: CpuMatmul, context: Context) -> bool:
-    """Whether there is anything to choose from; without, the matmul stays as it is."""
+    """Whether there is anything to choose from; otherwise the matmul is left unchanged."""
     return not is_selecting(context.settings) or bool(offers_for(problem, context).choices)
 
 

@@ -23,7 +23,7 @@ class Fate(StrEnum):
     NOT_RUN = "not run"
 
 
-# Candidates that must not be run again: they would take a worker, or a user's result, with them.
+# Candidates that must not be run again: they would crash a worker or corrupt a user's result.
 DANGEROUS = frozenset({Fate.CRASHED, Fate.HUNG, Fate.WRONG})
 
 

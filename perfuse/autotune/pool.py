@@ -29,7 +29,7 @@ from perfuse.forking import ForkLock
 from perfuse.logs import channel
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-IDLE_SECONDS = 60.0  # after which workers, and the GPU memory they hold, are given up
+IDLE_SECONDS = 60.0  # after which workers, and the GPU memory they hold, are released
 LOG = channel("tuning")
 T = TypeVar("T")
 

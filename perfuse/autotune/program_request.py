@@ -31,7 +31,7 @@ from perfuse.schedule.size_hints import value_of
 class ProgramRequest(BenchmarkRequest):
     """Runs a program that was built before; its first result counts.
 
-    Where there is a guarded program, which watches its memory, that has to run without error first.
+    If there is a guarded program, which checks its memory, it has to run without error first.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ FILE = "quarantined.json"
 
 
 def _key(problem: Any, choice: Choice, context: Context) -> str:
-    """The settings are not in it: they decide whether a candidate is proposed, not what it does."""
+    """It has no settings: they decide whether a candidate is proposed, not what it does."""
     machine = (torch.__version__, context.target)
     return key_of(keys.QUARANTINE, *machine, repr(problem), choice)
 

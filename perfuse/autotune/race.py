@@ -26,7 +26,7 @@ from perfuse.errors import KernelTooLarge, PerfuseError
 Enter = Callable[[Choice], Run]  # builds and loads a rival; what runs it once
 Gate = Callable[[Any, Any], str | None]  # results of the default and of a challenger: a refusal
 
-# Errors of a rival that lacks resources or support. Any other exception is a bug of ours.
+# Errors of a rival that lacks resources or support. Any other exception is a bug in Perfuse.
 CANNOT_RUN = (PerfuseError, RuntimeError, MemoryError)
 
 
@@ -44,8 +44,8 @@ def race(
 ) -> Decision:
     """Race the choices, interleaved; the first is the default and has to run.
 
-    Of those that are not begun by the deadline only the first challenger takes part. `guarded`
-    runs a challenger in memory that is watched: that result has to pass the gate as well.
+    Of those that are not begun by the deadline only the first challenger takes part. `guarded` runs
+    a challenger in guarded memory: that result has to pass the gate as well.
     """
     entered = _Entered(gate, guarded)
     for number, choice in enumerate(choices):
@@ -94,7 +94,7 @@ class _Entered:
         """Build, run and check a choice; an error, if the default cannot run or nothing can."""
         is_default = not self.runs and not self.refusals
         try:
-            # In watched memory first: elsewhere a stray write damages this process.
+            # In guarded memory first: elsewhere a stray write damages this process.
             results = [self._guarded(choice)()] if self.runs and self._guarded is not None else []
             run = enter(choice)
             results.append(run())

@@ -1,4 +1,4 @@
-"""A race of plans: ways to compute the same steps, each verified in watched memory, then timed.
+"""A race of plans: ways to compute the same steps, each verified in guarded memory, then timed.
 
 The library's way is the default. Before a challenger is timed it runs with its results poisoned and
 between guard bands, here and, where settings ask for workers, in one of those first.
@@ -40,7 +40,7 @@ class PlanRace:
     inputs: Mapping[str, Tensor]  # by the names that the plans give them
 
     def placed(self, choice: Choice, context: Context, *, is_guarded: bool = False) -> Plan:
-        """The plan of a choice; guarded, its host program watches the memory of each buffer."""
+        """The plan of a choice; if guarded, its host program checks the memory of each buffer."""
         return place(replace(self.plan_of(choice), is_guarded=is_guarded), context)
 
     def run(self, choice: Choice, context: Context, *, is_guarded: bool = False) -> Run:

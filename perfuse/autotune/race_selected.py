@@ -48,7 +48,7 @@ def race_selected(
 ) -> Decision:
     """The winner among selected choices; the library's call, or an error, if none is valid.
 
-    `silent` says of sources that propose nothing why they do not. Choices that were wrong are
+    `silent` has the reasons of sources that propose nothing. Choices that were wrong are
     quarantined under the `problem` that they were wrong for.
     """
     held = partial(race, subject, rules=rules, gate=gate, timer=timer, guarded=guarded)

@@ -18,7 +18,7 @@ from perfuse.schedule.size_hints import value_of
 
 
 def plan_of_steps(steps: Sequence[Step], plan: Plan, returned: Set[str]) -> Plan:
-    """A plan of some steps: what they read is given, what of `returned` they make is returned.
+    """A plan of some steps: their inputs are arguments, their results in `returned` its results.
 
     A given buffer that they overwrite stays given.
     """
@@ -40,12 +40,12 @@ def plan_of_steps(steps: Sequence[Step], plan: Plan, returned: Set[str]) -> Plan
 
 
 def plan_of_one(kernel: Kernel, plan: Plan) -> Plan:
-    """A plan of a kernel alone: what it reads is given, what it stores is returned."""
+    """A plan of a kernel alone: the buffers it reads are arguments, those it stores results."""
     return plan_of_steps((kernel,), plan, kernel.stored)
 
 
 def are_sizes_shown(alone: Plan) -> bool:
-    """Whether the host can read every dynamic size off the shape of what a plan is given."""
+    """Whether the host can read every dynamic size from the shapes of a plan's arguments."""
     program = alone.program
     dims = [d for b in program.buffers.values() for d in (*b.shape, *b.strides)]
     dims += [axis.size for kernel in alone.kernels for axis in kernel.axes]
@@ -62,7 +62,7 @@ def made_by(step: Step) -> Sequence[str]:
 
 
 def _own(buffer: Buffer, is_made: bool, is_ours: bool) -> Buffer:
-    """A library may return memory of its own; a kernel of ours fills the program's."""
+    """A library may return memory that it allocated; a generated kernel fills the program's."""
     if not is_made:
         return replace(buffer, kind=BufferKind.INPUT)
     return replace(buffer, kind=BufferKind.TEMP) if is_ours else buffer

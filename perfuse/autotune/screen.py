@@ -24,8 +24,8 @@ def screened(
 ) -> dict[Choice, Refusal]:
     """Why some choices must not run in this process: quarantined, or failed in a worker.
 
-    `plans_of` gives the placed plan of a choice alone, and the same with its memory watched, which
-    a worker runs first. `repr(problem)` identifies the problem.
+    `plans_of` gives the placed plan of a choice alone, and the same with guarded memory, which a
+    worker runs first. `repr(problem)` identifies the problem.
     """
     known = {c: quarantined(problem, c, context) for c in choices}
     refusals = {c: Refusal(why) for c, why in known.items() if why}

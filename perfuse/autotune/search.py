@@ -1,4 +1,4 @@
-"""The search: rivals take turns until it is sure which one wins, or the time is over.
+"""The search: rivals take turns until it is clear which one wins, or time is up.
 
 Turns are interleaved, so that a disturbance hits every rival. With a tie band, the winner is the
 first proposed rival that none beats by more than the band; rivals that can neither win nor decide

@@ -120,7 +120,7 @@ def _decided(selection: Selection, offers: Offers, context: Context) -> Decision
 def _measured(
     selection: Selection, sources: Mapping[Choice, Source], context: Context
 ) -> ContestResult:
-    """Build the candidates in parallel and hold their contest where the settings say."""
+    """Build the candidates in parallel and hold their contest, here or in workers."""
     requests, failures = _requests(selection.problem, sources, context)
     numbers, settings, deadline = list(requests), context.settings, context.tune_until
     with TuningProgress(str(selection.problem), len(requests)) as progress:

@@ -116,7 +116,7 @@ def with_choice(plan: Plan, site: Site, choice: Choice) -> Plan:
 
 
 def plan_of_site(site: Site, plan: Plan) -> Plan:
-    """A plan of a site alone: what it reads is given, what others need of it is returned."""
+    """A plan of a site alone: the buffers it reads are arguments, those others need results."""
     return plan_of_steps(site.steps, plan, _needed(site, plan))
 
 

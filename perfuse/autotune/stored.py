@@ -1,8 +1,8 @@
 """Decisions found or made: the one place where a tuner asks for one.
 
 What is remembered (`cache/decisions.py`) is used; else the candidates are measured and the decision
-is remembered, unless this mode measures nothing or the time for tuning is over: then the default
-stays. A decision that the end of the time cut short is used, and not remembered.
+is remembered, unless this mode measures nothing or the time limit for tuning was reached: then the
+default stays. A decision that the time limit cut short is used, but not remembered.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ RULES = Rules(margin=0.98, budget_s=0.5, fewest_rounds=7, most_rounds=15)
 
 
 def tune_templates(plan: Plan, context: Context) -> Plan:
-    """Matmuls computed as measured on this GPU in the modes that tune, in others as known."""
+    """Matmuls as measured on this GPU in the modes that tune, and by known choices in others."""
     if context.target.gpu is None:
         return plan
     timer = _timer(context)
@@ -86,7 +86,7 @@ def measured_templates(plan: Plan, context: Context, timer: Timer | None) -> Pla
 def question_of(site: Site, alone: Plan, context: Context, offers: Mapping[str, Offer]) -> Question:
     """The question which way to compute a site is fastest on this kind of GPU.
 
-    The text of the first challenger stands for them all: an edit of Perfuse that leaves it as it is
+    The text of the first challenger stands for them all: an edit of Perfuse that does not change it
     keeps the decision.
     """
     gpu = context.target.gpu

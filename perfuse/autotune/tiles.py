@@ -72,7 +72,7 @@ def is_sharing(context: Context) -> bool:
 
 
 def tuned_kernels(plan: Plan, context: Context) -> list[Kernel]:
-    """The kernels whose tiles are asked for: the large ones; smaller ones end before it matters.
+    """The kernels whose tiles are tuned: the large ones; small ones are too short to matter.
 
     Where decisions are shared, it is at least the largest kernel of a program without matmuls.
     """
@@ -117,8 +117,8 @@ def is_measurable(kernel: Kernel, plan: Plan) -> bool:
 def question_of(alone: Plan, context: Context) -> Question:
     """The question which tile of a kernel is fastest on this kind of GPU.
 
-    The text of the default candidate stands for the kernel: it has no names of the program, and
-    an edit of Perfuse that leaves it as it is keeps the decision.
+    The text of the default candidate stands for the kernel: it has no names of the program, and an
+    edit of Perfuse that does not change it keeps the decision.
     """
     (kernel,) = alone.kernels
     widest = widest_of(kernel, alone.program.buffers)

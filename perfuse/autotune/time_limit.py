@@ -1,4 +1,4 @@
-"""The time for tuning: one limit for all questions of a graph, and a second in default mode."""
+"""The time limit for tuning: one for all questions of a graph, and a second in default mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_MODE_S = 1.0
 
 
 class OutOfTime(PerfuseError):
-    """A candidate that was not begun before the time for tuning was over."""
+    """A candidate that was not started before the time limit for tuning."""
 
     is_late = True
 
@@ -33,5 +33,5 @@ def limited(context: Context) -> Context:
 
 
 def seconds_left(context: Context) -> float:
-    """The seconds until the time for tuning is over; 0 if it is."""
+    """The seconds until the time limit for tuning; 0 once it is reached."""
     return max(0.0, context.tune_until - time.perf_counter())

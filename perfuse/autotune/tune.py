@@ -16,7 +16,7 @@ Tuner = Callable[[Plan, Context], Plan]
 
 
 def tune(plan: Plan, context: Context) -> Plan:
-    """The plan with every choice that was measured on this machine, within the time for it."""
+    """The plan with every choice that was measured on this machine, within the time limit."""
     context = limited(context)
     for tuner in TUNERS:
         plan = tuner(plan, context)

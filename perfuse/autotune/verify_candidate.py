@@ -38,7 +38,7 @@ class Reference(Protocol):
 
 
 class Guarded:
-    """Memory for a result, with bands around it that nobody may write to."""
+    """Memory for a result, with bands around it that nothing may write to."""
 
     def __init__(self, operand: RandomTensor) -> None:
         total = operand.span + 2 * GUARD_ELEMENTS
@@ -50,7 +50,7 @@ class Guarded:
         self.poison()
 
     def poison(self) -> None:
-        """Restore the bands, and fill the result with what no candidate computes."""
+        """Restore the bands, and fill the result with values that no candidate computes."""
         self._bytes.fill_(_PATTERN)
         if self.tensor.dtype.is_floating_point or self.tensor.dtype.is_complex:
             self.tensor.fill_(float("nan"))

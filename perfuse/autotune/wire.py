@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 HEADER = struct.Struct(">Q")
-MOST_BYTES = 64 << 20  # of one message: a longer one is not ours
+MOST_BYTES = 64 << 20  # of one message: a longer one is not valid
 CLASS, FIELDS, TUPLE, MAPPING, TORCH = "$class", "$fields", "$tuple", "$mapping", "$torch"
 MAIN_PATH = "$main"
 
@@ -125,7 +125,7 @@ def _main_names(path: str) -> dict[str, Any]:
 
 
 def write_message(fd: int, document: Any, deadline: float | None = None) -> None:
-    """Send one document; NoMessage if nobody takes it until the deadline."""
+    """Send one document; raises NoMessage if it is not received before the deadline."""
     data = json.dumps(document).encode()
     rest = memoryview(HEADER.pack(len(data)) + data)
     while rest:
@@ -139,7 +139,7 @@ def write_message(fd: int, document: Any, deadline: float | None = None) -> None
 def read_message(
     fd: int, deadline: float | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Any:
-    """Receive one document; NoMessage if none comes until the deadline, or no document does."""
+    """Receive one document; raises NoMessage if none arrives in time, or it is not a document."""
     (length,) = HEADER.unpack(_read_exactly(fd, HEADER.size, deadline, clock))
     if length > MOST_BYTES:
         raise NoMessage(f"a message of {length} bytes")
@@ -165,7 +165,7 @@ def _read_exactly(fd: int, count: int, deadline: float | None, clock: Callable[[
 
 
 class TimedOut(NoMessage):
-    """Nothing came until the deadline."""
+    """Nothing arrived before the deadline."""
 
 
 def _wait(

@@ -1,4 +1,4 @@
-"""The worker process of the tuner: takes requests from a pipe, runs each, and sends what it gave.
+"""The tuner's worker process: takes requests from a pipe, runs each, and sends the results.
 
 It dies with its parent: the kernel kills its process group when the last writer of the lifeline,
 a pipe that nothing is written to, is gone. So no candidate that hangs outlives the process that

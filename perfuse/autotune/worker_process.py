@@ -1,6 +1,6 @@
 """`WorkerProcess`: one worker as its parent sees it: started, asked with a time limit, killed.
 
-A worker is a process group of its own, so that what a candidate forks is killed with it.
+A worker is its own process group, so that whatever a candidate forks is killed with it.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class WorkerProcess:
         self.forget()
 
     def interrupt(self) -> None:
-        """Kill the worker and everything it started; whoever asks it finds it gone."""
+        """Kill the worker and everything it started; a pending request then fails."""
         if self._process.returncode is None and os.getpid() == self._owner:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # Before it is reaped: until then nobody else can have the number of its group.

@@ -124,7 +124,7 @@ def load(path: str | Path, trusted_keys: Sequence[Key] | None = None) -> Loaded:
     """Load what `aot_compile` wrote: nothing is traced, generated or compiled.
 
     Code in the artefact runs with your privileges: load only what you trust. With `trusted_keys`
-    (Ed25519 public keys) nothing is loaded that none of them signed.
+    (Ed25519 public keys), only artefacts signed by one of them are loaded.
     """
     folder = Path(path)
     package = read_package(folder, trusted_keys)

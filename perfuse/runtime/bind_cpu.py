@@ -49,14 +49,14 @@ class CpuFrame:
 
 
 def _num_threads(chosen: int) -> int:
-    """Threads of a kernel. One after a fork, where OpenMP waits for threads that are gone."""
+    """Threads of a kernel: one after a fork, where OpenMP would wait for threads that are gone."""
     if is_forked():
         return 1
     return chosen or torch.get_num_threads()
 
 
 def _bad_index(frame: CpuFrame, where: str, sizes: tuple[int, ...]) -> None:
-    """Raise what eager raises. The frame is dropped with the failed call, never used again."""
+    """Raise what eager raises. The frame is dropped with the failed call and never reused."""
     seen = frame.status[0]
     if seen == _DIVISION_BY_ZERO:
         raise RuntimeError("ZeroDivisionError")
@@ -77,7 +77,7 @@ def bind(
     empty_strided = allocator(settings.thresholds.pool_bytes)
 
     def take_frame() -> CpuFrame:
-        # Asking first would race: another thread may take the last frame in between.
+        # Checking first would be a race: another thread may take the last frame in between.
         try:
             found: CpuFrame = frames.pop()
         except IndexError:

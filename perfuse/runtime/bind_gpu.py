@@ -43,7 +43,7 @@ class Launcher(Protocol):
         """Launch a segment in stream order; the result is not zero if that failed."""
 
     def failed(self, code: int) -> None:
-        """Raise what a launch that was not zero means."""
+        """Raise the error that a non-zero launch result means."""
 
 
 def launcher_of(
@@ -91,8 +91,8 @@ def _space(device: torch.device) -> dict[str, Any]:
 def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
     """Frames by stream: memory that a frame keeps is only used in the order of its stream.
 
-    While a CUDA graph is recorded, a frame that keeps memory is made for this recording alone: its
-    memory is the graph's, and is filled by each replay.
+    While a CUDA graph is recorded, a frame that keeps memory is created for this recording only:
+    its memory belongs to the graph, and each replay fills it.
     """
     homes: dict[int, IdleFrames] = {}
     assert host.gpu is not None
@@ -113,7 +113,7 @@ def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
         home = homes.get(stream)
         if home is None:
             home = homes.setdefault(stream, IdleFrames())
-        # Asking first would race: another thread may take the last frame in between.
+        # Checking first would be a race: another thread may take the last frame in between.
         try:
             found: GpuFrame = home.pop()
         except IndexError:
@@ -124,7 +124,7 @@ def _frames(host: HostSource, launcher: Launcher) -> Callable[[int], GpuFrame]:
 
 
 def _on_device(call: Call, device: torch.device) -> Call:
-    """The call made with its device as the current one."""
+    """The call, run with its device as the current one."""
     if torch.cuda.device_count() == 1:
         return call
     index, current_gpu = device.index, devices.current_gpu_getter()
@@ -143,7 +143,7 @@ def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory that starts at a multiple of what kernels are promised."""
+    """The tensor in memory aligned as kernels assume."""
     memory = memory_of(tensor).clone()
     return memory.as_strided(tensor.shape, tensor.stride())
 
@@ -166,7 +166,7 @@ def _is_misaligned(value: Any) -> bool:
 
 
 def _at_home(result: Any, homes: dict[int, torch.Tensor]) -> Any:
-    """Replace a result that is a view of an argument's copy by the view of the argument."""
+    """Replace a result that is a view of an argument's copy with the same view of the argument."""
     if not isinstance(result, torch.Tensor):
         return result
     home = homes.get(result.untyped_storage().data_ptr())

@@ -6,10 +6,10 @@ What makes a replay right, and what is done where it would not be:
   one call to the next (parameters, what a recorded forward saved) are read where they are, and
   every replay compares their addresses. Others are copied to memory of the graph before a replay,
   and copied back after it if the program writes to them.
-- Results. A replay writes its results to the same memory each time. Small results of the user's
-  are returned as copies. Large ones, saved values and gradients are borrowed: while anybody
-  still holds one of them, the program runs without its graph, so that nothing is overwritten.
-- Everything else (another stream, another thread in the middle of a replay, a capture of the
+- Results. A replay writes its results to the same memory each time. Small user results are returned
+as copies. Large ones, saved values and gradients are borrowed: while one of them is still held, the
+program runs without its graph, so that nothing is overwritten. - Everything else (another stream,
+another thread in the middle of a replay, a capture of the
   user's own, more sizes than are kept) runs without the graph, and is counted with its reason.
 
 Each graph has a memory pool of its own, so that no replay can touch what is borrowed from another.
@@ -31,7 +31,7 @@ from perfuse.runtime.host_names import Call, memory_of
 from perfuse.torch_compat.devices import raw_stream_getter
 from perfuse.torch_compat.tensors import storage_users
 
-CLONED_BYTES = 16 << 20  # results of the user's up to this size are returned as copies
+CLONED_BYTES = 16 << 20  # user results up to this size are returned as copies
 MISMATCHES = 3  # calls with moved inputs after which these are copied instead
 
 
@@ -50,7 +50,7 @@ class Recorder(Protocol):
         """The stream that work is now put on."""
 
     def is_capturing(self) -> bool:
-        """Whether the user records a graph of his own around this call."""
+        """Whether the user is recording a CUDA graph around this call."""
 
     def record(self, call: Call, args: list[Any], written: Sequence[int]) -> Recording:
         """Record the call on these arguments without running it, after a run on copies."""
@@ -76,7 +76,7 @@ class GpuRecorder:
         current = torch.cuda.current_stream(self.device)
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
-            # Frames, libraries and their workspaces of this stream come to be here, not in the
+            # Frames, libraries and their workspaces for this stream are created here, not in the
             # capture. What the program writes to must not be written twice.
             call([aligned(a) if k in written else a for k, a in enumerate(args)])
         torch.cuda.synchronize(self.device)
@@ -126,7 +126,7 @@ class Recorded:
         self.borrowed = [(storage, storage_users(storage)) for storage in storages]
 
     def is_in_use(self) -> bool:
-        """Whether somebody still holds a result that the next replay would overwrite."""
+        """Whether a result that the next replay would overwrite is still held."""
         return any(storage_users(storage) > own for storage, own in self.borrowed)
 
     def run(self, args: list[Any], written: Sequence[int]) -> tuple[Any, ...]:
@@ -239,7 +239,7 @@ class Replayed:
         passed = [own.get(k, a) for k, a in enumerate(given)]
         try:
             recording = self.recorder.record(self.call, passed, self.written)
-        except Exception as error:  # whatever the driver or an op says of being recorded
+        except Exception as error:  # whatever the driver or an op reports about being recorded
             if not _is_about_capturing(error):
                 raise
             return self._refuse(args, "capture_failed")

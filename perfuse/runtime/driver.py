@@ -97,7 +97,7 @@ class Driver:
         return found.value
 
     def failed(self, code: int) -> None:
-        """Raise what the driver says of a failed launch."""
+        """Raise the driver's error for a failed launch."""
         raise RuntimeError(f"perfuse: launching a kernel failed: {self._said(code)}")
 
     def _said(self, code: int) -> str:
@@ -164,7 +164,7 @@ class Arguments:
         self.kept: list[Any] = []
 
     def grid(self, number: int) -> int:
-        """Where the grid of a record stands."""
+        """Where the grid of a record is stored."""
         return self.grids + 24 * number
 
     def fill_words(self, number: int, row: FillRow) -> tuple[int, ...]:

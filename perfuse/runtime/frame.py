@@ -51,7 +51,7 @@ class GpuFrame:
         ctypes.memmove(self.pointers[row.pointer], pattern * count, len(pattern) * count)
 
     def grid(self, number: int) -> tuple[int, int, int]:
-        """The grid of a record; of a fill, the count and two numbers that mean nothing."""
+        """The grid of a record; for a fill, the count and two meaningless numbers."""
         x, y, z = self.grids[3 * number : 3 * number + 3]
         return x, y, z
 

@@ -1,8 +1,8 @@
 """Memory that exposes errors: poisoned before it is written, and checked around its buffers.
 
-With `verify="memory"` a host program makes its temporaries and results here. Whatever reads a value
-that was never written reads NaN; whatever writes outside of its buffers is named. A program takes
-a new arena for every call, at another address each time.
+With `verify="memory"` a host program allocates its temporaries and results here. A read of a value
+that was never written gives NaN; a write outside the buffers of a step is reported with the step. A
+program takes a new arena for every call, at another address each time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from perfuse.codegen.host.source import GuardRow, HostSource
 from perfuse.errors import MemoryFault
 from perfuse.runtime.host_names import memory_of
 
-UNWRITTEN = 0xFF  # NaN in every floating-point format, and what nobody may write to
+UNWRITTEN = 0xFF  # NaN in every floating-point format, and the content of guard bands
 _UNWRITTEN_INTEGER = 0xA5
 _UNWRITTEN_BOOL = 1  # any other number would not be a bool
-BAND = 256  # bytes before and after a buffer that nobody may write to
+BAND = 256  # bytes before and after a buffer that nothing may write to
 SLACK = 1024  # bytes by which arenas are larger, for a start anywhere in them
-_WATCHED_WHOLE = 1 << 22  # larger arenas are watched near the buffers in use
+_WATCHED_WHOLE = 1 << 22  # larger arenas are checked only near the buffers in use
 _NEAR = 1 << 12
-_RECENT = 8  # tensors of their own that are looked at after every turn, all of them at the end
+_RECENT = 8  # separate tensors that are checked after every turn; all of them at the end
 
 _steps = itertools.count()
 
@@ -83,7 +83,7 @@ class GuardLayout:
         return [row for row in self.rows if row.first <= turn <= row.last]
 
     def dead(self, turn: int) -> list[tuple[int, int]]:
-        """Bytes that no buffer in use has."""
+        """Bytes that belong to no buffer in use."""
         if turn not in self._outside:
             spans = sorted((r.offset, r.offset + r.num_bytes) for r in self.live(turn))
             self._outside[turn] = list(self._near(_gaps(spans, self.num_bytes)))
@@ -140,7 +140,7 @@ class Guard:
     def empty(
         self, name: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
-        """As torch.empty_strided, but poisoned, and at an offset in memory that is watched."""
+        """As torch.empty_strided, but poisoned, and at an offset in guarded memory."""
         steps = zip(shape, strides, strict=True)
         span = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in steps)
         unit = max(self.layout.unit, 2 * dtype.itemsize)  # real tensors may be viewed as complex
@@ -175,7 +175,7 @@ class Guard:
             self.arena[start:end].fill_(UNWRITTEN)
 
     def finish(self) -> None:
-        """At the end, look at every tensor that was made."""
+        """At the end, check every tensor that was allocated."""
         for made in self.made.values():
             self._check(made, "a step of the program")
 
@@ -187,9 +187,8 @@ class Guard:
                 raise MemoryFault(what, place)
 
     def result(self, tensor: Any) -> Any:
-        """A plain tensor of the same contents, where it was made here; else the tensor itself.
-
-        No address tells where an empty tensor was made.
+        """A plain tensor with the same contents if it was allocated here; else the tensor itself.
+        The address of an empty tensor does not show where it was allocated.
         """
         if tensor is None or (tensor.numel() and tensor.data_ptr() not in self.made):
             return tensor

@@ -27,7 +27,7 @@ class HostLibrary:
         self.address = ctypes.cast(self._run, ctypes.c_void_p).value or 0
 
     def workspace_bytes(self, row: HostCallRow) -> int:
-        """The bytes of workspace for a row; PerfuseError where its sizes are not supported."""
+        """The bytes of workspace for a row; raises PerfuseError if its sizes are not supported."""
         found = int(self._workspace(_numbers(row), _factors(row)))
         if found < 0:
             raise PerfuseError(f"the host call {self.name} does not support {row.sizes}")

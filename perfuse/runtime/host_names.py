@@ -17,13 +17,13 @@ from perfuse.ir.matmul import MATMULS
 from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
 from perfuse.torch_compat.ops import bare_op
 
-# Importing them defines the ops of our own that a host program may call.
+# Importing them defines the custom ops that a host program may call.
 assert all((aligned_matmul, chunk_ops, random_ops))
 
 # A compiled graph: takes its arguments in a list, which it empties.
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
-# Where the text of host programs seems to be: beside our own files, which Dynamo does not trace.
+# The apparent location of host programs: beside Perfuse's files, which Dynamo does not trace.
 HOST_FILE = str(Path(__file__).with_name("<host program>"))
 
 

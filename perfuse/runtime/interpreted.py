@@ -71,7 +71,7 @@ class Interpreter:
         _interpret(getattr(self.module, row.kernel), arguments, frame.grid(number))
 
     def refuse(self, row: MappedLaunchRow) -> None:
-        """Raise: the interpreter knows no tensor maps of the host."""
+        """Raise: the interpreter does not support tensor maps of the host."""
         raise NotImplementedError(f"{row.kernel} takes tensor maps, which are not interpreted")
 
 
@@ -82,7 +82,7 @@ def _run_all(segment: list[Run]) -> None:
 
 
 def _arguments(kernel: TritonKernel, frame: GpuFrame, row: LaunchRow) -> dict[str, Any]:
-    """The kernel's parameters as the interpreter holds them, of exactly the promised types."""
+    """The kernel's parameters as the interpreter holds them, of exactly the declared types."""
     addresses = [frame.pointers[place] for place in row.pointers]
     values = [*addresses, *(frame.sizes[place] for place in row.sizes)]
     passed = [(name, kind) for name, kind in kernel.signature if kind != "constexpr"]
@@ -131,8 +131,8 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 def _interpreted_language() -> Iterator[None]:
     """A block in which the language's own functions compute, for kernels and all they call.
 
-    Left to itself the interpreter does this again at each call of a function in a kernel, and does
-    not undo it: what is compiled later in the process would find a language that computes.
+    By default the interpreter does this again at each function call in a kernel, and does not undo
+    it: what is compiled later in the process would find a language that computes.
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     language: Any = importlib.import_module("triton.language")
@@ -165,7 +165,7 @@ def _interpreting() -> Iterator[None]:
 
 
 def _whole_numbers(original: Any) -> Any:
-    """The interpreter holds scalars as arrays of one element, which NumPy takes for no int."""
+    """The interpreter holds scalars as one-element arrays, which NumPy does not accept as ints."""
 
     def patch(tensor: Any, scope: Any) -> None:
         original(tensor, scope)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Those that NumPy calls otherwise, or does not have.
+# Functions that have another name in NumPy, or do not exist there.
 _NAMES = {
     "nearbyint": "rint", "acos": "arccos", "asin": "arcsin", "atan": "arctan",
     "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh", "atan2": "arctan2",

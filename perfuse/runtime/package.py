@@ -4,7 +4,7 @@
     signature.json     optional: the Ed25519 signature of manifest.json, and the key that made it
 
 A folder is replaced only if it is an artefact and nothing else: its manifest says so, and every
-file in it is one that the manifest lists. Anything else is somebody's data.
+file in it is one that the manifest lists. Anything else is user data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Package:
 def write_package(
     path: Path, files: Mapping[str, bytes], about: Mapping[str, Any], sign_with: Key | None = None
 ) -> None:
-    """Write the files beside `path`, then rename: nobody sees half an artefact."""
+    """Write the files beside `path`, then rename: a partial artefact is never visible."""
     manifest = manifest_bytes(files, about)
     every = {**files, MANIFEST: manifest}
     if sign_with is not None:
@@ -98,7 +98,7 @@ def _check_parent(path: Path) -> None:
 
 
 def _own_names(path: Path) -> set[str]:
-    """The names of the files of an artefact; none where this is not one."""
+    """The names of the files of an artefact; empty if this is not one."""
     try:
         manifest = json.loads(read_file(path / MANIFEST))
         if manifest["kind"] != KIND:
@@ -157,7 +157,7 @@ def _remove(folder: Path, names: Mapping[str, Any] | set[str]) -> None:
 
 
 def read_package(path: Path, trusted_keys: Sequence[Key] | None = None) -> Package:
-    """The files as their manifest, and a trusted signature if asked for, say they are."""
+    """The files, verified against their manifest and, if required, a trusted signature."""
     try:
         # By descriptor: an artefact that is replaced meanwhile is read whole, old or new.
         with opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:

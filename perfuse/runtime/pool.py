@@ -5,8 +5,8 @@ a large tensor pays a page fault for every 4 KiB of it on every call, often more
 itself costs (benchmarks/results, rmsnorm_t5). Blocks here keep their pages and ask for huge ones.
 
 A block is an ordinary storage of PyTorch's own allocator: private to the process after a fork,
-resizable, and refused with PyTorch's own error when memory is out. The pool keeps a hold on every
-block it made, up to its limit, and a block is free when nobody else holds it. `release_memory`
+resizable, and out of memory raises PyTorch's own error. The pool keeps a reference to every block
+it allocated, up to its limit, and a block is free when nothing else refers to it. `release_memory`
 frees what is unused, here and in the frames of programs.
 """
 
@@ -64,7 +64,7 @@ class _Block:
     def tensor(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
-        """A new tensor over the block: no view, and like any other to autograd."""
+        """A new tensor over the block: not a view, and an ordinary tensor to autograd."""
         kept = self._template
         if kept.shape != shape or kept.stride() != strides or kept.dtype is not dtype:
             # The old one stays until the new one is there: the storage must not die between.
@@ -105,7 +105,7 @@ class _Shelf:
 
 
 class Pool:
-    """Blocks by size. Taking is safe from any thread; giving back is letting go of the tensor."""
+    """Blocks by size. Taking is thread-safe; a block is returned by dropping the tensor."""
 
     def __init__(self) -> None:
         # Reentrant: garbage may be collected under the lock, and run a compiled function itself.
@@ -201,7 +201,7 @@ class Pool:
 
     @contextmanager
     def bypassed(self) -> Iterator[None]:
-        """A block in which every take and every release is one of PyTorch's allocator."""
+        """A context in which everything is taken from and released to PyTorch's allocator."""
         with self._lock:
             self._num_bypasses += 1
         try:
@@ -212,7 +212,7 @@ class Pool:
 
     @property
     def free_bytes(self) -> int:
-        """Kept for reuse."""
+        """Bytes that are kept for reuse."""
         with self._lock:
             for shelf in self._shelves.values():
                 shelf.search()
@@ -287,7 +287,7 @@ def release_memory() -> None:
 
     Results that are still held, and what CUDA graphs recorded, stay as they are. The next call of
     each compiled function allocates its memory again. On a GPU the memory goes back to PyTorch's
-    allocator: `torch.cuda.empty_cache()` hands it on to the system.
+    allocator: `torch.cuda.empty_cache()` returns it to the system.
     """
     for frames in list(_EVERY):
         frames.clear()

@@ -1,7 +1,8 @@
-"""Calls of a frozen graph: what its parameters decide is computed once, and again when they change.
+"""Calls of a frozen graph: what depends on parameters only is computed when they change.
 
 A parameter has changed if it is another tensor, in other memory, or of another version, which every
-write in place raises. One compiled graph may serve several modules, so values are kept for each.
+write in place raises. One compiled graph may serve several modules, so prepared values are kept for
+each.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 from perfuse.errors import PerfuseError
 from perfuse.gpu import Platform
 
-# The names of the functions in the driver of NVIDIA and in that of AMD.
+# The names of the functions in NVIDIA's and in AMD's driver.
 NAMES = {
     "launch": ("cuLaunchKernel", "hipModuleLaunchKernel"),
     "memset8": ("cuMemsetD8Async", "hipMemsetD8Async"),
@@ -133,7 +133,7 @@ class PythonLibrary:
         return int(self.calls["launch"](function, *shape, ctypes.c_void_p(stream), arguments, None))
 
     def _encode(self, made: Any) -> int:
-        """Make a tensor map, if the address of its matrix is another than before."""
+        """Rebuild a tensor map if the address of its matrix has changed."""
         at = made.address[0] + made.offset
         if at == made.known:
             return 0

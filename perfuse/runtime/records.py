@@ -1,4 +1,4 @@
-"""Kinds of launch records: how a driver is handed a row of the tables, and how it is interpreted.
+"""Kinds of launch records: how a row of the tables is passed to a driver, and interpreted.
 
 A new kind of launch is a row class, two functions and a row of `KINDS`.
 """
@@ -75,7 +75,7 @@ def document_of(tables: GpuTables) -> dict[str, Any]:
 
 
 def tables_of(document: dict[str, Any]) -> GpuTables:
-    """The tables that `document_of` made this of."""
+    """The tables from which `document_of` made this."""
     return GpuTables(
         device=str(document["device"]),
         records=tuple(_record_of(**row) for row in document["records"]),

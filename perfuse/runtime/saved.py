@@ -1,8 +1,8 @@
 """`SavedProgram`: a compiled program as plain data, and the files that hold it.
 
-The host program is stored as Python text, which is run. That needs no more trust than is given
-already: it is stored with the native library it launches, in a store that is only used while nobody
-but the user can write to it (cache/folders.py), and its checksum is compared before it is read.
+The host program is stored as Python text, which is run. That needs no additional trust: it is
+stored with the native library it launches, in a store that is only used while no other user can
+write to it (cache/folders.py), and its checksum is verified before it is read.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def new_key_pair() -> tuple[bytes, bytes]:
 
 
 def check_private_key(key: Key) -> None:
-    """ArtefactError where this key cannot sign anything."""
+    """Raise ArtefactError if this key cannot sign."""
     if isinstance(key, str | Path) and str(key).endswith(PUBLIC):
         message = f"{key} is a public key"
         raise ArtefactError(message, hint=f"sign with the private one: {str(key)[: -len(PUBLIC)]}.")
@@ -48,7 +48,7 @@ def is_signed_by(data: bytes, signature: bytes, trusted_keys: Iterable[Key]) -> 
 
 
 def key_bytes(key: Key) -> bytes:
-    """The 32 bytes of a key, however it is given."""
+    """The 32 bytes of a key, in whichever form it is given."""
     if isinstance(key, Path) or (isinstance(key, str) and not HEXADECIMAL.fullmatch(key)):
         try:
             return key_bytes(Path(key).read_bytes())

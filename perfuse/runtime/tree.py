@@ -15,7 +15,7 @@ Place = Callable[[torch.Tensor], int]  # the number under which a tensor is know
 
 
 class NumberResult(int):
-    """A number that a graph gave as a result, such as a size: other calls give others."""
+    """A number that a graph returned, such as a size: other calls return others."""
 
     place: int  # the number of the result
 
@@ -79,7 +79,7 @@ def collect(tree: list[Any], value: Any, found: dict[int, torch.Tensor], where: 
 
 
 class Keys(list[Any]):
-    """Keys of a dictionary that was given; their order counts, as it does for who iterates."""
+    """Keys of a dictionary argument; their order matters, as it does for iteration."""
 
 
 def _expect(holds: bool, where: str, wanted: str, got: Any) -> None:

@@ -136,7 +136,7 @@ class Variant:
         return {text for text in [*sizes, *self._guards] if isinstance(text, str)}
 
     def inputs_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The graph's inputs, then the arguments; ArtefactError where these do not fit."""
+        """The graph's inputs, then the arguments; raises ArtefactError if these do not match."""
         found: dict[int, torch.Tensor] = {}
         collect(self._arguments, [list(args), kwargs], found, "arguments")
         sizes, rows = Sizes(self._formulas), list(enumerate(self.rows))
@@ -176,7 +176,7 @@ class Variant:
             )
 
     def _wrong_dimension(self, row: TensorRow, tensor: torch.Tensor, sizes: Sizes) -> str:
-        """Which dimension must be what, if the sizes alone do not show it."""
+        """The dimension that is wrong and what it must be, if the sizes alone do not show it."""
         if not self._formulas or not row.takes(tensor):
             return ""
         for dim, (wanted, size) in enumerate(zip(row.shape, tensor.shape, strict=True)):

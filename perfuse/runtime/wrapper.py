@@ -1,7 +1,7 @@
 """`RuntimeFacts` and `wrap`: running a compiled forward, with its backward, without AOTAutograd.
 
-AOTAutograd's runtime can undo every kind of aliasing and mutation. Most graphs have none of it: for
-those, this is all there is to do, and it can be rebuilt in a new process from plain data.
+AOTAutograd's runtime can undo every kind of aliasing and mutation. Most graphs have neither: for
+those, this is enough, and it can be rebuilt in a new process from plain data.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class RuntimeFacts:
     tangents: tuple[Tangent, ...]  # empty for inference
     is_training: bool
     is_autocast: bool
-    # Where calls choose sizes: those that tangents are made by, each with the input that is it or
+    # With dynamic sizes: those that determine tangents, each with the input that is it or
     # has it as a dimension, and how many numbers are saved for the backward after the tensors.
     sizes: tuple[tuple[str, int, int | None], ...] = ()
     num_saved_sizes: int = 0
 
 
 def facts_from(document: Mapping[str, Any]) -> RuntimeFacts:
-    """The facts that `dataclasses.asdict` made this document of."""
+    """The facts from which `dataclasses.asdict` made this document."""
     tangents = tuple(
         Tangent(t["output"], t["dtype"], tuple(t["shape"]), tuple(t["strides"]), t["device"])
         for t in document["tangents"]
@@ -81,7 +81,7 @@ def facts_from(document: Mapping[str, Any]) -> RuntimeFacts:
 def wrap(
     forward: Call, backward: Callable[[], Call] | None, facts: RuntimeFacts
 ) -> Callable[..., Any]:
-    """Wrap a capture for Dynamo: tensors in, tensors out. `backward` is called for on first use."""
+    """Wrap a capture for Dynamo: tensors in, tensors out. `backward` is called on first use."""
     run = _marked(forward, facts)
     if not facts.is_training:
         return _quiet(run)
@@ -163,8 +163,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
 
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            # A window on memory becomes a tensor in its own right: autograd may refuse to write
-            # to a view.
+            # A window on memory becomes a separate tensor: autograd may refuse to write to a view.
             results = [
                 value.detach() if isinstance(value, Tensor) and is_view_of_another(value) else value
                 for value in run([*args])
@@ -191,7 +190,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
                 return once.apply(backward(), facts, torch.empty(0, requires_grad=True), *args)
-            # Unlike a forward, a backward may be called in any state: no guard checks it.
+            # Unlike a forward, a backward may be called in any global state: no guard checks it.
             return _plainly(backward(), args, is_autocast or is_autocast_enabled())
 
     call_backward_directly(CompiledGraph)
