@@ -144,7 +144,7 @@ def codegen(
     out: Annotated[Path | None, typer.Option(help="Folder for sources and machine code.")] = None,
     plan: Annotated[bool, typer.Option(help="Also print the plan of each graph.")] = False,
 ) -> None:
-    """Cross-compile a function for a GPU that need not be in this machine."""
+    """Cross-compile a function for a GPU you need not have."""
     cross_compile = importlib.import_module("perfuse.capture.cross_compile")
     fn, given = found_call(function, arguments)
     made = cross_compile.codegen_for(fn, given, target=target)
@@ -174,7 +174,7 @@ def _code_table(kind: str, objects: Sequence[Any]) -> Table:
 
 @cache_app.command("info")
 def cache_info() -> None:
-    """Show where the cache is, and how much it holds."""
+    """Show where the cache is, and its size."""
     store = open_store(Context.default())
     usages = store.usages()
     num_bytes = sum(usage.num_bytes for usage in usages)

@@ -13,7 +13,7 @@ console = Console()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Report what is there, what is missing and how to mend it; fail if no CPU code can run."""
+    """Report what is installed, what is missing and how to fix it; fail if no CPU code can run."""
     report = importlib.import_module("perfuse.diagnosis.examine").doctor()
     if as_json:
         print(json.dumps(report.to_json(), indent=2))

@@ -28,7 +28,7 @@ def write(
     ),
     replace: Annotated[bool, typer.Option(help="Drop existing entries.")] = False,
 ) -> None:
-    """Pin what this machine remembers, or the choices of one function; others are kept."""
+    """Pin what this machine remembers, or the choices of one function; keep other entries."""
     where = _path(path)
     explained = [_explained(function, arguments, max_autotune)] if function else []
     lock = _lock().write_lock(where, *explained, keeps_others=not replace)

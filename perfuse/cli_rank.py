@@ -1,4 +1,4 @@
-"""`perfuse rank`: the templates of matmuls, compiled and ranked for a GPU that is not there."""
+"""`perfuse rank`: matmul templates, compiled and ranked for a GPU you do not have."""
 
 import importlib
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ def rank(
         str, typer.Option(help="Pin the first of each ranking in this lock file.")
     ] = "",
 ) -> None:
-    """Compile the templates of matmuls for a GPU, and rank them by a model: nothing is measured."""
+    """Compile matmul templates for a GPU, and rank them by a model: nothing is measured."""
     ranks = importlib.import_module("perfuse.capture.rank")
     calls = [found_call(function, arguments)] if function else []
     calls += [(torch.matmul, ranks.matmul_inputs(text)) for text in matmul or ()]

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ENV_PREFIX = "PERFUSE_"
-# Variables of other tools that name what a setting names; of two for one setting the last counts.
+# Variables of other tools that set a setting; if two set the same one, the last counts.
 COMMON_VARIABLES = {"CXX": "cpu.compiler", "ROCM_PATH": "rocm.home", "ROCM_HOME": "rocm.home"}
 
 
@@ -452,7 +452,7 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
 
         @functools.wraps(function)
         def patched(*args: P.args, **kwargs: P.kwargs) -> R:
-            # A patch of its own for each call: calls may run in several threads at once.
+            # A separate patch for each call: calls may run in several threads at once.
             with patch(self._overrides):
                 return function(*args, **kwargs)
 

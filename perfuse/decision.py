@@ -108,7 +108,7 @@ class Decision:
     rivals: tuple[Rival, ...]
     reason: str
     question: Question | None = None  # for what else it holds; None: for this program alone
-    # False: candidates cannot be built here, which may be mended, and then be decided again.
+    # False: candidates cannot be built here; once that is fixed, it is decided again.
     is_complete: bool = True
 
     @property
@@ -169,13 +169,13 @@ def undecided(subject: str, question: Question, reason: str = NOTHING_REMEMBERED
 
 
 def ranked(subject: str, question: Question, order: Sequence[Choice]) -> Decision:
-    """A decision by a model alone, for a device that is not there; the best choice first."""
+    """A decision by a model only, for a device you do not have; the best choice first."""
     reason = "ranked by a model, not measured"
     return Decision(subject, order[0], unmeasured(order), reason, question)
 
 
 def unremembered(decision: Decision) -> Decision:
-    """The decision, for this program alone: candidates could not be built here."""
+    """The decision, for this program only: candidates could not be built here."""
     reason = f"{decision.reason}; not remembered, since candidates cannot be built here"
     return replace(decision, reason=reason, is_complete=False)
 

@@ -1,7 +1,7 @@
 """`deferred`: a function named by its module, which is imported when the function is first called.
 
-Rows that serve one kind of device or one mode name their functions so: a process imports what its
-programs use. The names are checked like imports (`tests/unit/test_layers.py`).
+Rows for one kind of device or one mode name their functions this way: a process imports only what
+its programs use. The names are checked like imports (`tests/unit/test_layers.py`).
 """
 
 from __future__ import annotations

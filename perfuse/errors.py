@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
-# Exceptions that reading a damaged document may raise: JSON, text, missing rows, false sizes.
+# Exceptions that reading a damaged document may raise: JSON, text, missing rows, wrong sizes.
 MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError),
     *(TypeError, ValueError),
@@ -56,7 +56,7 @@ class RefusedOp(PerfuseError, RuntimeError):
 
 
 class Fp8Unavailable(PerfuseError, RuntimeError):
-    """An FP8 recipe was asked for on a device that cannot run it."""
+    """An FP8 recipe was requested on a device that cannot run it."""
 
     default_hint = (
         "NVIDIA GPUs of compute capability 8.9 or more (Ada, Hopper, Blackwell) run FP8 recipes; "

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 
 class ForkLock:
-    """A reentrant lock that is free in a forked process, whoever held it in the parent."""
+    """A reentrant lock that is free in a forked process, even if it was held in the parent."""
 
     def __init__(self) -> None:
         self.renew()

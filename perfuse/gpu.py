@@ -1,4 +1,4 @@
-"""`Gpu`: the properties of a GPU, by its name alone or of the one present."""
+"""`Gpu`: the properties of a GPU, given by name or read from the one present."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from perfuse.errors import ConfigError
 
 KIB, MIB = 1 << 10, 1 << 20
-BLOCK_THREADS = 1024  # the most threads of a block, on every GPU known here
+BLOCK_THREADS = 1024  # the most threads per block, on all these GPUs
 
 
 class Platform(StrEnum):
@@ -31,9 +31,9 @@ class Gpu:
     arch: str  # "sm_90", "gfx942"
     warp: int  # threads that run in step
     multiprocessors: int
-    bandwidth: float  # bytes a second, as the maker states it
-    flops_f32: float  # a second, without tensor units
-    flops_f16: float  # a second, dense, with tensor units
+    bandwidth: float  # bytes per second, as specified
+    flops_f32: float  # per second, without tensor units
+    flops_f16: float  # per second, dense, with tensor units
     l2_bytes: int
     shared_bytes: int  # the most one block may use
     registers: int  # 32-bit ones of a multiprocessor

@@ -1,8 +1,7 @@
-"""The graph cache: a graph that was compiled before, here or in another process, is loaded.
-
-It is above the cache of built libraries, which needs the sources for a lookup. The key covers all
+"""The graph cache: a graph that was compiled before, here or in another process, is loaded. It is
+above the cache of built libraries, which needs the sources for a lookup. The key covers everything
 that decides the result: the graph's canonical text, versions, target and settings. An entry holds
-data (`runtime/saved.py`); a lost or damaged one makes the next compile slower and nothing else.
+data (`runtime/saved.py`); a lost or damaged one only makes the next compile slower.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def load_or_compile(
         _skipped(context, "guards")  # a loaded program would lack them
         key = None
     if key is not None and lock_digest(context.settings.lock_file) != pinned:
-        _skipped(context, "lock_file")  # it was written meanwhile: which choices are these?
+        _skipped(context, "lock_file")  # it was written meanwhile: these may be other choices
         key = None
     kept = store_graph(key, compiled, context) if key else None
     return Executable(compiled.call, kept, compiled.host.gpu, compiled.decisions)

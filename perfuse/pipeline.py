@@ -76,7 +76,7 @@ class Compiled:
     def kind(self) -> GraphKind:
         """The kind: a graph that takes tangents is a backward, others count as a forward.
 
-        Marks on nodes do not say: a forward may compute early what the backward needs.
+        Marks on nodes do not show it: a forward may compute values for the backward.
         """
         inputs = self.module.graph.find_nodes(op="placeholder")
         is_backward = any("tangents" in node.name for node in inputs)
@@ -124,7 +124,7 @@ def compile_graph(module: GraphModule, context: Context, loads: bool = True) -> 
 
 
 def fused_plan(module: GraphModule, context: Context) -> Plan:
-    """The plan of an ATen graph as tuners are given it."""
+    """The plan of an ATen graph as it is passed to tuners."""
     program = lower_graph(run_passes(module, context, ATEN_PASSES), context)
     return fuse(program, context)
 

@@ -24,5 +24,5 @@ def is_library_selected(settings: Settings) -> bool:
 
 
 def is_library_allowed(settings: Settings) -> bool:
-    """Whether the library's call may compute a matmul, if only for want of another candidate."""
+    """Whether the library call may compute a matmul, if only for lack of another candidate."""
     return is_library_selected(settings) or settings.autotune_fallback_to_aten

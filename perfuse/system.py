@@ -1,8 +1,8 @@
 """The operating system as the store, the compiler and artefacts use it, one method per operation.
 
 Whatever reads or writes a file, loads a library or starts a process goes through `system()`, so
-that a test can put a double in its place which fails, shortens, delays or reorders any single
-operation. Below it are the few things that are made of several operations.
+that a test can substitute a double that fails, shortens, delays or reorders any single operation.
+Below it are the few functions that combine several operations.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def read_all(fd: int) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything, however little the system takes at a time."""
+    """Write everything, even if the system takes only a little at a time."""
     rest = memoryview(data)
     while rest:
         count = system().write(fd, rest)

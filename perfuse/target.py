@@ -24,7 +24,7 @@ LANES = {"avx512": 16, "avx2": 8, "neon": 8, "scalar": 8}
 AVX2_FEATURES = ("avx2", "fma", "f16c", "bmi2")
 AVX512_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
-# What an ISA name promises, spelled out: never -march=native, so that an object built on one
+# What an ISA name guarantees, spelled out: never -march=native, so that an object built on one
 # machine is right on every machine of the same ISA.
 ISA_FLAGS = {
     "avx512": tuple(f"-m{feature}" for feature in AVX512_FEATURES + AVX2_FEATURES)
@@ -158,7 +158,7 @@ def _words(command: str) -> list[str]:
 
 
 def compiler_version(command: str) -> str:
-    """The first line the compiler says of itself."""
+    """The first line that the compiler prints about itself."""
     if not command:
         return ""
     asked = [*shlex.split(command), "--version"]
@@ -253,7 +253,7 @@ def host_target(settings: Settings) -> Target:
 
 
 def gpu_target(settings: Settings, gpu: Gpu) -> Target:
-    """This machine with a GPU that need not be in it."""
+    """This machine with a GPU that need not be present."""
     return replace(host_target(settings), kind=gpu.kind, gpu=gpu)
 
 

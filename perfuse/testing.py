@@ -23,7 +23,7 @@ from perfuse.torch_compat.tensors import cpu_allocations
 
 @contextmanager
 def fresh_cache() -> Iterator[Path]:
-    """A block with an empty cache of its own, which is gone afterwards."""
+    """A block with an empty cache, which is removed afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="perfuse-") as folder,
         config.patch({"cache.dir": folder}),
@@ -35,7 +35,7 @@ def run_and_get_code(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple
     """Recompile and call `fn`; return its result and every generated source, the host program last.
 
     A function that Perfuse has compiled is compiled again for this call, with its own mode and
-    options, and stays compiled as it was. Of any other, the sources are what it compiles itself.
+    options, and stays compiled as it was. For any other, the sources are those it compiles itself.
     """
     seen: list[Compiled] = []
     is_ours = compiled_as(fn).backend is perfuse_backend
@@ -69,7 +69,7 @@ def rand_strided(
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Bytes taken (more than zero) or given back (less) at a time."""
+    """Bytes allocated (positive) or freed (negative) at a time."""
 
     time_ns: int
     num_bytes: int

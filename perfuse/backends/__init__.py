@@ -8,7 +8,7 @@ from perfuse.backends.backend import Backend, Sources
 from perfuse.deferred import deferred
 from perfuse.target import Target
 
-# Loading is apart from generating and building: what is in the cache needs nothing else.
+# Loading is separate from generating and building: cached programs need nothing else.
 CPU_BACKEND = Backend(
     "cpu",
     lambda target: target.gpu is None,

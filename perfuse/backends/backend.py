@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Sources(Protocol):
-    """The result of `generate`; only the backend's own functions know more of it."""
+    """The result of `generate`; only the backend's own functions know more about it."""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from perfuse.schedule.plan import Plan
 
 
 def build(sources: CppSources, context: Context) -> tuple[Entry, ...]:
-    """The library; a plan of library calls alone has none."""
+    """The library; a plan with only library calls has none."""
     return (build_shared_library(sources.units, context),) if sources.units else ()
 
 

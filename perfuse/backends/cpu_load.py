@@ -1,4 +1,4 @@
-"""A program of the CPU, just built or from the cache, made callable."""
+"""A CPU program, just built or from the cache, made callable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA and AMD GPUs: Triton kernels in a bundle, launched by a small library in C++."""
+"""NVIDIA and AMD GPUs: Triton kernels in a bundle, launched by a small C++ library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program of a GPU, just built or from the cache, made callable."""
+"""A GPU program, just built or from the cache, made callable."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The choice: the cheapest cut whose real plan fits; lowering the budget never raises the peak.
 
-Real plans are made for few of the cuts: the frontier is searched by halving. A cut is accepted
+Real plans are made for few of the cuts: the frontier is searched by bisection. A cut is accepted
 when its peak fits and is at least that of the accepted, more expensive one. So whenever two
 budgets part ways at some cut, the larger one ends at or above that cut's peak and the smaller one
 below it, even where estimates put cuts in a wrong order.
@@ -19,7 +19,7 @@ from perfuse.graph.partition import Cut, Joint, plain_cut
 from perfuse.schedule.timeline import Timeline
 from perfuse.sizes import Budget, parse_budget, spell_bytes
 
-TRUST = 1.25  # how far estimates may be off where the smallest cut is looked for
+TRUST = 1.25  # how far estimates may be off when looking for the smallest cut
 
 
 def pick(

@@ -1,9 +1,9 @@
 """The cuts to choose from. They depend on the graph alone, never on the budget.
 
 Besides the levels of the partitioner there are *segments*: the forward is cut into parts of about
-equal saved bytes, at points that few bytes cross. What crosses is saved, and the backward runs
-the first few segments again as it comes to them, from the last of these to the first. The first
-ones because their values would be held the longest, and because by then the rest is freed.
+equal saved bytes, at points that few bytes cross. What crosses is saved, and the backward
+recomputes the first few segments as it reaches them, from the last of these to the first: their
+values would be held the longest, and by then the rest is freed.
 """
 
 from collections.abc import Iterator

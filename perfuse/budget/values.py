@@ -28,7 +28,7 @@ class Values:
     must_recompute: tuple[bool, ...]  # by the user's checkpoint
     forward: tuple[bool, ...]  # runs in the forward
     backward: tuple[int, ...]  # what must run in the backward, in order
-    first_reads: tuple[int, ...]  # values from before the tangents that the backward reads
+    first_reads: tuple[int, ...]  # values independent of tangents that the backward reads
     results: frozenset[int]
     gradients: frozenset[int]
 

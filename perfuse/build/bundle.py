@@ -1,4 +1,4 @@
-"""`Bundle`: all that a GPU program's kernels need to be launched, as files that hold plain data.
+"""`Bundle`: everything needed to launch a GPU program's kernels, as files of plain data.
 
 bundle.json     which GPU it is for, and of each kernel what a launch must know
 code0.bin ...   machine code, as the driver loads it

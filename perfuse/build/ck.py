@@ -1,8 +1,8 @@
 """`build_ck`: sources of Composable Kernel -> libraries, by hipcc or clang, with limits.
 
-One compile takes about a minute and a gigabyte, so that results are kept, failures too. Where
-programs are interpreted on the CPU, the host's compiler takes its place: then the folder of CK has
-to hold headers that compile there.
+One compile takes about a minute and a gigabyte, so results are cached, failures too. Where programs
+are interpreted on the CPU, the host's compiler takes its place: then CK's folder must contain
+headers that compile there.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _flags(installation: CkInstallation, context: Context) -> tuple[str, ...]:
 
 
 def _run(folder: Path, context: Context) -> CompilerRun:
-    """The compiler in a folder, with a config.h of ours where CK has none, and a memory limit."""
+    """The compiler in a folder, with our own config.h if CK has none, and a memory limit."""
     installation = inspect_ck(context.settings)
     flags = _flags(installation, context)
     if not installation.has_config:

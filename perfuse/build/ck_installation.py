@@ -1,4 +1,4 @@
-"""`inspect_ck`: whether Composable Kernel is installed, whether it is whole, and what it brings."""
+"""`inspect_ck`: whether Composable Kernel is installed and complete, and what it provides."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def inspect_ck(settings: Settings) -> CkInstallation:
 
 @functools.cache
 def _complete(folder_name: str, home: str) -> CkInstallation:
-    """A complete installation, whose headers take long to read; others may be mended meanwhile."""
+    """A complete installation, cached since its headers take long to read; others may get fixed."""
     folder = Path(folder_name)
     include = folder / "include"
     includes = [include, folder / "library" / "include", Path(home) / "include"]

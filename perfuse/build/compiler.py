@@ -34,7 +34,7 @@ SYSTEM_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG),
     *(errno.EMFILE, errno.ENFILE, errno.EPERM),
 )
-# Texts of g++ and clang that say the compiler failed, not the source.
+# Messages of g++ and clang that mean the compiler failed, not the source.
 CRASHES = (
     *("internal compiler error", "PLEASE submit a bug report", "PLEASE ATTACH"),
     *("Stack dump:", "signal terminated program", "(ended by signal"),
@@ -96,7 +96,7 @@ def is_trouble_of_system(output: str) -> bool:
 
 
 def has_crashed(output: str) -> bool:
-    """Whether a compiler died by a fault of its own, which another level may not meet."""
+    """Whether a compiler crashed, which it may not do at another optimisation level."""
     return any(text in output for text in CRASHES) and not is_trouble_of_system(output)
 
 
@@ -175,7 +175,7 @@ class CompilerRun:
         self._compile_at_levels(*self.flags, *level, "-c", source, "-o", _object(source))
 
     def _compile_at_levels(self, *arguments: str) -> None:
-        """Run the compiler, and where it dies by a fault of its own, at other levels."""
+        """Run the compiler, and if it crashes, again at other optimisation levels."""
         tried = [word for word in arguments if word.startswith("-O")][-1:]
         levels = [(), *((level,) for level in RETRY_LEVELS if level not in tried)]
         for level, following in zip(levels, [*levels[1:], None], strict=True):

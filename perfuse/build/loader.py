@@ -3,8 +3,8 @@
 Kernels are linked without an OpenMP runtime: two of them in one process would each start a team of
 threads on the same cores. Their GOMP_* symbols are found in torch's, made visible here.
 
-A library is loaded from bytes that were checked, through sealed memory: no file that somebody
-could replace in between, no path under which the loader remembers an older library.
+A library is loaded from bytes that were checked, through sealed memory: no file that could be
+replaced in between, no path under which the loader remembers an older library.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _serials = itertools.count(1)
 
 
 def load_library(data: bytes) -> ctypes.CDLL:
-    """Load a shared library from its bytes; LibraryDamaged where they are not one."""
+    """Load a shared library from its bytes; raises LibraryDamaged if they are not one."""
     digest = hashlib.sha256(data).hexdigest()
     found = _loaded.get(digest)
     if found is None:

@@ -1,7 +1,7 @@
 """Triton kernels -> a bundle in the store: each distinct kernel is compiled once, ever.
 
-Kernels are compiled in threads: Triton releases the GIL while it works. Its own cache is
-not used: its key hashes all of Triton, and ours has what we need.
+Kernels are compiled in threads: Triton releases the GIL while it works. Its own cache is not used:
+its key hashes all of Triton; ours covers what matters.
 """
 
 from __future__ import annotations

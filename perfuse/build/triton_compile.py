@@ -1,7 +1,8 @@
 """One run of Triton's compiler: a kernel of a generated module -> machine code for a GPU.
 
 Nothing here needs a GPU: the target is named, and the assembler comes with Triton. Triton is
-imported when the first kernel is compiled, and never by a process that finds all in the store.
+imported when the first kernel is compiled, and never by a process that finds everything in the
+store.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _object(job: Job, metadata: dict[str, Any], binary: bytes, assembly: str) ->
 
 
 def _check_maps(job: Job, described: Sequence[dict[str, Any]]) -> None:
-    """Refuse a kernel that wants other tensor maps than the launcher makes."""
+    """Refuse a kernel that needs other tensor maps than the launcher makes."""
     kinds = [kind for _, kind in job.kernel.signature if kind.startswith("tensordesc")]
     for kind, made in zip(kinds, described, strict=True):
         rows, width = made["block_size"][0], made["block_size"][-1] * made["elem_size"]
@@ -160,7 +161,7 @@ REGISTERS, STACK = 0x2F, 0x11
 
 
 def cubin_attribute(cubin: bytes, wanted: int) -> int:
-    """The largest value of an attribute over the functions of a code object of NVIDIA's."""
+    """The largest value of an attribute over the functions of an NVIDIA code object."""
     data = _section(cubin, b".nv.info")
     largest, at = 0, 0
     while at + 4 <= len(data):

@@ -1,8 +1,8 @@
 """Where decisions are remembered: pinned in a lock file, in the local store, on a shared server.
 
-They are asked in this order, which is from the strictest to the slowest. What one of them has is
-remembered by those asked before it, and what is measured is remembered by all; a lock file is
-written by `perfuse lock` alone.
+They are asked in this order, from the strictest to the slowest. What one of them has is remembered
+by those asked before it, and what is measured is remembered by all; only `perfuse lock` writes a
+lock file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG = channel("tuning")
 
 
 class DecisionStore(Protocol):
-    """A place that remembers decisions. It never raises because of what it finds there."""
+    """A place that remembers decisions. It never raises because of its contents."""
 
     name: str
 
@@ -106,7 +106,7 @@ def stored_decisions(store: Store) -> Iterator[Decision]:
 
 
 class PinnedDecisions:
-    """Decisions of a lock file. What does not fit is reported, and decided elsewhere."""
+    """Decisions of a lock file. What does not match is reported, and decided elsewhere."""
 
     name = "lock"
 

@@ -1,4 +1,4 @@
-"""Folders that may hold executable code: only those that nobody but this user can write to.
+"""Folders that may hold executable code: only those that no other user can write to.
 
 A folder is reached from `/` one name at a time, each opened in the descriptor of the one before
 and checked there, so that what was checked is what is used, whatever is renamed meanwhile.
@@ -52,7 +52,7 @@ def _check_parent(status: os.stat_result, where: str) -> None:
             f"its parent folder belongs to user {status.st_uid}", at=where, is_own=False
         )
     writers = status.st_mode & OTHERS_WRITE
-    # Where users have a group each, by the same number, that group is nobody else.
+    # If every user has a group of the same number, nobody else is in that group.
     if writers == stat.S_IWGRP and status.st_gid == os.getegid() == os.geteuid():
         return
     if writers and not status.st_mode & stat.S_ISVTX:

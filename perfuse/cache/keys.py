@@ -1,7 +1,7 @@
 """Keys of the store: one function makes them all, and a table lists the kinds of entries.
 
 A key is the hash of everything that decides what its entry holds. Because it covers the version of
-the entry's format, an entry of another format is never found, let alone misread.
+the entry's format, an entry of another format is never found, and so never misread.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PACKAGE = Path(__file__).parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of entry. Raise `version` whenever the files of its entries change their form."""
+    """A kind of entry. Bump `version` whenever the format of its files changes."""
 
     name: str  # the first word of its keys
     version: int
     holds: str
     code: tuple[str, ...] = ()  # files of Perfuse (`*` spans folders) that decide what it holds
-    is_decision: bool = False  # then an entry of another version of Perfuse is as good
+    is_decision: bool = False  # then an entry of another version of Perfuse is valid too
 
 
 ALL_CODE = ("*.py", "*.h", "*.cpp")

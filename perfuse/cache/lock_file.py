@@ -1,8 +1,8 @@
 """The lock file: choices pinned in a text that people read, compare, merge and commit.
 
 An entry says what was decided, for which kind of device and which versions, and nothing that
-changes from one measurement to the next. A file that cannot be read as a whole is an error: whoever
-pins choices does not want others.
+changes from one measurement to the next. A file that cannot be read completely is an error: a user
+who pins choices wants no others.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class LockFile:
         return [e for e in self.entries.values() if (e.kind, e.problem) == asked]
 
     def text(self) -> str:
-        """The file: sorted, one line a field, the same bytes for the same entries."""
+        """The file: sorted, one line per field, the same bytes for the same entries."""
         entries = {name: entry.to_json() for name, entry in self.entries.items()}
         document = {"decisions": entries, "schema": SCHEMA}
         return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def pinned_of(decision: Decision) -> Pinned | None:
-    """The entry of a decision; None for one that holds for its program alone, or for nothing."""
+    """The entry of a decision; None for one that holds only for its program, or for nothing."""
     question = decision.question
     if question is None or decision.is_open or not decision.is_final:
         return None

@@ -9,7 +9,7 @@ from perfuse.errors import MALFORMED
 
 TIMEOUT_S = 0.5
 MOST_BYTES = 1 << 18  # of one document: a decision is a few kilobytes
-LIFETIME_S = 180 * 86400  # after which the server drops what nobody has written again
+LIFETIME_S = 180 * 86400  # after which the server drops what was not written again
 
 
 class RemoteCacheBackend(Protocol):

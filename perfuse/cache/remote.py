@@ -1,7 +1,7 @@
 """Decisions on a server that several machines share. Nothing about it may stop a compile.
 
 Each request is bounded in time, whatever the backend does. A server that fails, or that has used up
-the time it is granted, is left alone for a while after one warning. A document counts only if it
+its time allowance, is not asked for a while, after one warning. A document counts only if it
 answers the very question that was asked, with one of the candidates of this process.
 """
 
@@ -47,7 +47,7 @@ class Breaker:
             return self._clock() >= self._closed_until
 
     def run(self, request: Callable[[], T]) -> T:
-        """Run a request within its time, which counts towards what the server is granted."""
+        """Run a request within its time limit, which counts towards the server's allowance."""
         start = self._clock()
         try:
             return bounded(request, REQUEST_S)
@@ -61,7 +61,7 @@ class Breaker:
             return self._spent_s > GRANTED_S
 
     def stop(self, reason: str) -> None:
-        """Leave the server alone for a while."""
+        """Do not ask the server for a while."""
         with self._lock:
             self._closed_until, self._spent_s = self._clock() + PAUSE_S, 0.0
         self.warn("unusable", f"the remote cache is not used for {PAUSE_S:.0f} s: {reason}")
@@ -141,7 +141,7 @@ class RemoteDecisions:
         try:
             backend = self._backend()
             answer = self._breaker.run(lambda: ask(backend))
-        except Exception as error:  # a backend may be anybody's, and none may stop a compile
+        except Exception as error:  # a backend may be third-party code, and none may stop a compile
             # A certificate that is refused is both, and is not about the document.
             if isinstance(error, ValueError) and not isinstance(error, OSError):
                 self._refuse("a document", error)
@@ -154,7 +154,7 @@ class RemoteDecisions:
         return answer
 
     def _backend(self) -> RemoteCacheBackend:
-        # Looked up at each use, so that whoever assigns another class is obeyed.
+        # Looked up at each use, so that a user can assign another class.
         backend: Any = cache.RedisRemoteCacheBackend
         try:
             with config.patch(redis_url=self._url):

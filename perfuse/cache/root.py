@@ -1,7 +1,7 @@
 """The root of a store: a folder of its own in the one the settings name, known by its tag.
 
-The folder that the settings name may hold what is not ours. Everything in the root is ours, and
-only what is in a root with its tag is ever removed.
+The folder that the settings name may hold other files. Everything in the root belongs to Perfuse,
+and only what is in a tagged root is ever removed.
 """
 
 from __future__ import annotations

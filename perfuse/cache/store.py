@@ -27,7 +27,7 @@ from perfuse.errors import CacheDamaged, CacheUnsafe
 from perfuse.forking import ForkLock
 from perfuse.system import FOLDER, opened, remove_tree, system, write_file
 
-# Another process may be about to load what it was just given: young entries are never evicted.
+# Another process may be about to load an entry it just found: young ones are never evicted.
 YOUNG_S = 600.0
 STALE_S = 3600.0
 FAILED_S = 86400.0
@@ -111,7 +111,7 @@ class Store:
     def put(
         self, key: str, files: Mapping[str, bytes], about: Mapping[str, str] | None = None
     ) -> Entry:
-        """Store these files under this key; where another was faster, take what it stored."""
+        """Store these files under this key; if another process was faster, take its entry."""
         check_key(key)
         path = None if self.root is None else self.root.path / ENTRIES / key
         entry = Entry(key, dict(files), path)

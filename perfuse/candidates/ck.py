@@ -1,7 +1,7 @@
 """Composable Kernel as a source: which instances are legal for a matmul, and which are raced.
 
-Legality is decided before anything is compiled. Where CK has nothing to offer the reason is
-recorded; a CK that is missing, incomplete or does not compile is reported once.
+Legality is decided before anything is compiled. If CK has nothing to offer, the reason is recorded;
+a CK that is missing, incomplete or does not compile is reported once.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def ck_reports(program: Program, context: Context) -> tuple[CandidateReport, ...
 
 
 def _report(matmul: Matmul, program: Program, context: Context) -> CandidateReport:
-    """Every instance that has a matmul's types and layouts, legal ones first, the best before.
+    """Every instance that has a matmul's types and layouts, legal ones first, best-ranked first.
 
     Nothing is compiled, and no CK has to be installed.
     """
@@ -153,6 +153,6 @@ def _report(matmul: Matmul, program: Program, context: Context) -> CandidateRepo
 
 
 def ck_versions(context: Context) -> tuple[tuple[str, str], ...]:
-    """The CK that candidates are compiled of, for questions."""
+    """The version of CK that candidates are compiled from, for questions."""
     found: CkInstallation = inspect_ck(context.settings)
     return (("ck", f"{found.version} {found.digest}".strip()),) if found.digest else ()

@@ -40,7 +40,7 @@ class CpuMatmul:
         return self.rows * self.columns * self.depth
 
     def distance(self, other: CpuMatmul) -> float:
-        """Doublings and halvings that make its sizes the other's; none, if layouts differ."""
+        """The doublings and halvings between its sizes and the other's; None if layouts differ."""
         if self._layout() != other._layout():
             return math.inf
         pairs = zip(

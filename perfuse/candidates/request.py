@@ -55,7 +55,7 @@ class RandomTensor:
 
 
 class BenchmarkRequest:
-    """A measurement of one candidate. Subclasses say how it is made: `benchmark`, or `loaded`."""
+    """A measurement of one candidate. Subclasses implement `benchmark` or `loaded`."""
 
     operands: tuple[RandomTensor, ...] = ()
     repetitions: int = 5

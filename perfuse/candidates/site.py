@@ -35,7 +35,7 @@ class Site:
 
     @property
     def contracted(self) -> tuple[Matmul, ...]:
-        """The matmuls as kernels of ours compute them: of operands as they are stored."""
+        """The matmuls as generated kernels compute them: from operands as they are stored."""
         found = [self.fused] if self.fused is not None else self.alone
         made = [k.contraction.matmuls for k in found if k is not None and k.contraction is not None]
         return tuple(matmul for matmuls in made for matmul in matmuls)

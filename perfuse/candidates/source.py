@@ -1,4 +1,4 @@
-"""`Source`: who proposes choices for matmuls, and how one is written, built, measured, reported."""
+"""`Source`: proposes choices for matmuls, and defines how one is written, built and measured."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The choices that a source proposes for a site, the best first; a reason where none."""
+    """The choices that a source proposes for a site, the best first; a reason if there are none."""
 
     choices: tuple[Choice, ...] = ()
     reason: str = ""
-    is_usable: bool = True  # False: what is wrong on this machine may be mended
+    is_usable: bool = True  # False: what is wrong on this machine may get fixed
     versions: tuple[tuple[str, str], ...] = ()  # of what the choices are made of
 
 

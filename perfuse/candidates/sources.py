@@ -1,4 +1,4 @@
-"""Candidate sources: who proposes choices for a problem, an open list of rows.
+"""Candidate sources: an open list of rows, each of which proposes choices for a problem.
 
 The setting `max_autotune_gemm_backends` selects rows by name. A source that proposes nothing is
 reported with the reason.
@@ -159,7 +159,7 @@ def is_timed_on_cpu(context: Context) -> bool:
 
 
 def fuses_epilogues(context: Context) -> bool:
-    """Whether a kernel after a matmul belongs to its site: where nobody fuses it, it does not."""
+    """Whether a kernel after a matmul belongs to its site: only if some source can fuse it."""
     rows = competing(context).values()
     return not rows or any(row.fuses_epilogues for row in rows)
 
@@ -178,7 +178,7 @@ def contraction_offers(
 
 
 def report_failures(errors: Mapping[Choice, Exception]) -> bool:
-    """Have sources report candidates that do not compile; whether one of them did."""
+    """Have sources report candidates that do not compile; returns whether there were any."""
     rows = [(source_named(choice.source).contractions, error) for choice, error in errors.items()]
     reports = [(row.report_failure, error) for row, error in rows if row and row.report_failure]
     for report, error in reports:

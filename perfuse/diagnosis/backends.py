@@ -14,14 +14,14 @@ GOOD = ("ok", "note")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A row: what a backend needs to build code for a device, and to run it here besides."""
+    """A row: what a backend needs to build code for a device, and what else to run it here."""
 
     backend: str
     device: str
     builds: tuple[Key, ...]
     runs: tuple[Key, ...]
     does: str
-    is_cross: bool = True  # whether it can build for a device that is not here
+    is_cross: bool = True  # whether it can build for a device that is not present
 
 
 TRITON, PTXAS = (CUDA, "Triton"), (CUDA, "ptxas")

@@ -19,7 +19,7 @@ QUICK_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One row to be filled: who looks, for how long, and what has to work before."""
+    """One row to be filled: its probe, the time limit, and what has to work first."""
 
     section: str
     name: str
@@ -59,7 +59,7 @@ PROBES = (
 
 
 def doctor(machine: Machine | None = None) -> Report:
-    """Examine this machine: what is there, what is missing, what each backend can do.
+    """Examine this machine: what is installed, what is missing, what each backend can do.
 
     Takes seconds, never hangs and never raises; a small kernel is compiled and run. `machine`
     stands in for this one in tests.

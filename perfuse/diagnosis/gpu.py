@@ -119,7 +119,7 @@ def ptxas(machine: Machine) -> Finding:
 
 
 def tool(machine: Machine, path: str, pattern: str, advice: str) -> Finding:
-    """A program by what it says of its version."""
+    """A program, by the version it prints."""
     try:
         done = machine.run([path, "--version"], TOOL_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""`Machine`: everything that probes ask of a machine; tests put others in its place."""
+"""`Machine`: everything that probes ask of a machine; tests substitute others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perfuse.gpu import Platform
 from perfuse.system import Exited, system
 from perfuse.target import Target, host_target, machine_isas
 
-TOOL_S = 10.0  # for a compiler or an assembler to say its version
+TOOL_S = 10.0  # for a compiler or an assembler to print its version
 REDIS_S = 2.0
 DEVICES_S = 60.0  # for a new process to import PyTorch and to start a driver
 KERNEL_S = 240.0

@@ -12,9 +12,9 @@ from perfuse.diagnosis.screen import lines_of, renderables
 from perfuse.version import VERSION
 
 # "ok"; "note": works, with something to know; "absent": not there, and nothing needs it;
-# "problem": should be mended.
+# "problem": should be fixed.
 State = Literal["ok", "note", "absent", "problem"]
-# "runs" here; "builds" code for a device that is not here; "no".
+# "runs" here; "builds" code for a device that is not present; "no".
 Ability = Literal["runs", "builds", "no"]
 
 
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def problems(self) -> tuple[Check, ...]:
-        """The checks that found something to mend."""
+        """The checks that found something to fix."""
         return tuple(check for check in self.checks if check.state == "problem")
 
     def check(self, name: str, section: str | None = None) -> Check:

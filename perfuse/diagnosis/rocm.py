@@ -47,7 +47,7 @@ def hipcc(machine: Machine) -> Finding:
 
 
 def _refused_devices(machine: Machine) -> list[str]:
-    """Why CK supports none of the GPUs that are here; nothing where it does, or there are none."""
+    """Why CK supports none of the GPUs present; empty if it does, or there are none."""
     if not machine.gpu_build(Platform.HIP):
         return []
     try:

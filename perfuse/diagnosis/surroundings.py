@@ -19,7 +19,7 @@ def settings(machine: Machine) -> Finding:
 
 
 def variables(machine: Machine) -> Finding:
-    """Environment variables that look like settings but are none."""
+    """Environment variables that look like settings but are not."""
     unknown = unknown_variables(machine.environment)
     if not unknown:
         return Finding("ok", "all PERFUSE_* variables are known")

@@ -1,7 +1,7 @@
 """The data that all later rooms share: dtypes, index algebra, scalar expressions, the Program.
 
 Lowering builds a Program and scheduling reads it. Everything is immutable and interned, and
-nothing here knows an ATen graph, a device or a generator.
+nothing here knows about ATen graphs, devices or generators.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Names that users of other compilers look for here; they are no part of this room.
+# Names that users of other compilers look for here; they are not part of this room.
 _FACES = ("Buffer", "FixedLayout", "GraphLowering")
 
 

@@ -2,7 +2,7 @@
 
 The functions are expressions over the position of a score: `b` and `h` its batch and head, `q` and
 `k` its query and key. They load the score itself from the pseudo-buffer SCORE, and its gradient
-from SCORE_GRADIENT; whoever writes the kernel has both in registers.
+from SCORE_GRADIENT; in the kernel both are in registers.
 """
 
 from __future__ import annotations

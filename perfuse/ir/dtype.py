@@ -87,7 +87,7 @@ _NUM_BYTES = {ours: theirs.itemsize for ours, theirs in _TO_TORCH.items()}
 
 
 def from_torch(dtype: torch.dtype) -> DType | None:
-    """Our name for a torch dtype, or None for one we never compute on (complex, quantised)."""
+    """Our name for a torch dtype, or None if we never compute on it (complex, quantised)."""
     return _FROM_TORCH.get(dtype)
 
 

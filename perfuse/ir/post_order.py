@@ -1,4 +1,4 @@
-"""Post-order traversal with a stack of its own: programs nest deeper than Python may recurse."""
+"""Post-order traversal with an explicit stack: programs nest deeper than Python may recurse."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class LibraryCall:
 
     @property
     def into_out(self) -> bool:
-        """Whether it writes into memory we own: the whole of its one buffer, or the `window`."""
+        """Whether it writes into the program's memory: all of its one buffer, or the `window`."""
         return False
 
     def leaves(self) -> list[Any]:
@@ -382,7 +382,7 @@ class Program:
     hints: Mapping[str, int] = field(default_factory=dict, compare=False)  # likely sizes, by symbol
 
     def __post_init__(self) -> None:
-        # A table that anyone could change has no place in an immutable artefact.
+        # An immutable artefact must not contain a mutable table.
         for name in ("buffers", "constants", "hints"):
             table = getattr(self, name)
             if not isinstance(table, MappingProxyType):

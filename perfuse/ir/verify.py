@@ -24,7 +24,7 @@ GIVEN = (*ARGUMENTS, BufferKind.SEEDS)
 
 
 def verify_program(program: Program, stage: str) -> None:
-    """Raise SpecError at the first node that breaks the rules; `stage` made the program."""
+    """Raise SpecError at the first node that breaks the rules; `stage` produced the program."""
     made = given_names(program)
     for node in program.nodes:
         _check_reads(node, made, program, stage)

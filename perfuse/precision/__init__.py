@@ -1,7 +1,7 @@
 """Precision of operations: policies as data, and `perfuse.autocast`, which runs code by them.
 
 A policy and a call come in, the call with casts comes out. Nothing here compiles: a compiler that
-traces a region records the casts that this room makes, and PyTorch's own state says the rest.
+traces a region records the casts that this room makes; the rest follows from PyTorch's own state.
 """
 
 from perfuse.precision.conversion import Conversion as Conversion

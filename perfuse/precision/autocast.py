@@ -1,8 +1,8 @@
 """`perfuse.autocast`: a region of mixed precision, as a context manager or a decorator.
 
 A region sets PyTorch's own autocast state, and PyTorch casts by its own rules. On top of that, a
-function mode runs the calls that a policy names by that policy, and replaces weights by casts that
-were made before. Where autocast is off, inside a region or in compiled code, it does nothing.
+function mode applies a policy to the calls it names, and replaces weights with cached casts. Where
+autocast is off, inside a region or in compiled code, it does nothing.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def autocast(
     policy: Policy | Rules | None = None,
     recipe: Fp8 | None = None,
 ) -> Region:
-    """A region in which operations run in the precision that PyTorch's rules or `policy` say.
+    """A region in which operations run in the precision given by PyTorch's rules or `policy`.
 
     The arguments are those of `torch.autocast`, and so are its errors and default dtypes. With
-    `cache_enabled`, each weight is cast once a step, and again as soon as it changes in place.
+    `cache_enabled`, each weight is cast once per step, and again as soon as it changes in place.
     With `dtype=torch.float8_e4m3fn`, linear layers run in FP8 by `recipe`: "tensor", "row",
     "block", a `Recipe`, or what `perfuse.precision.prepare` returns for a model.
     """
@@ -115,7 +115,7 @@ def _traced_region(
 
 
 class PrecisionMode(TorchFunctionMode):
-    """Runs calls by a policy, and passes casts of weights that were made before."""
+    """Runs calls by a policy, with cached casts of weights."""
 
     def __init__(self, device_type: str, policy: Policy, caches: bool) -> None:
         super().__init__()

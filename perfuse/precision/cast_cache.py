@@ -1,8 +1,8 @@
-"""Casts of weights that a region has made, so that each weight is cast once a step.
+"""Casts of weights that a region has made, so that each weight is cast once per step.
 
 A cast is found again while its weight is unchanged. One that is part of an autograd graph is found
-by the thread that made it, one without a graph by every thread: autograd may run a backward in a
-thread of its own. The thread that made a cast keeps it alive until `release`.
+by the thread that made it, one without a graph by every thread: autograd may run a backward in
+another thread. The thread that made a cast keeps it alive until `release`.
 """
 
 from __future__ import annotations

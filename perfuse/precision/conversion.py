@@ -25,7 +25,7 @@ STATE_NAMES = (OPERAND_HISTORY, GRADIENT_HISTORY)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a model, and why it is left alone; no reason if it runs in FP8."""
+    """A linear layer of a model, and why it is not converted; no reason if it runs in FP8."""
 
     name: str
     module: nn.Module
@@ -55,7 +55,7 @@ class Conversion:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """The number of layers that are left alone, by reason."""
+        """The number of layers that are not converted, by reason."""
         return dict(Counter(layer.reason for layer in self.layers if layer.reason is not None))
 
     def headline(self) -> str:

@@ -1,4 +1,4 @@
-"""Which linear layers run in FP8: rules as data, and the reason why a layer is left alone."""
+"""Which linear layers run in FP8: rules as data, and the reason why a layer is excluded."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class LayerRules:
-    """Rules that leave layers alone; a layer that none of them names runs in FP8."""
+    """Rules that exclude layers; a layer that none of them matches runs in FP8."""
 
     min_features: int = 256  # of inputs and of results: below, casts cost more than FP8 saves
     multiple: int = 16  # of both: what FP8 units work on
     names: tuple[str, ...] = SENSITIVE_NAMES
-    keeps_head: bool = True  # leave the last linear layer alone if it is the model's own child
+    keeps_head: bool = True  # exclude the last linear layer if it is a direct child of the model
     # A rule of the user's: a dotted name and its module -> whether the layer may run in FP8.
     accepts: Callable[[str, nn.Module], bool] | None = None
 
     def reason_by_size(self, in_features: int, out_features: int) -> str | None:
-        """Why a weight of this size is left alone; None if it is not."""
+        """Why a weight of this size is excluded; None if it is not."""
         if in_features < self.min_features or out_features < self.min_features:
             return f"fewer than {self.min_features} features"
         if in_features % self.multiple != 0 or out_features % self.multiple != 0:
@@ -40,7 +40,7 @@ class LayerRules:
         return None
 
     def reason_by_name(self, name: str, module: nn.Module) -> str | None:
-        """Why the layer of this name is left alone; None if it is not."""
+        """Why the layer of this name is excluded; None if it is not."""
         pattern = next((p for p in self.names if fnmatchcase(name, p)), None)
         if pattern is not None:
             return f"named like {pattern!r}"

@@ -73,7 +73,7 @@ def unblocked(x: Tensor) -> Tensor:
 
 
 def delayed_scale(amax: Tensor, history: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scale by a history of amax; by this step's own amax where that would overflow."""
+    """The scale from a history of amax, or from this step's own amax if that would overflow."""
     earlier = history.amax().float()
     expected = scale_for(earlier, dtype)
     is_usable = (earlier > 0) & (amax <= expected * LARGEST[dtype])

@@ -25,7 +25,7 @@ class LibraryKind(StrEnum):
 
     ATTENTION, CONVOLUTION = "attention", "convolution"
     RECURRENT, MATMUL = "recurrent", "matmul"
-    FALLBACK = ""  # no library's: the op has no lowering
+    FALLBACK = ""  # not a library call: the op has no lowering
 
 
 # Ops for which vendor libraries beat generated code, by words in their names.
@@ -180,7 +180,7 @@ def changed_settings(settings: Settings) -> tuple[str, ...]:
 
 
 def _library_flops(nodes: Sequence[Node], compiled: Compiled) -> dict[LibraryKind, int]:
-    """Operations of library calls by kind; matmuls that are kernels of ours are none of them."""
+    """Operations of library calls by kind, without matmuls that are generated kernels."""
     found: Counter[LibraryKind] = Counter()
     hints = compiled.program.hints
     kernels = [kernel for kernel in compiled.plan.kernels if kernel.attention is None]

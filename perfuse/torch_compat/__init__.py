@@ -1,5 +1,4 @@
-"""Private APIs of PyTorch 2.11 to 2.15, behind functions of our own: a new version is met here.
-
-Nothing else in Perfuse reads a private attribute of PyTorch, and nothing here knows of the
+"""Private APIs of PyTorch 2.11 to 2.15, behind our own functions: adapt to new versions here.
+Nothing else in Perfuse reads a private attribute of PyTorch, and nothing here knows about the
 artefacts of the pipeline.
 """

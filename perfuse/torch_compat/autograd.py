@@ -52,7 +52,7 @@ def aot_compile_graph(
         )
     tracing = TracingContext.try_get()
     if tracing is not None and tracing.fw_metadata is not None:
-        # Not asked for, the list is None, which the check for retain_graph takes for a full one.
+        # Otherwise the list is None, which the check for retain_graph treats as a full one.
         tracing.fw_metadata.bw_donated_idxs = []
     return compiled
 
@@ -187,7 +187,7 @@ def mutated_descriptions(descriptions: Sequence[Any]) -> list[Any]:
 
 
 def release_saved(ctx: Any) -> None:
-    """In a backward, let go of the saved tensors now, unless the graph is retained."""
+    """In a backward, release the saved tensors now, unless the graph is retained."""
     ctx.maybe_clear_saved_tensors()
 
 

@@ -1,4 +1,4 @@
-"""GPUs, those that are there and those that are not."""
+"""GPUs, present or not."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ _PRIVATE: Any = torch._C  # untyped in part
 
 @contextmanager
 def fake_gpu() -> Iterator[FakeTensorMode]:
-    """A block in which tensors are fake, and may be on a GPU that is not there."""
+    """A block in which tensors are fake, and may be on a GPU that is not present."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with _device_guard(), mode:
         yield mode
@@ -23,7 +23,7 @@ def fake_gpu() -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def _device_guard() -> Iterator[None]:
-    """Lets PyTorch switch to a GPU that it cannot have: it switches to nothing instead.
+    """Lets PyTorch switch to a GPU that does not exist: the switch does nothing.
 
     Indexing asks for the device's guard even where tensors are fake. A PyTorch that was built for
     GPUs puts an empty one in place itself; one built for CPUs has none, so the CPU's stands in.

@@ -197,8 +197,8 @@ def _own_frame_state() -> Iterator[None]:
 def _without_fake_errors() -> Iterator[None]:
     """A block in which this thread's failing meta functions are not logged as errors.
 
-    They are the user's own mistakes (shapes that do not match), and are raised anyway. Whoever asks
-    for details by TORCH_LOGS gets them.
+    They are the user's own mistakes (shapes that do not match), and are raised anyway. TORCH_LOGS
+    still shows the details.
     """
     logger = logging.getLogger(FAKE_TENSORS)
     if logger.getEffectiveLevel() < logging.WARNING:
@@ -264,8 +264,8 @@ def _compile_lock() -> Any:
 def _free_after_fork() -> None:
     """Release the lock of a thread of the parent, which does not exist in this process.
 
-    Without this, a child that was forked while another thread compiled waits for ever when it
-    compiles by itself, whatever the backend.
+    Without this, a child that was forked while another thread compiled waits forever when it
+    compiles itself, with any backend.
     """
     lock = _compile_lock()
     if lock is not None and not lock._is_owned():

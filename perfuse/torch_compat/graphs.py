@@ -12,7 +12,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
 class GraphKind(StrEnum):
-    """Which ATen graph of a capture one is."""
+    """The kind of an ATen graph of a capture."""
 
     FORWARD, BACKWARD, INFERENCE = "forward", "backward", "inference"
 
@@ -41,7 +41,7 @@ def without_decompositions() -> AbstractContextManager[Any]:
 
 
 def module_of(root: Any, graph: Graph) -> GraphModule:
-    """A module that runs `graph`, whose Python code is only written when somebody calls it."""
+    """A module that runs `graph`, whose Python code is only generated when it is called."""
     return _LazyGraphModule(root, graph)
 
 

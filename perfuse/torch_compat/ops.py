@@ -1,4 +1,4 @@
-"""Operators: names, schemas, decompositions, flops, and what a version of PyTorch makes of them."""
+"""Operators: names, schemas, decompositions, flops, and differences between PyTorch versions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ def packed_convolution_ops() -> PackedConvolution | None:
 
 
 def has_matrix_units() -> bool:
-    """Whether the CPU has units that multiply matrices of halves (AMX)."""
+    """Whether the CPU has units that multiply half-precision matrices (AMX)."""
     query = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return query is not None and bool(query())
 

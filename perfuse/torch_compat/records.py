@@ -1,6 +1,6 @@
 """PyTorch's records for users: origins of nodes, Dynamo's events, where sources are written.
 
-Looked up when they are used, and done without where a version of PyTorch does not have them.
+Looked up when they are used; a PyTorch version without them is supported too.
 """
 
 import logging

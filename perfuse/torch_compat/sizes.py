@@ -14,12 +14,12 @@ def sym_expression(value: Any) -> Any:
 
 
 def free_symbols_of(value: Any) -> set[Any]:
-    """The size symbols that a fake tensor's shape and strides, or a SymInt, speak of."""
+    """The size symbols in a fake tensor's shape and strides, or in a SymInt."""
     return set(free_symbols(value))
 
 
 def is_from_data(symbol: Any) -> bool:
-    """Whether a symbol stands for a number that only data decides: a size, or a float."""
+    """Whether a symbol stands for a data-dependent number: a size, or a float."""
     return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 

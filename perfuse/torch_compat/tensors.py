@@ -1,4 +1,4 @@
-"""Tensors as memory: bytes, layouts, storages and who holds them."""
+"""Tensors as memory: bytes, layouts, storages and their references."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ def storage_handle(storage: Any) -> int:
 
 
 def is_view_of_another(tensor: torch.Tensor) -> bool:
-    """Whether autograd takes the tensor for a view of a base."""
+    """Whether autograd treats the tensor as a view of a base."""
     return bool(tensor._is_view())
 
 
