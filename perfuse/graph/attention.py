@@ -1,5 +1,5 @@
 """Attention written out by hand becomes one call of the fused kernel (see attention_match.py),
-which the library computes, or a kernel of ours (lower/families/dot_product_attention.py).
+which the library computes, or a generated kernel (lower/families/dot_product_attention.py).
 
 By hand the scores travel through memory; the kernel keeps a block of them in cache. Measured on
 one core of the build machine, milliseconds (two matmuls and our softmax -> kernel):

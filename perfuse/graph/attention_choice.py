@@ -1,4 +1,4 @@
-"""Which kernel computes attention on a CPU: the library's, or one of ours.
+"""Which kernel computes attention on a CPU: the library's, or a generated one.
 
 Measured by benchmarks/attention_cpu.py on Zen 5, one thread. With AVX-512 ours is faster for every
 size and mask, forward, backward and with one query, in float32 (1.2 to 3.4 times) and bfloat16 (1.3
@@ -26,7 +26,7 @@ class AttentionProblem:
 
 
 def library_reason(settings: Settings, isa: str, problem: AttentionProblem) -> str | None:
-    """Why the library computes attention; None where a kernel of ours does, if it can."""
+    """Why the library computes attention; None if a generated kernel does."""
     wanted = settings.cpu.attention
     if wanted == "library" or settings.gpu.interpret:
         return "cpu.attention asks for the library"

@@ -16,7 +16,7 @@ from perfuse.schedule.turns import MemoryPlan
 
 
 class Role(StrEnum):
-    """What a loop runs over in its kernel, whose outer axes are rows and inner axes columns."""
+    """The axes that a loop runs over in its kernel: outer ones are rows, inner ones columns."""
 
     FULL = "full"  # one value for each row and column
     ROW = "row"  # one value for each row

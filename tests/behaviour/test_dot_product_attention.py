@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention on a CPU as a kernel of ours: values against float64.
+"""scaled_dot_product_attention on a CPU as a generated kernel: values against float64.
 
 Memory is watched; results have eager's strides; where the library computes it, a report says why.
 """
@@ -43,7 +43,7 @@ def by_position(given: Sequence[Tensor]) -> list[Tensor]:
 def check(
     fn: Callable[..., Any], given: Sequence[Tensor], *, has_grad: bool = True, **how: Any
 ) -> None:
-    """Compare results and gradients, and demand that kernels of ours computed them."""
+    """Compare results and gradients, and check that generated kernels computed them."""
     before = counters.snapshot()
     got = results(torch.compile(fn, backend="perfuse", **how), given, has_grad=has_grad)
     names = [n for n, count in counters.snapshot().items() if count != before.get(n, 0)]

@@ -1,4 +1,4 @@
-"""Casts to and from floats of eight bits: eager's bits, for every code and every half."""
+"""Casts to and from FP8: bit for bit as in eager, for every code and every half."""
 
 from __future__ import annotations
 

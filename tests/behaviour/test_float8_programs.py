@@ -1,4 +1,4 @@
-"""Programs that users write with floats of eight bits: casts, delayed scaling, scaled matmuls."""
+"""Programs that users write with FP8: casts, delayed scaling, scaled matmuls."""
 
 from __future__ import annotations
 

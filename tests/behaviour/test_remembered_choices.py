@@ -91,7 +91,7 @@ def test_one_put_and_a_get_for_every_later_compile(dynamic: bool) -> None:
             kept[filename] = json.dumps(data)
 
     on = {"autotune_local_cache": False, "autotune_remote_cache": True, "max_autotune": True}
-    on["max_autotune_gemm_backends"] = "ATEN"  # a template of ours would be a second question
+    on["max_autotune_gemm_backends"] = "ATEN"  # a template would be a second question
     with config.patch(on), patch("perfuse.cache.RedisRemoteCacheBackend", Kept):
         for _ in range(4):
             with fresh_cache():
@@ -130,7 +130,7 @@ def test_search_takes_defaults_until_something_is_remembered(races: list[str]) -
     search = config.patch(search_autotune_cache=True)
     with fresh_cache():
         with search:
-            # Which library call, and whether a template of ours is faster still.
+            # Which library call, and whether a template is faster still.
             assert "linear" not in compiled() and counted("undecided") == 2
             assert counted("matmuls_measured") == 0
             torch.compile(mm, backend="perfuse")(A, B)  # which may not be cached

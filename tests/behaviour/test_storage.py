@@ -182,7 +182,7 @@ def raise_in_place(x: Tensor, by: float) -> None:
 
 
 def raised_view_of_a_copy(x: Tensor) -> Tensor:
-    """The view is given by its place in the copy, which need not be a copy of ours."""
+    """The view is given by its place in the copy, which need not be one of ours."""
     copied = x[2:].clone()
     raise_in_place(copied.t()[1:], 1.5)
     return copied.exp()

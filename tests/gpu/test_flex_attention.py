@@ -1,4 +1,4 @@
-"""FlexAttention on the GPU: results, gradients and memory, and that kernels of ours compute it."""
+"""FlexAttention on the GPU: results, gradients and memory, and that generated kernels run."""
 
 from __future__ import annotations
 

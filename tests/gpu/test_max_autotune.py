@@ -134,7 +134,7 @@ def test_infinite_times_are_an_error(size: int, is_fused: bool) -> None:
 
 @pytest.mark.parametrize("backends", ["TRITON", "CPP"])
 def test_a_small_matmul_without_a_candidate_is_an_error(backends: str) -> None:
-    """A loop of ours stands in for the library's call, which is not selected."""
+    """A generated loop stands in for the library call, which is not selected."""
     a = torch.zeros(2, 2, device="cuda")
     strict = {"max_autotune_gemm_backends": backends, "autotune_fallback_to_aten": False}
     with (

@@ -58,7 +58,7 @@ def uncompiled() -> Iterator[None]:
 def check(
     fn: Callable[..., Any], given: Sequence[Tensor], *, has_grad: bool = False, **how: Any
 ) -> None:
-    """Compare with float64, and demand that kernels of ours computed it."""
+    """Compare with float64, and check that generated kernels computed it."""
     before = counters.snapshot()
     got = results(torch.compile(fn, backend="perfuse", **how), given, has_grad=has_grad)
     names = [n for n, count in counters.snapshot().items() if count != before.get(n, 0)]

@@ -2,7 +2,7 @@
 
 `dense`: each starts its own storage. `offset`: each is a window at an odd offset in a larger one.
 `strided`: the window has gaps, and its dimensions in reverse order. `made`: each is computed in the
-program, so that ATen calls get temporaries of ours, which may share their memory with others.
+program, so that ATen calls get the program's temporaries, which may share their memory with others.
 """
 
 from __future__ import annotations

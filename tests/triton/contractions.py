@@ -1,4 +1,4 @@
-"""Contractions to test with: a function's matmuls as kernels of ours, computed by a template."""
+"""Contractions to test with: a function's matmuls as generated kernels, computed by a template."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_int8_weights_are_read_as_they_are(
 def test_a_matmul_of_another_library_is_replaced_too(
     context: Context, monkeypatch: pytest.MonkeyPatch, weight: Tensor
 ) -> None:
-    """oneDNN returns memory of its own; a kernel of ours stores into the program's."""
+    """oneDNN returns memory of its own; a generated kernel stores into the program's."""
     plan = planned(lambda x, w: x @ w.to(x.dtype).mT, X, weight)
     matmul = matmul_of(plan)
     other = replace(matmul, choice=library(LINEAR))

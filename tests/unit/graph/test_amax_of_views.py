@@ -1,4 +1,4 @@
-"""Scales of views are those of the tensor, in programs with floats of eight bits alone."""
+"""Scales of views are those of the tensor, only in programs with FP8 values."""
 
 from collections.abc import Callable
 

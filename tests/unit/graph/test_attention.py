@@ -178,7 +178,7 @@ def test_half_types_where_the_library_is_slow(
     dtype: torch.dtype, fn: Attend, has_products: bool, kernel: str, count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Either its matmuls, or, beside a kernel of ours, both ways."""
+    """Either its matmuls, or, beside a generated kernel, both ways."""
     monkeypatch.setattr(attention_match, "has_fast_matmuls", lambda _: has_products)
     args = operands(dtype)
     with perfuse.config.patch({"cpu.attention": kernel}):

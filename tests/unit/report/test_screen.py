@@ -38,7 +38,7 @@ def gpt2(num_layers: int) -> GPT2LMHeadModel:
 
 
 class Net(nn.Module):
-    """Two blocks with a convolution, and an op that no compiler of ours covers."""
+    """Two blocks with a convolution, and an op that no backend covers."""
 
     def __init__(self) -> None:
         super().__init__()

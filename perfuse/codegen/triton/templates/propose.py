@@ -426,7 +426,7 @@ class Model:
             return 2 * self.flops
         if facts.dtype is not DType.F32:
             is_low = template.rows < 64 and not template.is_swapped  # the older instructions
-            # Those widen floats of eight bits to halves.
+            # Those widen FP8 to half precision.
             return self.flops / 2 if is_low else self.flops * facts.items_for_a_half
         # Small blocks read their operands from shared memory, and convert them, more often.
         reuse = min(1.0, sqrt(template.rows * template.columns / _FULL_BLOCK))

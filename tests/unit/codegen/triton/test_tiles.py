@@ -166,7 +166,7 @@ def test_every_tile_gives_the_same_values(name: str) -> None:
             assert len(found) == len(wanted)
             for ours, theirs in zip(found, wanted, strict=True):
                 assert ours.dtype == theirs.dtype
-                if ours.element_size() == 1:  # floats of eight bits can only be compared as others
+                if ours.element_size() == 1:  # FP8 can only be compared as another dtype
                     ours, theirs = ours.float(), theirs.float()
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=str(tile))
 
