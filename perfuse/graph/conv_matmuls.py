@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
-from perfuse.graph.facts import is_part, is_same_tensor, known_tensor, tensor_of
+from perfuse.graph.facts import is_same_tensor, known_tensor, tensor_of
 from perfuse.graph.rewrite import NodeBuilder, replace_calls, replace_parts
 from perfuse.selection import is_library_selected, is_selecting
 
@@ -56,13 +56,11 @@ def _is_pointwise(node: Node, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 
 def _is_pointwise_backward(node: Node, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """The gradient of such a convolution, and nothing but its parts is read."""
+    """The gradient of such a convolution."""
     grad, x, weight = (tensor_of(n) for n in node.args[:3])
     if grad is None or x is None or weight is None or node.kwargs:
         return False
     _, _, _, _, *rest, _ = node.args
-    if not all(is_part(user) for user in node.users):
-        return False
     return _is_plain(x, weight, rest, dtypes) and _is_channels_last(grad)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
-from perfuse.graph.facts import is_part, known_tensor, tensor_of
+from perfuse.graph.facts import known_tensor, tensor_of
 from perfuse.graph.rewrite import NodeBuilder, replace_parts
 
 aten = torch.ops.aten
@@ -46,9 +46,7 @@ def _is_large_depthwise(node: Node) -> bool:
     is_large = num_points > _FEW_POINTS and _all_one(stride)
     is_last = all(t.is_contiguous(memory_format=LAST) for t in (x, grad))
     dtypes = {t.dtype for t in (grad, x, weight)}
-    is_read_in_parts = all(is_part(user) for user in node.users)
-    is_one = bool(is_depthwise) and is_large and is_last and is_read_in_parts
-    return is_one and dtypes == {torch.float32}
+    return bool(is_depthwise) and is_large and is_last and dtypes == {torch.float32}
 
 
 def _all_one(numbers: Any) -> bool:

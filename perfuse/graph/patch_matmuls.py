@@ -14,10 +14,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from perfuse.context import Context
-from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import is_part, known_tensor, tensor_of
+from perfuse.graph.facts import known_tensor, tensor_of
 from perfuse.graph.relayout import with_strides
-from perfuse.graph.rewrite import NodeBuilder
+from perfuse.graph.rewrite import NodeBuilder, replace_calls, replace_parts
+from perfuse.torch_compat.ops import OpOverload
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
@@ -27,24 +27,16 @@ def patch_matmuls(gm: GraphModule, context: Context) -> GraphModule:
     """The pass."""
     if context.target.gpu is not None:
         return gm
-    forward = {n for n in gm.graph.find_nodes(op="call_function", target=_FORWARD) if _fits(n)}
-    backward = {n for n in gm.graph.find_nodes(op="call_function", target=_BACKWARD) if _fits(n)}
-    if not forward and not backward:
-        return gm
-
-    def made(node: Node, new: GraphCopy) -> Node | None:
-        build = NodeBuilder(new.graph)
-        if node in backward:
-            return None  # its parts are all that is read
-        call = node.args[0] if is_part(node) else None
-        if isinstance(call, Node) and call in backward:
-            return _gradient(node, call, build, new.of)
-        return _product(node, build, new.of) if node in forward else new.copy(node)
-
-    return copy_but_for(gm, made)
+    gm = replace_calls(gm, dict.fromkeys(_found(gm, _FORWARD)), _product)
+    return replace_parts(gm, _found(gm, _BACKWARD), _gradient)
 
 
-def _fits(node: Node) -> bool:
+def _found(gm: GraphModule, target: OpOverload) -> list[Node]:
+    calls = gm.graph.find_nodes(op="call_function", target=target)
+    return [node for node in calls if _has_separate_patches(node)]
+
+
+def _has_separate_patches(node: Node) -> bool:
     args: tuple[Any, ...] = node.args if node.target is _FORWARD else node.args[1:]
     image, kernel = tensor_of(args[0]), tensor_of(args[1])
     if image is None or kernel is None or node.kwargs or image.dim() != 4:
@@ -56,16 +48,12 @@ def _fits(node: Node) -> bool:
     is_plain = not is_transposed and groups == 1 and not any(padding)
     is_apart = list(stride) == points != [1, 1]
     is_whole = not any(n % p for n, p in zip(image.shape[2:], points, strict=True))
-    is_read_in_parts = node.target is _FORWARD or all(is_part(user) for user in node.users)
-    dtypes = {image.dtype, kernel.dtype}
     is_next = all(d == 1 for d in dilation)
-    is_one = is_plain and is_apart and is_whole and is_next
-    return (
-        bool(is_one) and kernel.is_contiguous() and is_read_in_parts and dtypes == {torch.float32}
-    )
+    is_float = {image.dtype, kernel.dtype} == {torch.float32} and kernel.is_contiguous()
+    return bool(is_plain and is_apart and is_whole and is_next and is_float)
 
 
-def _product(conv: Node, build: NodeBuilder, copy: dict[Node, Node]) -> Node:
+def _product(conv: Node, _: None, build: NodeBuilder, copy: dict[Node, Node]) -> Node:
     image, kernel, bias = (copy[n] if isinstance(n, Node) else None for n in conv.args[:3])
     assert image is not None and kernel is not None
     transposed = build.call(conv, aten.permute.default, _rows(conv, kernel, build), [1, 0])

@@ -203,15 +203,16 @@ def replace_parts(
     found: Collection[Node],
     make: Callable[[Node, Node, NodeBuilder, dict[Node, Node]], Node],
 ) -> GraphModule:
-    """Rebuild each part of these calls by itself; nothing but their parts is read of them."""
-    if not found:
+    """Rebuild each part of these calls by itself, but for calls that are also read as a whole."""
+    parted = {call for call in found if all(map(is_part, call.users))}
+    if not parted:
         return gm
 
     def made(node: Node, new: GraphCopy) -> Node | None:
-        if node in found:
+        if node in parted:
             return None
         call = node.args[0] if is_part(node) else None
-        if not isinstance(call, Node) or call not in found:
+        if not isinstance(call, Node) or call not in parted:
             return new.copy(node)
         return make(node, call, NodeBuilder(new.graph), new.of)
 

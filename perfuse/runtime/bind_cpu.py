@@ -19,6 +19,7 @@ from perfuse.runtime import guard
 from perfuse.runtime.guard import Guard, GuardLayout
 from perfuse.runtime.host_names import Call, new_seeds, run_host, window
 from perfuse.runtime.pool import IdleFrames, allocator
+from perfuse.torch_compat.tensors import cpu_allocator
 
 _DEFAULT = Settings()
 
@@ -91,6 +92,7 @@ def bind(
         "take_frame": take_frame,
         "get_num_threads": partial(_num_threads, settings.cpu.threads),
         "empty_strided": empty_strided,
+        "empty_small": cpu_allocator(),
         "new_seeds": partial(new_seeds, CPU),
         "bad_index": _bad_index,
     }

@@ -24,6 +24,7 @@ from perfuse.runtime.interpreted import Interpreter
 from perfuse.runtime.pool import IdleFrames
 from perfuse.runtime.python_launcher import PythonLibrary
 from perfuse.torch_compat import devices
+from perfuse.torch_compat.tensors import cpu_allocator
 
 ALIGNMENT = 16
 
@@ -81,7 +82,7 @@ def _space(device: torch.device) -> dict[str, Any]:
     stream = partial(devices.raw_stream_getter(), device.index) if on_gpu else lambda: 0
     return {
         "current_stream": stream,
-        "empty": devices.gpu_allocator() if on_gpu else _empty_on_cpu,
+        "empty": devices.gpu_allocator() if on_gpu else cpu_allocator(),
         "aligned": aligned,
         "are_misaligned": are_misaligned,
         "new_seeds": partial(new_seeds, device),
@@ -136,10 +137,6 @@ def _on_device(call: Call, device: torch.device) -> Call:
             return call(args)
 
     return guarded
-
-
-def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

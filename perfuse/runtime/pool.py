@@ -25,7 +25,7 @@ import torch
 
 from perfuse import config
 from perfuse.forking import ForkLock
-from perfuse.torch_compat.tensors import storage_handle, storage_use_counter
+from perfuse.torch_compat.tensors import cpu_allocator, storage_handle, storage_use_counter
 
 _ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
@@ -250,7 +250,7 @@ config.watch(lambda settings: POOL.shrink(settings.cpu.pool_limit_bytes))
 
 def allocator(smallest: int) -> Callable[..., torch.Tensor]:
     """As torch.empty_strided on the CPU, from the pool for at least this many bytes."""
-    plain, take = torch.empty_strided, POOL.take
+    plain, take = cpu_allocator(), POOL.take
 
     def empty_strided(
         shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
@@ -258,11 +258,11 @@ def allocator(smallest: int) -> Callable[..., torch.Tensor]:
         span = 1
         for size, stride in zip(shape, strides, strict=True):
             if size == 0:
-                return plain(shape, strides, dtype=dtype)
+                return plain(shape, strides, dtype)
             span += (size - 1) * stride
         num_bytes = span * dtype.itemsize
         if num_bytes < smallest:
-            return plain(shape, strides, dtype=dtype)
+            return plain(shape, strides, dtype)
         return take(shape, strides, dtype, num_bytes)
 
     return empty_strided

@@ -94,7 +94,7 @@ def _pointers(plan: Plan, sources: TritonSources) -> tuple[str, ...]:
 class _GpuWriter(HostWriter):
     """Writes the text and collects the rows of its tables."""
 
-    allocator = "empty"
+    allocator = small_allocator = "empty"
 
     def __init__(self, plan: Plan, sources: TritonSources, device: torch.device) -> None:
         symbols = dict.fromkeys(s for launch in sources.all_launches for s in launch.symbols)

@@ -28,7 +28,9 @@ def guard_rows(plan: Plan) -> Iterator[GuardRow]:
 class WatchedMemory:
     """The part of a host program's writer that allocates memory, checked on request."""
 
-    allocator = "empty_strided"  # the function of the host program that makes a tensor
+    # The functions of the host program that make a tensor: any, and one too small for the pool.
+    allocator = "empty_strided"
+    small_allocator = "empty_small"
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -36,11 +38,12 @@ class WatchedMemory:
         self.leaving = output_buffers(plan.program)
         self.turn = 0  # the one that is being written
 
-    def _memory(self, name: str, layout: str) -> str:
-        """New memory of a shape, strides and a dtype."""
+    def _memory(self, name: str, layout: str, size: int | None = None) -> str:
+        """New memory of a shape, strides and a dtype; `size` in bytes, where it is known."""
         if self.plan.is_guarded:
             return f"memory.empty({name!r}, {layout})"
-        return f"{self.allocator}({layout})"
+        is_small = size is not None and size < self.plan.thresholds.pool_bytes
+        return f"{self.small_allocator if is_small else self.allocator}({layout})"
 
     def _watch(self) -> None:
         """At entry: poison and guard the memory of this call."""

@@ -24,7 +24,7 @@ from perfuse.ir.atoms import Atom, Division, Indirect, Quotient, Symbol
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim, Index
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Loop, Opaque, View
-from perfuse.schedule.arena import leading_inputs
+from perfuse.schedule.arena import leading_inputs, num_bytes
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, MemorySource
 from perfuse.torch_compat.ops import OpOverload
@@ -148,7 +148,8 @@ class HostWriter(WatchedMemory):
 
     def _empty(self, buffer: Buffer) -> str:
         dims = f"{self._dims(buffer.shape)}, {self._dims(buffer.strides)}"
-        return self._memory(buffer.name, f"{dims}, {to_torch(buffer.dtype)}")
+        layout = f"{dims}, {to_torch(buffer.dtype)}"
+        return self._memory(buffer.name, layout, num_bytes(buffer))
 
     def _set_pointer(self, name: str) -> None:
         self.w.line(f"P[{self.places[name]}] = {name}.data_ptr()")

@@ -13,6 +13,7 @@ import torch
 from perfuse import config
 from perfuse.runtime import pool
 from perfuse.runtime.pool import POOL, Pool, allocator, release_memory
+from perfuse.testing import run_and_get_code
 
 MIB = 1 << 20
 SMALLEST_POOLED = config.Settings().thresholds.pool_bytes
@@ -307,3 +308,19 @@ def test_a_bypassed_pool_keeps_nothing() -> None:
     with own.bypassed():
         own.take((MIB,), (1,), torch.int8, MIB)
     assert own.free_bytes == own.used_bytes == 0
+
+
+def test_small_results_bypass_the_pool() -> None:
+    """A call of the pool costs more than PyTorch's allocator, and small blocks are not kept."""
+    large_rows = SMALLEST_POOLED // 4 // 64
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x.sum(1)
+
+    x = torch.randn(large_rows, 64)
+    (doubled, sums), sources = run_and_get_code(torch.compile(both, backend="perfuse"), x)
+    allocated = [line.split(" = ")[1] for line in sources[-1].splitlines() if " = empty_" in line]
+    assert sorted(line.split("(")[0] for line in allocated) == ["empty_small", "empty_strided"]
+    assert torch.equal(doubled, x * 2) and POOL.used_bytes == SMALLEST_POOLED
+    for made in (doubled, sums):
+        assert made._base is None and made.storage_offset() == 0

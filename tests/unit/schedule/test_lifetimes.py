@@ -62,7 +62,7 @@ def held_by_host(plan: Plan) -> list[set[str]]:
     for line in map(str.strip, text.splitlines()):
         if line.startswith("del "):
             alive -= set(line.removeprefix("del ").split(", "))
-        elif "= empty_strided(" in line or "= new_seeds(" in line:
+        elif any(f"= {made}(" in line for made in ("empty_small", "empty_strided", "new_seeds")):
             alive.add(line.split(" = ")[0])
         elif line.startswith("segment") or re.match(r"(.* = )?op_\w+\(", line):
             if " = op_" in line:
