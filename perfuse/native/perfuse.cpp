@@ -245,9 +245,9 @@ struct Artefact::Program {
   // The last line holds the checksum of all before it; no line is read before it is verified.
   static std::string verified(const std::string& text) {
     size_t end = text.rfind("end ");
-    if (end == std::string::npos || (end > 0 && text[end - 1] != '\n')) throw Error("native.txt is cut off");
+    if (end == std::string::npos || (end > 0 && text[end - 1] != '\n')) throw Error("native.txt is truncated");
     if (text.substr(end) != "end " + sha256(Bytes(text.begin(), text.begin() + end)) + "\n")
-      throw Error("native.txt is damaged: it does not have its checksum");
+      throw Error("native.txt is damaged: its checksum does not match");
     return text.substr(0, end);
   }
 
@@ -260,7 +260,7 @@ struct Artefact::Program {
       rest >> name >> other;
       if (name.find('/') != std::string::npos) throw Error("not a file of an artefact: " + name);
       Bytes data = read_file(folder + "/" + name);
-      if (sha256(data) != other) throw Error(name + " is damaged: it does not have its checksum");
+      if (sha256(data) != other) throw Error(name + " is damaged: its checksum does not match");
       files[name] = std::move(data);
     } else if (word == "isa") {
       rest >> name;
@@ -319,7 +319,7 @@ struct Artefact::Program {
   // From memory: what was verified is what runs.
   void open_library(const Bytes& data) {
     int fd = memfd_create("perfuse", MFD_CLOEXEC);
-    if (fd < 0) throw Error("cannot make a file in memory");
+    if (fd < 0) throw Error("cannot create a file in memory");
     size_t written = 0;
     while (written < data.size()) {
       ssize_t count = write(fd, data.data() + written, data.size() - written);
@@ -405,7 +405,7 @@ Artefact::Artefact(const std::string& folder) : program_(std::make_unique<Progra
   try {
     program_->load(folder);
   } catch (const std::out_of_range&) {
-    throw Error("native.txt names a file or table that is not there");
+    throw Error("native.txt refers to a missing file or table");
   }
 }
 Artefact::~Artefact() = default;
@@ -416,7 +416,7 @@ std::vector<Tensor> Artefact::operator()(const std::vector<Tensor>& arguments, i
   try {
     return program_->run(arguments, num_threads);
   } catch (const std::out_of_range&) {
-    throw Error("native.txt names a file or table that is not there");
+    throw Error("native.txt refers to a missing file or table");
   }
 }
 
