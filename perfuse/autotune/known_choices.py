@@ -64,14 +64,14 @@ def _is_shallow_sum(facts: ContractionFacts, gpu: Gpu) -> bool:
 
 KNOWN: list[KnownChoice] = [
     KnownChoice(
-        "one row by a matrix in rows of the depth",
+        "one row times a K-contiguous matrix",
         H200,
         _is_long_vector,
         Template(VECTOR, 1, 1, 2048, 4, 1),
         f"1.06 times the library's speed at 1x4096x14336 ({_RESULTS})",
     ),
     KnownChoice(
-        "a@b + c@d in float32 of small depth",
+        "a@b + c@d in float32 with small K",
         H200,
         _is_shallow_sum,
         Template(POINTERS, 64, 64, 32, 4, 3, precision="bf16x6"),

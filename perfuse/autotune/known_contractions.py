@@ -77,25 +77,25 @@ def _has_few_rows(facts: CpuFacts, dtype: DType, most: int) -> bool:
 
 KNOWN: list[KnownContraction] = [
     KnownContraction(
-        "few rows of bfloat16 by the weight of a linear layer",
+        "few rows of bfloat16 times the weight of a linear layer",
         _is_amd_with_pairs,
         lambda facts: _has_few_rows(facts, DType.BF16, 32),
         CppTemplateKind.PAIRS,
         f"1.2 to 3 times the library's speed ({_RESULTS})",
     ),
     KnownContraction(
-        "few rows of float32 by the weight of a linear layer",
+        "few rows of float32 times the weight of a linear layer",
         _is_amd_avx512,
         lambda facts: _has_few_rows(facts, DType.F32, 48 if _sums_long(facts) else 8),
         CppTemplateKind.DOTS,
         f"1.3 to 2.3 times the libraries' speed ({_RESULTS})",
     ),
     KnownContraction(
-        "long sums of float32",
+        "float32 with large K",
         _is_amd_avx512,
         lambda facts: _sums_long(facts) and facts.rows >= 64 and facts.work >= _LEAST_WORK,
         CppTemplateKind.PACKED,
-        f"1.8 to 2.2 times MKL's speed; the error of oneDNN's is twice as large ({_RESULTS})",
+        f"1.8 to 2.2 times MKL's speed; oneDNN's error is twice as large ({_RESULTS})",
     ),
 ]
 
