@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 
@@ -59,7 +60,9 @@ def kind_name(kind: Any) -> str:
     """A type as users read it."""
     if get_origin(kind) is Literal:
         return " | ".join(repr(choice) for choice in get_args(kind))
-    return kind.__name__ if isinstance(kind, type) else str(kind)
+    if get_args(kind):
+        return " | ".join(kind_name(choice) for choice in get_args(kind))
+    return "None" if kind is NoneType else str(kind.__name__)
 
 
 def is_valid(kind: Any, value: Any) -> bool:

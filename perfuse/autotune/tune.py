@@ -24,8 +24,8 @@ def tune(plan: Plan, context: Context) -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """A tuner that leaves other plans as they are, and is not even imported for them."""
+class ConditionalTuner:
+    """A tuner for some plans; for others it is not even imported."""
 
     concerns: Callable[[Plan, Context], bool]
     tuner: Tuner
@@ -53,9 +53,9 @@ def _times_kernels(plan: Plan, context: Context) -> bool:
 
 
 TUNERS: list[Tuner] = [
-    Where(_may_choose_matmuls, deferred("perfuse.autotune.matmuls:tune_matmuls")),
-    Where(_is_on_gpu, deferred("perfuse.autotune.templates:tune_templates")),
-    Where(_is_on_gpu, deferred("perfuse.autotune.tune_tiles:tune_tiles")),
-    Where(_selects, deferred("perfuse.autotune.race_selected:require_selected")),
-    Where(_times_kernels, deferred("perfuse.autotune.kernel_times:log_kernel_times")),
+    ConditionalTuner(_may_choose_matmuls, deferred("perfuse.autotune.matmuls:tune_matmuls")),
+    ConditionalTuner(_is_on_gpu, deferred("perfuse.autotune.templates:tune_templates")),
+    ConditionalTuner(_is_on_gpu, deferred("perfuse.autotune.tune_tiles:tune_tiles")),
+    ConditionalTuner(_selects, deferred("perfuse.autotune.race_selected:require_selected")),
+    ConditionalTuner(_times_kernels, deferred("perfuse.autotune.kernel_times:log_kernel_times")),
 ]

@@ -221,3 +221,10 @@ def test_describe_has_a_sentence_for_every_setting() -> None:
     assert rows["cpu.threads"].type == "int"
     assert all(row.sentence.endswith(".") for row in rows.values())
     assert all(Settings().get(name) == row.default for name, row in rows.items())
+
+
+def test_types_are_described_as_users_write_them() -> None:
+    kinds = {row.name: row.type for row in config.describe()}
+    assert kinds["verify"] == "bool | 'memory'"
+    assert kinds["memory_budget"] == "str | int | float | None"
+    assert kinds["cpu.threads"] == "int" and kinds["on_error"] == "'raise' | 'eager'"
