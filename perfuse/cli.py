@@ -139,12 +139,12 @@ def explain(
 @app.command()
 def codegen(
     function: Annotated[str, FUNCTION],
-    target: Annotated[str, typer.Option(help="cuda:80, cuda:90, hip:gfx942, cpu, ...")],
+    target: Annotated[str, typer.Option(help="Target: cuda:80, cuda:90, hip:gfx942, cpu, ...")],
     arguments: Annotated[str, ARGUMENTS] = "example_args",
     out: Annotated[Path | None, typer.Option(help="Folder for sources and machine code.")] = None,
     plan: Annotated[bool, typer.Option(help="Also print the plan of each graph.")] = False,
 ) -> None:
-    """Cross-compile a function for a GPU you need not have."""
+    """Cross-compile a function, for example for a GPU you do not have."""
     cross_compile = importlib.import_module("perfuse.capture.cross_compile")
     fn, given = found_call(function, arguments)
     made = cross_compile.codegen_for(fn, given, target=target)

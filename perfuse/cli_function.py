@@ -30,9 +30,7 @@ LIBRARIES = (
 console = Console()
 
 FUNCTION = typer.Argument(help="module:function, or path/to/file.py:function")
-ARGUMENTS = typer.Option(
-    "--args", help="A function in the same place that returns example arguments."
-)
+ARGUMENTS = typer.Option("--args", help="The function there that returns example arguments.")
 
 
 def found_call(function: str, arguments: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
