@@ -65,7 +65,7 @@ class Saved:
     """Operands of the gradients: that of the result, and two numbers for each query."""
 
     grad_out: View
-    logsumexp: View  # of base 2
+    logsumexp: View
     delta: View  # what is subtracted from the gradient of each weight of a query
 
 
@@ -88,7 +88,8 @@ class Attention(LibraryCall):
 
     Operands have the sizes [batch, head, position, feature]; several heads of queries may share one
     of keys and values. The results: of the forward out, logsumexp and largest score, both of base
-    2; else the gradient of the queries, or of the keys and of the values.
+    2 unless the sums are natural; else the gradient of the queries, or of the keys and of the
+    values.
     """
 
     part: AttentionPart
@@ -103,6 +104,7 @@ class Attention(LibraryCall):
     captured: tuple[View, ...] = ()  # buffers that the functions read
     score_gradient: Expr | None = None
     saved: Saved | None = None
+    has_natural_sums: bool = False  # logsumexp is of base e; 0 for a query without keys
     scatters: tuple[ScoreScatter, ...] = ()
     mutates: tuple[str, ...] = ()  # the buffers of `scatters`
     reason: str = "computed by a kernel"

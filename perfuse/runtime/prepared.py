@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from perfuse.runtime.host_names import Call
 from perfuse.torch_compat.tensors import versions_of
@@ -24,10 +24,10 @@ data_ptr = Tensor.data_ptr
 class _Kept:
     """Prepared values, and the state of the parameters that they were computed from."""
 
-    identities: list[int]
     versions: list[int]
     addresses: list[int]
     values: tuple[Any, ...]
+    memory: list[UntypedStorage]  # kept, so that a parameter's new memory has another address
     watched: list[weakref.ref[Tensor]]  # an identity says nothing once its tensor is gone
 
 
@@ -38,31 +38,30 @@ def prepared_call(
     passed: Sequence[int],
 ) -> Call:
     """The call of the whole graph: inputs at `passed` go to `rest`, with the prepared values."""
-    kept: dict[int, _Kept] = {}  # by the identity of the first source
+    kept: dict[tuple[int, ...], _Kept] = {}  # by the identities of the sources
 
-    def prepared(held: list[Tensor]) -> tuple[Any, ...]:
+    def prepared(held: list[Tensor], names: tuple[int, ...]) -> tuple[Any, ...]:
         values = tuple(prepare(held))
         if not any(tensor.is_inference() for tensor in held):  # those do not count their versions
-            name = id(held[0])
-            kept[name] = _Kept(
-                list(map(id, held)),
+            kept[names] = _Kept(
                 versions_of(held),
                 list(map(data_ptr, held)),
                 values,
-                [weakref.ref(tensor, lambda _: kept.pop(name, None)) for tensor in held],
+                [tensor.untyped_storage() for tensor in held],
+                [weakref.ref(tensor, lambda _: kept.pop(names, None)) for tensor in held],
             )
         return values
 
     def call(args: list[Any]) -> tuple[Any, ...]:
         held = [args[i] for i in sources]
-        found = kept.get(id(held[0]))
+        names = tuple(map(id, held))
+        found = kept.get(names)
         if (
             found is None
-            or found.identities != list(map(id, held))
             or found.versions != versions_of(held)
             or found.addresses != list(map(data_ptr, held))
         ):
-            values = prepared(held)
+            values = prepared(held, names)
         else:
             values = found.values
         inputs = [args[i] for i in passed]

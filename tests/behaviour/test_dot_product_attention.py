@@ -274,3 +274,20 @@ def test_large_scores(queries: int, size: float) -> None:
     compiled(*operands).sum().backward()
     for x in operands:
         assert x.grad is not None and bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_of_large_scores(is_causal: bool) -> None:
+    """The forward saves sums that are as large as scores: no factor may round them."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = ((1, 2, 20, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+    q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+    fn = lambda q, k, v: [attend(q, k, v, is_causal=is_causal)]  # noqa: E731
+    check(fn, by_position([1e9 * q, k, v]))
+
+
+def test_gradients_of_rows_under_the_least_number() -> None:
+    """A row that adds the least finite number to all scores hides none of them."""
+    mask = torch.zeros(20, 37)
+    mask[4], mask[6, :30] = (torch.finfo(torch.float32).min,) * 2
+    check(masked(mask), by_position(operands(lengths=(20, 37), batch=1)))

@@ -134,6 +134,17 @@ def test_changes_are_noticed(change: Callable[[Module], None]) -> None:
     check(compiled, module, x)
 
 
+def test_new_memory_at_the_old_address_is_noticed() -> None:
+    """Memory that is freed is given out again: twice replaced, a weight may be where it was."""
+    module, x = network(), image()
+    compiled, weight = frozen(module), module[0].weight  # type: ignore[index, union-attr]
+    for _ in range(5):
+        check(compiled, module, x)
+        for _ in range(2):
+            weight.data = torch.randn(weight.shape)  # type: ignore[union-attr, arg-type, assignment]
+    check(compiled, module, x)
+
+
 def test_one_graph_serves_many_modules() -> None:
     blocks = [stirred(Block()) for _ in range(3)]
     for i, block in enumerate(blocks):

@@ -197,6 +197,7 @@ class Operation:
     scale: float
     functions: tuple[Expr, ...]  # score, mask, and the gradient of the score
     saved: Saved | None = None
+    has_natural_sums: bool = False
 
 
 def attention_node(
@@ -223,6 +224,7 @@ def attention_node(
         captured=tuple(View(b.name, b.shape, b.strides) for b in whole),
         score_gradient=gradient[0] if gradient else None,
         saved=operation.saved,
+        has_natural_sums=operation.has_natural_sums,
         origin=builder.origin,
     )
 

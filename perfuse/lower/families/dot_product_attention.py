@@ -20,7 +20,6 @@ from perfuse.lower.families.attention import (
     operand_views,
     saved_for,
 )
-from perfuse.lower.families.pointwise import multiply
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, expand, reindex
 
@@ -37,14 +36,14 @@ def attention(
     _check(builder, operands, dropout, has_mask=attn_mask is not None)
     sizes = (*query.shape[:3], key.shape[2])
     functions = (_score(builder, sizes, attn_mask), _keep(sizes, is_causal))
-    operation = Operation(operand_views(builder, operands), _scale(query, scale), functions)
+    views = operand_views(builder, operands)
+    operation = Operation(views, _scale(query, scale), functions, has_natural_sums=True)
     out = _by_position(builder, query.dtype, (*query.shape[:3], value.shape[3]))
     sums, largest = (builder.new_buffer(DType.F32, query.shape[:3]) for _ in range(2))
     blocks = CAUSAL if is_causal else WHOLE
     results = (out, sums, largest)
     builder.call(attention_node(builder, AttentionPart.FORWARD, operation, blocks, results))
-    natural = multiply(builder, builder.tensor_of(sums), math.log(2))
-    return builder.tensor_of(out), natural
+    return builder.tensor_of(out), builder.tensor_of(sums)
 
 
 @lowers("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
@@ -58,9 +57,8 @@ def attention_backward(
     sizes = (*query.shape[:3], key.shape[2])
     functions = (_score(builder, sizes, attn_mask), _keep(sizes, is_causal), SCORE_GRADIENT)
     views = operand_views(builder, operands, first=1)
-    of_base_2 = multiply(builder, logsumexp, 1.0 / math.log(2))
-    saved = saved_for(builder, out, of_base_2, (grad_out, 0))
-    operation = Operation(views, _scale(query, scale), functions, saved)
+    saved = saved_for(builder, out, logsumexp, (grad_out, 0))
+    operation = Operation(views, _scale(query, scale), functions, saved, has_natural_sums=True)
     made = [_by_position(builder, x.dtype, x.shape) for x in operands]
     blocks = CAUSAL if is_causal else WHOLE
     for part, results in (

@@ -23,6 +23,7 @@ template <class S> struct AttentionResults {
   int64_t batch, head, down;
   float* sums;
   float* largest;
+  bool has_natural_sums;  // not of base 2
   PF_INLINE S* row(int64_t b, int64_t h, int64_t i) const { return p + b * batch + h * head + i * down; }
 };
 
@@ -78,6 +79,8 @@ template <class F> PF_FN F sums_of(F top, F total) {
   const F infinite = all<F>(__builtin_inff()), sums = (top + log(total)) * log2_e;
   return where(eq(top, infinite), infinite, where(eq(total, F{}), -infinite, sums));
 }
+// The same in base e: no factor rounds the largest score, nor makes it overflow. A query without keys has 0, as eager's.
+template <class F> PF_FN F natural_sums_of(F top, F total) { return where(eq(total, F{}), F{}, top + log(total)); }
 template <class F> PF_FN F divisor_of(F total) { return where(eq(total, F{}), all<F>(1.0f), total); }
 
 // ---- queries as lanes ----------------------------------------------------------------------------
@@ -247,7 +250,8 @@ template <class X> struct AttentionBlock {
       if (to.p)
         store_features<X, X::outer>(acc + panel * X::outer + (at - panel), to.row(b, h, query), to.down, live,
                                     [=](vec<float> x) PF_INLINED { return x / divisor; });
-      if (to.sums) storev_n<float>(to.sums + number, sums_of(most, sum), live);
+      const vec<float> sums = to.has_natural_sums ? natural_sums_of(most, sum) : sums_of(most, sum);
+      if (to.sums) storev_n<float>(to.sums + number, sums, live);
       if (to.largest) storev_n<float>(to.largest + number, most * log2_e, live);
     }
   }
@@ -373,7 +377,7 @@ PF_FN void join_parts(float* parts, int64_t splits, AttentionResults<S> to, int6
   if (to.p)
     for (int j = 0; j < X::outer; j += lanes)
       storev_n<S>(to.row(b, h, query) + j, loadv<float>(first + j) / divisor, (int)least(X::outer - j, lanes));
-  if (to.sums) to.sums[number] = sums_of(*top, *total);
+  if (to.sums) to.sums[number] = to.has_natural_sums ? natural_sums_of(*top, *total) : sums_of(*top, *total);
   if (to.largest) to.largest[number] = *top * log2_e;
 }
 

@@ -28,6 +28,7 @@ class _Forward:
         out, *numbers = node.results
         kind = f"pf::AttentionResults<{frame.names.storage(out)}>"
         given = [frame.target_of(out), *frame.steps_of(out), *map(frame.target_of, numbers)]
+        given += ["true"] if node.has_natural_sums else []
         w.line(f"const {kind} results = {{{', '.join(given)}}};")
         frame.sizes(w)
         frame.lists(w)

@@ -61,6 +61,8 @@ class _Gradient:
     def _sums(self) -> Expr:
         """The logarithm of a query's sum; a query without keys has no weights."""
         saved = self._number(self.saved.logsumexp)
+        if self.node.has_natural_sums:
+            return saved
         nothing = ex.apply("eq", saved, ex.const(-math.inf, DType.F32))
         natural = ex.apply("mul", saved, ex.const(math.log(2), DType.F32))
         return ex.apply("where", nothing, ex.const(0.0, DType.F32), natural)

@@ -395,13 +395,27 @@ PF_FN void pairs_of_columns(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_
   }
 }
 
+// Whether this machine has the instruction (bit 5 of leaf 7.1). The compiler's own query needs a library that zig does not
+// link; where the machine is virtual, asking the processor takes microseconds.
+PF_FN bool has_pairs() {
+  static int known = 0;  // 1: it has not, 2: it has
+  int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (found == 0) {
+    int a = 7, b, c = 1, d;
+    asm("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    found = 1 + (a >> 5 & 1);
+    __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+  }
+  return found == 2;
+}
+
 template <int DEPTH, int COLUMNS, class F>
 PF_FN void gemm_pairs(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
   static_assert(DEPTH % (2 * lanes) == 0 && COLUMNS % 4 == 0, "parts are whole vectors, blocks whole groups");
   parallel(threads, [=](int thread, int count) PF_INLINED {
     const Range own = share_of(columns, 4, thread, count);
     if (own.begin >= own.end) return;
-    if (__builtin_cpu_supports("avx512bf16")) pairs_of_columns<true, DEPTH, COLUMNS>(a, b, rows, depth, own, finish);
+    if (has_pairs()) pairs_of_columns<true, DEPTH, COLUMNS>(a, b, rows, depth, own, finish);
     else pairs_of_columns<false, DEPTH, COLUMNS>(a, b, rows, depth, own, finish);
   });
 }
