@@ -23,7 +23,7 @@ from perfuse.ir.program import Buffer, BufferKind, LibraryCall, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.layout import own_strides
 from perfuse.lower.tensor import Tensor, cast_tensor, expand
-from perfuse.torch_compat.ops import is_view_op, schema_of
+from perfuse.torch_compat.ops import OpOverload, is_view_op, schema_of
 
 aten = torch.ops.aten
 _COPY = aten.copy_.default
@@ -173,14 +173,24 @@ class Mutations:
             for view in call.views()
         )
 
-    def _is_done_with(self, reader: FxNode, node: FxNode, views: dict[FxNode, FxNode]) -> bool:
-        """Whether no node after this one needs the old elements that a reader shows."""
+    def _is_done_with(
+        self, reader: FxNode, node: FxNode, views: dict[FxNode, FxNode], place: FxNode | None = None
+    ) -> bool:
+        """Whether no node after this one needs the old elements that a reader shows.
+
+        A user may replace those in the view that leads to the update, or be an equal view. `place`
+        is the value among the ones with such views that the reader equals, if not itself.
+        """
+        view = views.get(place or reader)
         for user in self._users_left(reader):
             if user is node:
                 continue
             if user.target is _COPY and user.args[0] is reader and user.args[1] is not reader:
                 continue
-            if reader in views and _replaces(user, views[reader]):
+            if view is not None and _replaces(user, reader, view):
+                continue
+            is_equal = view is not None and _arguments_of(user) == _arguments_of(view)
+            if is_equal and self._is_done_with(user, node, views, view):
                 continue
             return False
         return True
@@ -228,15 +238,18 @@ def _views_above(node: FxNode) -> dict[FxNode, FxNode]:
     return found
 
 
-def _replaces(user: FxNode, view: FxNode) -> bool:
-    """Whether a user takes of a value only elements outside of one of its views."""
+def _replaces(user: FxNode, base: FxNode, view: FxNode) -> bool:
+    """Whether a user takes of a value only elements outside of a view of it, or of an equal one."""
     if (view.target, user.target) not in _REPLACING:
         return False
-    base, values, *rest = _arguments(user)
-    return values is not base and [base, *rest] == _arguments(view)
+    values, *rest = _arguments_of(user)[1:]
+    return user.args[0] is base and values is not base and rest == _arguments_of(view)[1:]
 
 
-def _arguments(node: FxNode) -> list[Any]:
-    """All arguments by position, those that were left out too."""
+def _arguments_of(node: FxNode) -> list[Any]:
+    """The op and all arguments but the first by position, those that were left out too."""
+    if not isinstance(node.target, OpOverload):
+        return [node]
     left = schema_of(node.target).arguments[len(node.args) :]
-    return [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in left)]
+    given = [*node.args[1:], *(node.kwargs.get(a.name, a.default_value) for a in left)]
+    return [node.target, *given]
