@@ -241,7 +241,7 @@ def slice_scatter(
     """x with a slice taken from `src`: one formula, so that neither is copied first."""
     refuse_overlap(builder)
     dim %= x.ndim
-    first, last = clamp_slice(start, end, x.shape[dim])
+    first, last = clamp_slice(start, end, x.shape[dim], src.shape[dim] if step == 1 else None)
     src = expand(cast_tensor(src, x.dtype), [*src.shape])
     if any(size == 0 for size in src.shape):
         return x
