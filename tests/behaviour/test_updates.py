@@ -262,18 +262,28 @@ def _state(module: Window) -> list[Tensor]:
     return [module.seen, module.step, grad]
 
 
-def test_an_index_out_of_range_raises() -> None:
-    def put_at(buffer: Tensor, at: Tensor) -> Tensor:
-        buffer[at] = 1.0
-        return buffer.sum()
+def put_at(buffer: Tensor, at: Tensor, x: Tensor) -> Tensor:
+    buffer[at] = x
+    return buffer.sum()
 
-    fn = compiled(put_at)
-    fn(randn(32, 512), torch.tensor([3]))
-    for at in (32, -33):
-        with pytest.raises(IndexError, match="out of"):
-            put_at(randn(32, 512), torch.tensor([at]))
+
+def add_at(buffer: Tensor, at: Tensor, x: Tensor) -> Tensor:
+    return buffer.index_add_(0, at, x).sum()
+
+
+@pytest.mark.parametrize("function", [put_at, add_at], ids=lambda f: f.__name__)
+def test_an_index_out_of_range_raises_and_writes_nothing(function: Callable[..., Any]) -> None:
+    fn = compiled(function)
+    for at in (32, -33, 3, 99):
+        buffer = randn(32, 512)
+        before, arguments = buffer.clone(), (buffer, torch.tensor([at]), randn(1, 512))
+        if at == 3:
+            fn(*arguments)
+            assert not torch.equal(buffer, before)
+            continue
         with pytest.raises((IndexError, RuntimeError), match="out of"):
-            fn(randn(32, 512), torch.tensor([at]))
+            fn(*arguments)
+        assert torch.equal(buffer, before)
 
 
 # -- how much is moved ---------------------------------------------------------------------
