@@ -149,7 +149,7 @@ def _is_tangled(source: Sequence[Dim]) -> bool:
 def clamp_slice(start: Any, end: Any, size: Dim, length: Dim | None = None) -> tuple[Dim, Dim]:
     """Python's slice rules for one dimension.
 
-    With bounds that only a call has, a slice whose `length` is their distance is known to be inside.
+    With bounds that only a call has, a slice whose `length` is their distance is inside.
     """
     if length is not None and isinstance(start, ix.Index) and isinstance(end, ix.Index):
         if ix.is_nonnegative(start) and ix.add(end, ix.mul(start, -1)) == length:
