@@ -53,6 +53,8 @@ class Builder:
         self.feeds_calls = False  # every user of the node at hand is a library call
         self.is_exact = False  # the result of the node at hand must have eager's bits
         self.arguments: tuple[Any, ...] = ()  # what the op at hand was traced with
+        self.overwritable: str | None = None  # what the op at hand may update in place
+        self.overwritten: str | None = None  # what it did
         # Formulas that calls needed in memory, by their buffer: none is computed twice.
         self._passed: dict[tuple[tuple[Dim, ...], DType, Expr], Buffer] = {}
         self._num_names = 0
@@ -116,6 +118,18 @@ class Builder:
         # A formula belongs to the op that computes it, not to the call that needs it in memory.
         origin = self.formula_origins.get(tensor.value, self.origin)
         self.emit(Loop(buffer.name, axes, LoopKind.MAP, tensor.value, where, origin))
+
+    def may_overwrite(self, name: str | None) -> None:
+        """Let the next op update a buffer where it would update a copy of it."""
+        self.overwritable, self.overwritten = name, None
+
+    def overwrite(self, loops: Sequence[Loop]) -> None:
+        """Emit loops that write to the buffer that the op in hand may update."""
+        if not loops:
+            return
+        self.overwritten = self.overwritable
+        self._passed.clear()  # formulas refer to the previous contents of memory
+        self.nodes += loops
 
     def window_on(self, tensor: Tensor) -> View | None:
         """The tensor as a strided window on one of the buffers, if its formula is just that."""

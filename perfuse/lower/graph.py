@@ -31,11 +31,12 @@ from perfuse.lower.aliases import alias_root, views_from
 from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.fallback import AtenCall
 from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
+from perfuse.lower.mutations import Mutations
 from perfuse.lower.origins import Origins
 from perfuse.lower.registry import LOWERINGS, CannotLower, lowering_of
 from perfuse.lower.result_windows import EagerWindows, may_overlap, own_memory
 from perfuse.lower.size_formulas import with_formulas
-from perfuse.lower.tensor import Tensor, cast_tensor, expand, positions, reindex
+from perfuse.lower.tensor import Tensor, positions, reindex
 from perfuse.torch_compat.ops import is_effect, is_view_op, schema_of
 from perfuse.torch_compat.sizes import symbol_hints
 
@@ -74,10 +75,7 @@ class _Lowering:
         self.outputs: tuple[Any, ...] = ()
         self.owners: dict[str, FxNode] = {}
         self.origins = Origins()
-        copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-        self.has_copies = bool(copies)
-        self.readers: dict[str, list[FxNode]] = {}  # whose formulas read a buffer
-        self.outdated: set[FxNode] = set()  # whose formulas read what was overwritten since
+        self.mutations = Mutations(module.graph, self.builder, self.values)
         self.compared = compared_with_themselves(module.graph)
         self.quantised = rounded_to_eight_bits(module.graph)
 
@@ -99,8 +97,7 @@ class _Lowering:
                 self.owners[name] = node
             is_call = any(isinstance(n, LibraryCall) for n in self.builder.nodes[num_emitted:])
             self.origins.settle(node, self.values.get(node), self.builder, is_call)
-            if self.has_copies:
-                self._note_reads(node)
+            self.mutations.note(node)
         nodes, formulas = with_formulas(self.builder.nodes, self.symbols)
         return Program(
             inputs=tuple(self.inputs),
@@ -302,12 +299,15 @@ class _Lowering:
         if lowering is not None and traced.all_plain(node, expected, self.device):
             self.builder.feeds_calls = _feeds_calls(node)
             self.builder.is_exact = node in self.quantised
+            self.builder.may_overwrite(self.mutations.overwritable(node))
             mark = len(self.builder.nodes), len(self.builder.buffers), len(self.moved)
             self.builder.arguments = tuple(traced.value(a) for a in node.args)
             try:
                 args = self._args(node.args, self._read)
                 result = lowering(self.builder, *args, **self._kwargs(node, self._read))
                 result = traced.checked(result, expected, self.symbols)
+                if self.builder.overwritten is not None:
+                    self.mutations.overwrote(node, self.builder.overwritten)
                 return self._settle(node, result, expected)
             except Exception as error:
                 reason = self._refused(node, error)
@@ -432,42 +432,14 @@ class _Lowering:
     # -- mutation and results --------------------------------------------------------------
 
     def _try_copy(self, node: FxNode) -> bool:
-        """An input that the graph mutates: written in place, after all reads of its old value."""
+        """An input that the graph mutates: written in place."""
         target = self._value(node.args[0])
         view = self.builder.window_on(target) if isinstance(target, Tensor) else None
         source = self._value(node.args[1], self._read if view is not None else None)
         if view is None or not isinstance(source, Tensor):
             return False
-        self._keep_old_values(node, view.buffer)
-        buffer = self.builder.buffers[view.buffer]
-        source = expand(cast_tensor(source, target.dtype), target.shape)
-        target_index = target.value.index
-        for read in ex.loads_of(source.value):
-            if read.buffer == view.buffer and read.index is not target_index:
-                source = self.builder.realize_copy(source)
-                break
-        self.builder.store(source, buffer, target_index)
-        self.values[node] = target
+        self.mutations.copy_into(node, target, source)
         return True
-
-    def _note_reads(self, node: FxNode) -> None:
-        value = self.values.get(node)
-        if node.op != "placeholder" and isinstance(value, Tensor):
-            for name in {read.buffer for read in ex.loads_of(value.value)}:
-                self.readers.setdefault(name, []).append(node)
-
-    def _keep_old_values(self, copy: FxNode, buffer: str) -> None:
-        """Formulas that still read the old contents and are needed later go to memory first."""
-        for earlier in self.readers.pop(buffer, []):
-            value = self.values[earlier]
-            is_needed = any(user not in self.values and user is not copy for user in earlier.users)
-            if not any(read.buffer == buffer for read in ex.loads_of(value.value)):
-                continue
-            if is_needed:
-                self.values[earlier] = self.builder.realize_copy(value)
-                self._note_reads(earlier)
-            else:
-                self.outdated.add(earlier)
 
     def _output(self, node: FxNode) -> None:
         results = node.args[0]
@@ -475,7 +447,7 @@ class _Lowering:
             results = [results]
         claimed: dict[str, FxNode] = {}
         made: dict[FxNode, View] = {}
-        windows = EagerWindows(self.builder, self.values, self.owners, self.outdated)
+        windows = EagerWindows(self.builder, self.values, self.owners, self.mutations.outdated)
         outputs: list[Any] = []
         for result in results:
             value = self._value(result)

@@ -318,6 +318,12 @@ FLOAT8 = (
 
 EFFECTS = (
     P("in_place", lambda x: x.mul_(2).add_(1).sum(), lambda: [randn(33)], num_calls=2),
+    P(
+        "in_place_rows",
+        lambda x, i, y: x.index_copy_(0, i, y).sum(0) + x.index_add_(0, i, y)[0],
+        lambda: [randn(33, 70), torch.tensor([4, 30]), randn(2, 70)],
+        num_calls=2,
+    ),
     P("in_place_view", lambda x: x[:, ::2].copy_(x[:, 1::2] * 2), lambda: [randn(9, 34)]),
     P("adam", adam, lambda: [randn(99), randn(99), randn(99), randn(99).abs()], num_calls=2),
     P("dropout", lambda x: F.dropout(x, 0.3), lambda: [randn(999)]),

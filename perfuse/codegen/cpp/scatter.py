@@ -6,9 +6,11 @@ from perfuse.codegen.cpp.emit import Emitter, Scope, Value
 from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
 from perfuse.codegen.writer import Writer
+from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Axis, LoopKind
+from perfuse.ir.program import ARGUMENTS, Axis, LoopKind
+from perfuse.schedule.plan import Member
 
 
 def scan_item(frame: CppFrame, w: Writer) -> None:
@@ -67,6 +69,7 @@ def _scatter_step(frame: CppFrame, scope: Scope, tail: str | None) -> None:
     lane, out = frame.shape.lane, m.loop.out
     emitter = Emitter(frame.names, scope, lane, tail, lambda e: None)
     value = frame.value_of(emitter, m)
+    _stop_if_outside(frame, emitter, m)
     if m.loop.kind is not LoopKind.SCATTER_ADD:
         emitter.store(out, m.loop.index, value)
         return
@@ -81,3 +84,13 @@ def _scatter_step(frame: CppFrame, scope: Scope, tail: str | None) -> None:
     at = index if is_vector else f"pf::splat(int64_t({index}))"
     live = tail or "pf::lanes"
     emitter.line(f"pf::scatter_add_n<{kind}>({pointer}, {at}, {value.vector}, {live});")
+
+
+def _stop_if_outside(frame: CppFrame, emitter: Emitter, member: Member) -> None:
+    """Leave memory of the caller as it is from an index on that is out of bounds, as eager does."""
+    atoms = ex.value_atoms(member.loop.index)
+    if frame.buffers[member.loop.out].kind not in ARGUMENTS or not atoms:
+        return
+    for atom in atoms:
+        emitter.checked(atom)
+    emitter.line("if (__builtin_expect(*status != 0, 0)) return;")

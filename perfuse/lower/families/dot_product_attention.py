@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from perfuse.graph.attention_choice import AttentionProblem, library_reason
 from perfuse.ir import expr as ex
+from perfuse.ir import index as ix
 from perfuse.ir.attention import CAUSAL, SCORE, SCORE_GRADIENT, WHOLE, AttentionPart, score_position
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
@@ -21,7 +22,7 @@ from perfuse.lower.families.attention import (
     saved_for,
 )
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, expand, reindex
+from perfuse.lower.tensor import Tensor, expand, positions, reindex
 
 # A mask that costs more is stored before it is added: each head of each sequence reads it again.
 _MASK_COST, _MASK_LOADS = 4, 2
@@ -32,7 +33,7 @@ def attention(
     builder: Builder, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0,
     is_causal: bool = False, *, attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    operands = (query, key, value)
+    operands = (query, *_without_repeats(key, value))
     _check(builder, operands, dropout, has_mask=attn_mask is not None)
     sizes = (*query.shape[:3], key.shape[2])
     functions = (_score(builder, sizes, attn_mask), _keep(sizes, is_causal))
@@ -85,6 +86,41 @@ def _check(
     if dropout:
         raise CannotLower("attention with dropout")
     check_operands(builder, operands)
+
+
+def _without_repeats(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with heads that were repeated for groups of queries there once.
+
+    The kernel reads the head of a group, so that the copies are never stored.
+    """
+    for repeats in _repeats(key):
+        once = [_once(x, repeats) for x in (key, value)]
+        if once[0] is not None and once[1] is not None:
+            return once[0], once[1]
+    return key, value
+
+
+def _repeats(x: Tensor) -> Sequence[Dim]:
+    """The numbers of times that each head may be repeated, largest first."""
+    head, heads = ix.as_atom(positions(x.shape)[1]), x.shape[1]
+    if head is None:
+        return []
+    if head not in x.value.variables():
+        return [heads]
+    indices = [load.index for load in ex.loads_of(x.value)]
+    divisors = {d.divisor for index in indices for d in ix.divisions_of(index)}
+    return sorted((n for n in divisors if isinstance(n, int) and n > 1), reverse=True)
+
+
+def _once(x: Tensor, repeats: Dim) -> Tensor | None:
+    """The first head of each group of equal ones; None if they differ."""
+    count = ix.exact_div(x.shape[1], repeats)
+    if count is None:
+        return None
+    shape = (x.shape[0], count, *x.shape[2:])
+    at, place = positions(shape), ix.var("repeat", repeats)
+    made = reindex(x, shape, [at[0], ix.add(ix.mul(at[1], repeats), place), *at[2:]])
+    return None if ix.as_atom(place) in made.value.variables() else made
 
 
 def _scale(query: Tensor, scale: float | None) -> float:

@@ -9,7 +9,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
-from perfuse.ir.program import Loop, LoopKind
+from perfuse.ir.program import Loop, LoopKind, View, sizes_from_data
 from perfuse.lower.builder import Builder, axes_over, unsqueeze_dims
 from perfuse.lower.families.indexing import checked_index, data_index, places_of
 from perfuse.lower.families.pointwise import element
@@ -17,29 +17,74 @@ from perfuse.lower.families.views import clamp_slice, guarded, inside, reindex_u
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor, expand, positions, reindex
 
+Stores = Sequence[tuple[Tensor, Sequence[Dim]]]  # values, and the position of each
 
-def stored_at(
-    builder: Builder, x: Tensor, stores: Sequence[tuple[Tensor, Sequence[Dim]]], *, accumulate: bool
-) -> Tensor:
-    """A copy of x with values written to (or added at) positions, later stores after earlier.
 
-    The last store alone accumulates. Sums into small floats are kept in float32 until the end.
+def stored_at(builder: Builder, x: Tensor, stores: Stores, *, accumulate: bool) -> Tensor:
+    """x with values written to (or added at) positions, later stores after earlier.
+
+    The last store alone accumulates. Sums into small floats are kept in float32 until the end. All
+    is done in a copy of x, unless that may be overwritten.
     """
     if accumulate and x.dtype is DType.BOOL:
         raise CannotLower("scatter-add of bools")
+    if updated(builder, x, stores, accumulate=accumulate):
+        return x
     held = cast_tensor(x, x.dtype.compute) if accumulate else x
     target = builder.realize_copy(held)
-    buffer = builder.buffers[target.value.buffer]
+    view = builder.memory_of(target)
+    builder.nodes += _loops(builder, view, stores, accumulate=accumulate)
+    return cast_tensor(target, x.dtype)
+
+
+def updated(builder: Builder, x: Tensor, stores: Stores, *, accumulate: bool = False) -> bool:
+    """Whether the values were stored into x itself, which the op in hand may overwrite."""
+    name, view = builder.overwritable, builder.window_on(x)
+    if name is None or view is None or view.buffer != name:
+        return False
+    if accumulate and x.dtype.compute is not x.dtype:
+        return False
+    indices = [_index(view, position) for _, position in stores]
+    if any(_reads(name, atom.value) for index in indices for atom in ex.value_atoms(index)):
+        return False
+    kept = [
+        (_read_before(builder, name, values, None if accumulate else index), position)
+        for (values, position), index in zip(stores, indices, strict=True)
+    ]
+    builder.overwrite(_loops(builder, view, kept, accumulate=accumulate))
+    return True
+
+
+def _read_before(builder: Builder, name: str, values: Tensor, index: Dim | None) -> Tensor:
+    """Values that read the buffer they are stored into, elsewhere than at `index`, in memory."""
+    reads = [read for read in ex.loads_of(values.value) if read.buffer == name]
+    is_here = index is not None and not ex.value_atoms(index)
+    if all(is_here and read.index is index for read in reads):
+        return values
+    return builder.realize_copy(values)
+
+
+def _reads(name: str, value: ex.Expr) -> bool:
+    return any(read.buffer == name for read in ex.loads_of(value))
+
+
+def _index(view: View, position: Sequence[Dim]) -> Dim:
+    return ix.add(view.offset, ix.dot(position, view.strides))
+
+
+def _loops(builder: Builder, view: View, stores: Stores, *, accumulate: bool) -> list[Loop]:
+    """The loops that store values into a window; none for those that are there already."""
+    buffer = builder.buffers[view.buffer]
+    loops = []
     for i, (values, position) in enumerate(stores):
-        if any(size == 0 for size in values.shape):
-            continue
-        axes = axes_over(values.shape)
         accumulates = accumulate and i == len(stores) - 1
         kind = LoopKind.SCATTER_ADD if accumulates else LoopKind.MAP
-        value = ex.cast(values.value, buffer.dtype)
-        index = buffer.index(tuple(position))
-        builder.nodes.append(Loop(buffer.name, axes, kind, value, index, builder.origin))
-    return cast_tensor(target, x.dtype)
+        value, index = ex.cast(values.value, buffer.dtype), _index(view, position)
+        is_there = value is ex.load(buffer.name, index, buffer.dtype) and not accumulates
+        if not is_there and not any(size == 0 for size in values.shape):
+            axes = axes_over(values.shape)
+            loops.append(Loop(buffer.name, axes, kind, value, index, builder.origin))
+    return loops
 
 
 def _as_row(x: Tensor) -> Tensor:
@@ -196,9 +241,13 @@ def slice_scatter(
     """x with a slice taken from `src`: one formula, so that neither is copied first."""
     refuse_overlap(builder)
     dim %= x.ndim
-    first, last = clamp_slice(start, end, x.shape[dim])
+    first, last = clamp_slice(start, end, x.shape[dim], src.shape[dim] if step == 1 else None)
     src = expand(cast_tensor(src, x.dtype), [*src.shape])
     if any(size == 0 for size in src.shape):
+        return x
+    place = list(positions(src.shape))
+    place[dim] = ix.add(first, ix.mul(place[dim], step))
+    if updated(builder, x, [(src, place)]):
         return x
     source = list(positions(x.shape))
     offset = ix.add(source[dim], ix.mul(first, -1))
@@ -222,6 +271,12 @@ def select_scatter(builder: Builder, x: Tensor, src: Tensor, dim: int, index: An
     dim %= x.ndim
     if isinstance(index, int) and index < 0:
         index = ix.add(index, x.shape[dim])
+    at = positions(src.shape)
+    is_safe = ix.is_nonnegative(index) and not sizes_from_data([index])
+    if is_safe and updated(
+        builder, x, [(cast_tensor(src, x.dtype), [*at[:dim], index, *at[dim:]])]
+    ):
+        return x
     source = list(positions(x.shape))
     mask = ex.apply("eq", ex.index_value(source[dim]), ex.index_value(index))
     inner = reindex(cast_tensor(src, x.dtype), x.shape, source[:dim] + source[dim + 1 :])
@@ -236,6 +291,8 @@ def diagonal_scatter(
     a, b = dim1 % x.ndim, dim2 % x.ndim
     if any(size == 0 for size in src.shape):
         return x
+    if updated(builder, x, [(cast_tensor(src, x.dtype), _diagonal(src, x.ndim, (a, b), offset))]):
+        return x
     at = positions(x.shape)
     along = ix.add(at[a], -max(-offset, 0))
     other = ix.add(at[b], -max(offset, 0))
@@ -243,3 +300,11 @@ def diagonal_scatter(
     mask = ex.apply("land", mask, inside(along, src.shape[-1]))
     rest = [at[d] for d in range(x.ndim) if d not in (a, b)]
     return _where_inside(x, cast_tensor(src, x.dtype), [*rest, along], mask)
+
+
+def _diagonal(src: Tensor, ndim: int, dims: tuple[int, int], offset: int) -> list[Dim]:
+    """Where in a tensor the elements of its diagonal are."""
+    *rest, along = positions(src.shape)
+    outer = iter(rest)
+    down, across = ix.add(along, max(-offset, 0)), ix.add(along, max(offset, 0))
+    return [down if d == dims[0] else across if d == dims[1] else next(outer) for d in range(ndim)]

@@ -18,7 +18,7 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.scattering import stored_at
+from perfuse.lower.families.scattering import stored_at, updated
 from perfuse.lower.families.views import guarded, inside, permute, reindex_unchecked, reshape
 from perfuse.lower.layout import dense_order
 from perfuse.lower.registry import CannotLower, lowers
@@ -79,6 +79,8 @@ def as_strided_scatter(
     storage = _storage_of(builder, x)
     place = storage.place(size, stride, offset)
     values = cast_tensor(src, x.dtype)
+    if updated(builder, storage.flat, [(values, [place])]):
+        return x
     made = _written(storage.flat, values, stride, place)
     if made is None:
         made = stored_at(builder, storage.flat, [(values, [place])], accumulate=False)

@@ -146,8 +146,14 @@ def _is_tangled(source: Sequence[Dim]) -> bool:
     return any(isinstance(atom, Division) for monomial in monomials for atom in monomial)
 
 
-def clamp_slice(start: Any, end: Any, size: Dim) -> tuple[Dim, Dim]:
-    """Python's slice rules for one dimension."""
+def clamp_slice(start: Any, end: Any, size: Dim, length: Dim | None = None) -> tuple[Dim, Dim]:
+    """Python's slice rules for one dimension.
+
+    With bounds that only a call has, a slice whose `length` is their distance is inside.
+    """
+    if length is not None and isinstance(start, ix.Index) and isinstance(end, ix.Index):
+        if ix.is_nonnegative(start) and ix.add(end, ix.mul(start, -1)) == length:
+            return start, end
 
     def wrapped(given: Any, default: Dim) -> Dim:
         if given is None:
