@@ -7,6 +7,8 @@ stay with our loops: those of the library turn NaN into a number.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -55,5 +57,5 @@ def _packed(conv: Node, _: None, build: NodeBuilder, copy: dict[Node, Node]) -> 
     assert given is not None and weight is not None
     size = list(known_tensor(given).shape)
     own = build.opaque(weight, ops.reorder, weight, *geometry, size)
-    activation = ("none", [], "")
+    activation: tuple[Any, ...] = ("none", [], "")
     return build.call(conv, ops.pointwise, given, own, bias, *geometry, *activation)
