@@ -8,9 +8,9 @@ from dataclasses import replace
 from perfuse.candidates.library import CpuMatmul
 from perfuse.decision import Choice
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import BufferKind, Matmul, Program, sizes_from_data
+from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.size_hints import value_of
+from perfuse.schedule.size_hints import have_hints, value_of
 
 _REASON = "measured fastest of the libraries here"
 
@@ -18,7 +18,8 @@ _REASON = "measured fastest of the libraries here"
 def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul | None:
     """The candidates to race; None for small matmuls and those that only one library computes.
 
-    Dynamic sizes have their likely values: a library call computes any size.
+    Dynamic sizes have their likely values: a library call computes any size. Formulas and sizes that
+    depend on data have none: a guess may even be negative.
     """
     a, b, bias = node.operands.a, node.operands.b, node.operands.bias
     if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:
@@ -27,7 +28,7 @@ def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul 
     if any(program.buffers[v.buffer].dtype is not DType.F32 for v in views):
         return None
     dims = [d for v in views for d in (*v.shape, *v.strides)]
-    if sizes_from_data(dims) or (bias is not None and len(bias.shape) != 1):
+    if not have_hints(dims, program.hints) or (bias is not None and len(bias.shape) != 1):
         return None
     (rows, depth), (_, columns), a_strides, b_strides = (
         (value_of(first, program.hints), value_of(second, program.hints))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Division, Quotient, Symbol
 from perfuse.ir.index import Dim
 
 UNKNOWN_SIZE = 4096  # of a symbol without a hint
 
 Hints = Mapping[str, int]
+
+
+def have_hints(dims: Iterable[Dim], hints: Hints) -> bool:
+    """Whether the likely values of all symbols in these sizes are known."""
+    return all(isinstance(a, Symbol) and a.name in hints for d in dims for a in ix.atoms_of(d))
 
 
 def value_of(dim: Dim, hints: Hints) -> int:

@@ -219,3 +219,17 @@ def test_sizes_that_calls_decide_are_raced_by_their_hints(
             exact = F.linear(x.double(), weight.double(), bias.double()).relu()
             assert_as_good_as_eager(compiled(x), fn(x), exact)
     assert [(p.rows, p.depth, p.columns) for p in asked] == [(64, 256, 300)]
+
+
+def test_sizes_by_formulas_are_not_raced(context: Context) -> None:
+    """Nothing says how large a formula is; with a guess, this size would be negative."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        rest = x[max(x.shape[0] // 2, 300) :]
+        return rest @ rest.t()
+
+    torch._dynamo.reset()
+    x = torch.randn(1000, 256)
+    with fresh_cache():
+        got = torch.compile(fn, backend="perfuse", dynamic=True)(x)
+    assert_as_good_as_eager(got, fn(x), fn(x.double()))
