@@ -53,13 +53,13 @@ class KnownContraction:
     measured: str  # how it compared with the libraries, and where that is recorded
 
 
-def _is_amd_avx512(target: Target) -> bool:
+def is_amd_avx512(target: Target) -> bool:
     """Where MKL multiplies float32 at half of oneDNN's speed, and there are no matrix units."""
     return target.isa == "avx512" and "AMD" in cpu_model()
 
 
 def _is_amd_with_pairs(target: Target) -> bool:
-    return _is_amd_avx512(target) and target.has_bf16_pairs
+    return is_amd_avx512(target) and target.has_bf16_pairs
 
 
 def _sums_long(facts: CpuFacts) -> bool:
@@ -85,14 +85,14 @@ KNOWN: list[KnownContraction] = [
     ),
     KnownContraction(
         "few rows of float32 by the weight of a linear layer",
-        _is_amd_avx512,
+        is_amd_avx512,
         lambda facts: _has_few_rows(facts, DType.F32, 48 if _sums_long(facts) else 8),
         CppTemplateKind.DOTS,
         f"1.3 to 2.3 times the libraries' speed ({_RESULTS})",
     ),
     KnownContraction(
         "long sums of float32",
-        _is_amd_avx512,
+        is_amd_avx512,
         lambda facts: _sums_long(facts) and facts.rows >= 64 and facts.work >= _LEAST_WORK,
         CppTemplateKind.PACKED,
         f"1.8 to 2.2 times MKL's speed; the error of oneDNN's is twice as large ({_RESULTS})",

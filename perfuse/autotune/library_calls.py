@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from perfuse.candidates.library import CpuMatmul
 from perfuse.decision import Choice
 from perfuse.ir.dtype import DType
-from perfuse.ir.matmul import GROUPED_MATMUL, GROUPED_OUTER, LINEAR, grouped_by_linear
-from perfuse.ir.program import BufferKind, Extern, Matmul, Program, sizes_from_data
+from perfuse.ir.program import BufferKind, Matmul, Program, sizes_from_data
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.size_hints import value_of
 
@@ -40,33 +38,8 @@ def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul 
     return CpuMatmul(rows, columns, depth, a_strides, b_strides, bias is not None)
 
 
-def grouped_matmul_of(node: Extern, program: Program, least_work: int) -> CpuMatmul | None:
-    """The matmul of one group that stands for all: the rows are shared out evenly.
-
-    None where it is small, or where only one library computes it.
-    """
-    if node.op not in (GROUPED_MATMUL, GROUPED_OUTER):
-        return None
-    left, right, offsets = node.args
-    if any(program.buffers[v.buffer].dtype is not DType.F32 for v in (left, right)):
-        return None
-    dims = [d for v in (left, right) for d in (*v.shape, *v.strides)]
-    if sizes_from_data(dims):
-        return None
-    value = partial(value_of, hints=program.hints)
-    (total, first), (down, along) = map(value, left.shape), map(value, left.strides)
-    columns, steps = value(right.shape[-1]), (value(right.strides[-2]), value(right.strides[-1]))
-    if total * first * columns < least_work:
-        return None
-    share = max(1, total // max(1, value(offsets.shape[0])))
-    if node.op == GROUPED_OUTER:
-        return CpuMatmul(first, columns, share, (along, down), steps, has_bias=False)
-    return CpuMatmul(share, columns, first, (down, along), steps, has_bias=False)
-
-
 def with_library_call(plan: Plan, choices: Mapping[str, Choice]) -> Plan:
     """The plan with matmuls computed by other calls, by the names of their results."""
-    plan = _with_grouped_calls(plan, choices)
     tuned = {
         step.out: replace(step, choice=choices[step.out], reason=_REASON)
         for step in plan.steps
@@ -79,19 +52,3 @@ def with_library_call(plan: Plan, choices: Mapping[str, Choice]) -> Plan:
     program = replace(plan.program, nodes=nodes, buffers=buffers)
     steps = tuple(tuned.get(s.out, s) if isinstance(s, Matmul) else s for s in plan.steps)
     return replace(plan, program=program, steps=steps)
-
-
-def _with_grouped_calls(plan: Plan, choices: Mapping[str, Choice]) -> Plan:
-    """The plan with matmuls of groups by LINEAR, where that was chosen for a group."""
-    tuned = {
-        step: replace(step, op=grouped_by_linear(step.op), reason=_REASON)
-        for step in plan.steps
-        if isinstance(step, Extern)
-        and step.op in (GROUPED_MATMUL, GROUPED_OUTER)
-        and any(out in choices and choices[out].name == LINEAR for out in step.outs if out)
-    }
-    if not tuned:
-        return plan
-    nodes = tuple(tuned.get(n, n) if isinstance(n, Extern) else n for n in plan.program.nodes)
-    steps = tuple(tuned.get(s, s) if isinstance(s, Extern) else s for s in plan.steps)
-    return replace(plan, program=replace(plan.program, nodes=nodes), steps=steps)

@@ -26,7 +26,7 @@ from perfuse.autotune.device_kind import device_kind, library_versions
 from perfuse.autotune.exactness import MOST_ERROR, error_gate
 from perfuse.autotune.known_contractions import with_known_contractions
 from perfuse.autotune.library_calls import cpu_matmul_of as cpu_matmul_of
-from perfuse.autotune.library_calls import grouped_matmul_of, with_library_call
+from perfuse.autotune.library_calls import with_library_call
 from perfuse.autotune.race import Enter, Rules, race, within
 from perfuse.autotune.select import Selection, select
 from perfuse.autotune.stored import is_consulted, stored_or_measured
@@ -40,7 +40,7 @@ from perfuse.context import Context
 from perfuse.decision import OUT_OF_TIME, Choice, Decision, Question
 from perfuse.gpu import Platform
 from perfuse.ir.matmul import RIVALS
-from perfuse.ir.program import Extern, Matmul
+from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Plan
 from perfuse.selection import is_selecting
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
@@ -90,9 +90,6 @@ def problems_of(plan: Plan, context: Context) -> dict[str, CpuMatmul]:
     least = max(1, context.settings.thresholds.tuned_matmul_work)
     matmuls = [step for step in plan.steps if isinstance(step, Matmul)]
     found = {step.out: cpu_matmul_of(step, plan.program, least) for step in matmuls}
-    for step in plan.steps:
-        if isinstance(step, Extern) and step.outs[0] is not None:
-            found[step.outs[0]] = grouped_matmul_of(step, plan.program, least)
     return {out: problem for out, problem in found.items() if problem is not None}
 
 

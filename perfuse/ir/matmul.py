@@ -117,10 +117,6 @@ RIVALS: list[RivalCall] = [
 GROUPED_MATMUL, GROUPED_OUTER = "perfuse.grouped_matmul.out", "perfuse.grouped_outer.out"
 
 
-def grouped_by_linear(op: str) -> str:
-    """The op that computes the same with LINEAR for each group."""
-    return op.replace(".out", "_by_linear.out")
-
 
 def rival_call(op: str) -> RivalCall | None:
     """The row of a call that competes with ATen's; None for ATen's own, and other ops."""

@@ -14,7 +14,7 @@ import torch
 from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.graph import aligned_matmul, chunk_ops, random_ops
 from perfuse.ir.matmul import MATMULS
-from perfuse.runtime.grouped_matmul import GROUPED
+from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
 from perfuse.torch_compat.ops import bare_op
 
 # Importing them defines the ops of our own that a host program may call.
@@ -82,7 +82,8 @@ _BINDINGS: dict[str, Any] = {
     for row in MATMULS
     if row.name.startswith("aten.")
 }
-_BINDINGS |= GROUPED
+_BINDINGS |= {"perfuse.grouped_matmul.out": grouped_matmul}
+_BINDINGS |= {"perfuse.grouped_outer.out": grouped_outer}
 
 
 def resolve_op(name: str) -> Any:
