@@ -35,11 +35,11 @@ template <class S> struct Matrices {
 };
 
 // out = the rows of each group times its matrix; rows of no group are 0. X blocks large groups. A matrix is read in place
-// for groups of up to FEW_DOTS rows where its columns are contiguous, and FEW where its rows are; R, C and COLUMNS are
-// those of `gemm_dots`.
+// for groups of up to FEW_DOTS rows where its columns are contiguous, and FEW where its rows are; R rows, and C columns of dot
+// products, are summed at once then. One function serves all matmuls of a unit: it takes long to compile.
 template <class X, int FEW_DOTS, int FEW, int R, int C, int COLUMNS, class S, class I>
-PF_FN void grouped_matmul(Matrix<S> a, Matrices<S> b, Groups<I> groups, int64_t columns, int64_t depth, float* out,
-                          int threads) {
+PF_CALLED void grouped_matmul(Matrix<S> a, Matrices<S> b, Groups<I> groups, int64_t columns, int64_t depth, float* out,
+                              int threads) {
   const bool rises = groups.are_rising();
   if (!rises) threads = 1;  // groups overlap: the later one counts
   if (!rises || groups.count == 0 || groups.at(groups.count - 1).end < groups.rows)
@@ -59,7 +59,7 @@ PF_FN void grouped_matmul(Matrix<S> a, Matrices<S> b, Groups<I> groups, int64_t 
       }
       if (rows <= FEW && right.across == 1) {
         const Range own_columns = share_of(columns, X::tile_columns, thread, count);
-        rows_of_columns<X::tile_rows, X::vectors, 128, COLUMNS>(left, right, rows, depth, own_columns, finish);
+        rows_of_columns<R, X::vectors, 128, COLUMNS>(left, right, rows, depth, own_columns, finish);
         continue;
       }
       const int down = threads_down(count, rows, columns, X::tile_rows, X::tile_columns);
@@ -72,8 +72,8 @@ PF_FN void grouped_matmul(Matrix<S> a, Matrices<S> b, Groups<I> groups, int64_t 
 
 // out[g] = the rows of group g of `a`, transposed, times those of `b`: gradients of matrices.
 template <class X, class S, class I>
-PF_FN void grouped_outer(Matrix<S> a, Matrix<S> b, Groups<I> groups, int64_t rows, int64_t columns, float* out,
-                         int threads) {
+PF_CALLED void grouped_outer(Matrix<S> a, Matrix<S> b, Groups<I> groups, int64_t rows, int64_t columns, float* out,
+                             int threads) {
   parallel(threads, [=](int thread, int count) PF_INLINED {
     const int down = threads_down(count, rows, columns, X::tile_rows, X::tile_columns);
     const Range own_rows = share_of(rows, X::tile_rows, thread % down, down);
