@@ -295,11 +295,9 @@ def main() -> None:
                 graphs = num_graphs(form, size, arguments.dtype)
                 steps = steps_of(form, size, getattr(torch, arguments.dtype), kind == "step")
                 eager, peer, ours = measure(steps, arguments.seconds).values()
-                print(
-                    f"| {form} | {size} | {kind} | {graphs} | {eager:.3f} | {peer:.3f} | {ours:.3f} "
-                    f"| {eager / ours:.2f} | {peer / ours:.2f} |",
-                    flush=True,
-                )
+                times = f"{eager:.3f} | {peer:.3f} | {ours:.3f}"
+                ratios = f"{eager / ours:.2f} | {peer / ours:.2f}"
+                print(f"| {form} | {size} | {kind} | {graphs} | {times} | {ratios} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def _outer(builder: Builder, left: View, right: View, offsets: View, dtype: DTyp
     matrices = builder.arguments[1]
     groups, inner, outer = builder.symbols.dims(matrices.shape)
     steps = dense_strides(matrices, builder.symbols)
-    if steps[1] == 1 and steps[2] != 1:
+    if steps is not None and steps[1] == 1 and steps[2] != 1:
         made = builder.new_buffer(dtype, (groups, outer, inner))
         return permuted(_call(builder, GROUPED_OUTER, (right, left, offsets), made), [0, 2, 1])
     made = builder.new_buffer(dtype, (groups, inner, outer), steps)

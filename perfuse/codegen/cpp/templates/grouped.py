@@ -15,7 +15,8 @@ from perfuse.ir.program import Buffer, Extern, View
 from perfuse.schedule.plan import Kernel
 
 # Rows up to which a matrix is read in place: by dot products, and row by row. On one core of Zen 5,
-# 16 rows of 256 by 1024 take 453 us in place of 688, and 294 of 684; 24 take 766 of 659, 446 of 743.
+# 16 rows of 256 by 1024 take 453 us, packed 688; by rows 294 and 684. 24 take 766 and 659, 446 and
+# 743.
 _FEW_ROWS = (16, 48)
 _DOTS = (6, 4, 256)  # rows and columns of dot products at once, and columns finished at once
 # Multiplications that are worth a second thread, for each element of cpu.grain.
