@@ -283,9 +283,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| form | size | what | graphs | eager | peer | Perfuse | eager / Perfuse | peer / Perfuse |"
-    )
+    columns = "form | size | what | graphs | eager | peer | Perfuse | eager / Perfuse"
+    print(f"| {columns} | peer / Perfuse |")
     print("|---|---|---|---|---|---|---|---|---|")
     forms = [form for form in arguments.forms if (form, arguments.dtype) not in UNTRACEABLE]
     for form in forms:
