@@ -162,9 +162,9 @@ def facts_of(matmul: Matmul, plan: Plan) -> CpuFacts | None:
     """Sizes, type and layout of a matmul; None where a size is not known, or the types differ."""
     a, b = matmul.operands.a, matmul.operands.b
     dtypes = {plan.program.buffers[view.buffer].dtype for view in (a, b)}
-    (rows, columns), depth = sizes_of(matmul), depth_of(matmul)
     if len(b.shape) != 2 or len(dtypes) != 1:
         return None
+    (rows, columns), depth = sizes_of(matmul), depth_of(matmul)
     if not isinstance(columns, int) or not isinstance(depth, int):
         return None
     changes = not isinstance(rows, int)

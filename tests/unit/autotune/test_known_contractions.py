@@ -151,3 +151,7 @@ def test_only_known_sizes_besides_the_rows(amd: Context) -> None:
     assert not any(row.is_meant(few) for row in known_contractions.KNOWN)
     fixed = replace(facts, changes=False)
     assert not any(row.is_meant(fixed) for row in known_contractions.KNOWN)
+
+
+def test_batches_of_matmuls_are_left_to_the_libraries(amd: Context) -> None:
+    assert not tuned(amd, torch.bmm, f32(2, 64, 1280), f32(2, 1280, 512)).templates
