@@ -110,14 +110,18 @@ def tune_contractions(
     return replace(plan, decisions=(*plan.decisions, *decisions.values())), decided
 
 
-def contraction_of(matmul: Matmul, plan: Plan, context: Context) -> Contraction | None:
-    """A matmul as templates compute it; None where none does or it cannot be measured."""
+def contraction_of(
+    matmul: Matmul, plan: Plan, context: Context, *, is_raced: bool = True
+) -> Contraction | None:
+    """A matmul as templates compute it; None where none does, or it cannot be raced but has to."""
     stored = read_stored(*_with_aten(plan, matmul))
     changed, own = stored.plan, stored.matmul
     reader = next((k for k in changed.kernels if own.out in k.reads()), None)
     fused = "nothing reads it" if reader is None else contracted_with([own], reader, changed)
     kernel = fused if isinstance(fused, Kernel) else contracted(own, changed.program)
-    if not isinstance(kernel, Kernel) or not _is_measurable(kernel, plan.program):
+    if not isinstance(kernel, Kernel) or _overwrites(kernel, plan.program):
+        return None
+    if is_raced and not _is_measurable(kernel, plan.program):
         return None
     proposed = map(choice_of, propose(kernel, plan.program.buffers, context.target))
     templates = [choice for choice in proposed if is_selected(choice, context)]
@@ -149,11 +153,15 @@ def _with_aten(plan: Plan, matmul: Matmul) -> tuple[Plan, Matmul]:
 
 
 def _is_measurable(kernel: Kernel, program: Program) -> bool:
-    """Sizes are known, and nothing that is given is overwritten: runs repeat."""
-    names = {*kernel.reads(), *kernel.makes()}
+    """Whether all sizes are known."""
+    names = {*kernel.reads(), *kernel.makes()} & program.buffers.keys()
     sizes = [program.buffers[name].num_elements for name in names]
-    made = (program.buffers[name].kind for name in kernel.makes())
-    return static_product(sizes) is not None and BufferKind.INPUT not in made
+    return static_product(sizes) is not None
+
+
+def _overwrites(kernel: Kernel, program: Program) -> bool:
+    """Whether something that is given is overwritten, so that runs do not repeat."""
+    return any(program.buffers[name].kind is BufferKind.INPUT for name in kernel.makes())
 
 
 def question_of(found: Contraction, context: Context) -> Question:

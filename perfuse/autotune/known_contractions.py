@@ -15,12 +15,16 @@ from perfuse.codegen.cpp.templates.choices import SOURCE, CppTemplateKind, templ
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, unmeasured
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Matmul
+from perfuse.ir.program import Matmul, sizes_from_data
 from perfuse.schedule.contract import depth_of, sizes_of
 from perfuse.schedule.plan import Plan
+from perfuse.schedule.size_hints import value_of
 from perfuse.target import Target, cpu_model
 
 _RESULTS = "benchmarks/results/2026-11-18-cpu-matmuls"
+_EXPERTS = "benchmarks/results/2026-11-18-cpu-experts"
+# Rows that stand for a number that is computed from data.
+_UNKNOWN_ROWS = 64
 # Below this, a second of compile time does not pay off soon: a weight of 512 by 512.
 _LEAST_WEIGHT = 1 << 18
 _LEAST_WORK = 1 << 25
@@ -35,6 +39,7 @@ class CpuFacts:
     depth: int
     dtype: DType  # of both operands
     along_depth: bool  # the second operand is stored by columns, as the weight of a linear layer
+    changes: bool = False  # calls differ in the number of rows; `rows` is a likely one
 
     @property
     def work(self) -> int:
@@ -51,15 +56,19 @@ class KnownContraction:
     holds: Callable[[CpuFacts], bool]
     kind: CppTemplateKind
     measured: str  # how it compared with the libraries, and where that is recorded
+    changes: bool = False  # whether it is for numbers of rows that change from call to call
+
+    def is_meant(self, facts: CpuFacts) -> bool:
+        return self.changes == facts.changes and self.holds(facts)
 
 
-def _is_amd_avx512(target: Target) -> bool:
+def is_amd_avx512(target: Target) -> bool:
     """Where MKL multiplies float32 at half of oneDNN's speed, and there are no matrix units."""
     return target.isa == "avx512" and "AMD" in cpu_model()
 
 
 def _is_amd_with_pairs(target: Target) -> bool:
-    return _is_amd_avx512(target) and target.has_bf16_pairs
+    return is_amd_avx512(target) and target.has_bf16_pairs
 
 
 def _sums_long(facts: CpuFacts) -> bool:
@@ -75,6 +84,12 @@ def _has_few_rows(facts: CpuFacts, dtype: DType, most: int) -> bool:
     return facts.rows <= most and facts.along_depth and facts.dtype is dtype and is_large
 
 
+def _is_of_an_expert(facts: CpuFacts) -> bool:
+    """Rows that a loop over experts gathers: too few for a race, and another number each time."""
+    is_small = 1 << 18 <= facts.work < 1 << 24 and facts.depth <= 4096
+    return facts.dtype is DType.F32 and is_small and facts.rows >= 8
+
+
 KNOWN: list[KnownContraction] = [
     KnownContraction(
         "few rows of bfloat16 times the weight of a linear layer",
@@ -85,17 +100,25 @@ KNOWN: list[KnownContraction] = [
     ),
     KnownContraction(
         "few rows of float32 times the weight of a linear layer",
-        _is_amd_avx512,
+        is_amd_avx512,
         lambda facts: _has_few_rows(facts, DType.F32, 48 if _sums_long(facts) else 8),
         CppTemplateKind.DOTS,
         f"1.3 to 2.3 times the libraries' speed ({_RESULTS})",
     ),
     KnownContraction(
         "float32 with large K",
-        _is_amd_avx512,
+        is_amd_avx512,
         lambda facts: _sums_long(facts) and facts.rows >= 64 and facts.work >= _LEAST_WORK,
         CppTemplateKind.PACKED,
         f"1.8 to 2.2 times MKL's speed; oneDNN's error is twice as large ({_RESULTS})",
+    ),
+    KnownContraction(
+        "some rows of float32, whose number changes",
+        is_amd_avx512,
+        _is_of_an_expert,
+        CppTemplateKind.PACKED,
+        f"1.3 to 2 times MKL's speed; oneDNN compiles for each number of rows ({_EXPERTS})",
+        changes=True,
     ),
 ]
 
@@ -115,8 +138,9 @@ def with_known_contractions(
         if not isinstance(step, Matmul) or step.out in decided:
             continue
         facts = facts_of(step, plan)
-        row = next((r for r in rows if facts is not None and r.holds(facts)), None)
-        found = contraction_of(step, plan, context) if row is not None else None
+        row = next((r for r in rows if facts is not None and r.is_meant(facts)), None)
+        raced = facts is not None and not facts.changes
+        found = contraction_of(step, plan, context, is_raced=raced) if row is not None else None
         choice = _template(found, row) if found is not None and row is not None else None
         if found is not None and row is not None and choice is not None:
             known.add(step.out)
@@ -138,8 +162,11 @@ def facts_of(matmul: Matmul, plan: Plan) -> CpuFacts | None:
     """Sizes, type and layout of a matmul; None where a size is not known, or the types differ."""
     a, b = matmul.operands.a, matmul.operands.b
     dtypes = {plan.program.buffers[view.buffer].dtype for view in (a, b)}
-    sizes = [size for size in (*sizes_of(matmul), depth_of(matmul)) if isinstance(size, int)]
-    if len(b.shape) != 2 or len(sizes) != 3 or len(dtypes) != 1:
+    if len(b.shape) != 2 or len(dtypes) != 1:
         return None
-    rows, columns, depth = sizes
-    return CpuFacts(rows, columns, depth, dtypes.pop(), b.strides[0] == 1)
+    (rows, columns), depth = sizes_of(matmul), depth_of(matmul)
+    if not isinstance(columns, int) or not isinstance(depth, int):
+        return None
+    changes = not isinstance(rows, int)
+    likely = _UNKNOWN_ROWS if sizes_from_data([rows]) else value_of(rows, plan.program.hints)
+    return CpuFacts(likely, columns, depth, dtypes.pop(), b.strides[0] == 1, changes)

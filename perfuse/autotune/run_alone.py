@@ -72,7 +72,8 @@ def _nodes(step: Step) -> Sequence[Node]:
     if not isinstance(step, Kernel):
         return (step,)
     matmuls = () if step.contraction is None else step.contraction.matmuls
-    own = () if step.attention is None else (step.attention,)
+    own: tuple[Node, ...] = () if step.attention is None else (step.attention,)
+    own += () if step.grouped is None else (step.grouped,)
     return (*matmuls, *own, *(member.loop for member in step.members))
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from perfuse.autotune.time_limit import limited
 from perfuse.context import Context
 from perfuse.deferred import deferred
-from perfuse.ir.program import Matmul
+from perfuse.ir.matmul import GROUPED_MATMUL, GROUPED_OUTER
+from perfuse.ir.program import Extern, Matmul
 from perfuse.schedule.plan import Plan
 from perfuse.selection import is_selecting
 
@@ -40,6 +41,13 @@ def _may_choose_matmuls(plan: Plan, context: Context) -> bool:
     return is_cpu_matmul or is_selecting(context.settings)
 
 
+def _has_groups(plan: Plan, context: Context) -> bool:
+    """Whether a library multiplies groups of rows on a CPU."""
+    grouped = (GROUPED_MATMUL, GROUPED_OUTER)
+    calls = [step.op for step in plan.steps if isinstance(step, Extern)]
+    return context.target.gpu is None and any(op in grouped for op in calls)
+
+
 def _is_on_gpu(plan: Plan, context: Context) -> bool:
     return context.target.gpu is not None
 
@@ -54,6 +62,7 @@ def _times_kernels(plan: Plan, context: Context) -> bool:
 
 TUNERS: list[Tuner] = [
     ConditionalTuner(_may_choose_matmuls, deferred("perfuse.autotune.matmuls:tune_matmuls")),
+    ConditionalTuner(_has_groups, deferred("perfuse.autotune.known_groups:with_known_groups")),
     ConditionalTuner(_is_on_gpu, deferred("perfuse.autotune.templates:tune_templates")),
     ConditionalTuner(_is_on_gpu, deferred("perfuse.autotune.tune_tiles:tune_tiles")),
     ConditionalTuner(_selects, deferred("perfuse.autotune.race_selected:require_selected")),

@@ -113,6 +113,10 @@ RIVALS: list[RivalCall] = [
 ]
 
 
+# Ops of our own for groups of rows, each with a matrix of its own, and for the gradients of these.
+GROUPED_MATMUL, GROUPED_OUTER = "perfuse.grouped_matmul.out", "perfuse.grouped_outer.out"
+
+
 def rival_call(op: str) -> RivalCall | None:
     """The row of a call that competes with ATen's; None for ATen's own, and other ops."""
     return next((row for row in RIVALS if row.op == op), None)

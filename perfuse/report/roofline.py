@@ -9,7 +9,7 @@ import torch
 from perfuse.ir.atoms import Indirect
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.index import Dim, atoms_of, product
-from perfuse.ir.program import Buffer, Program
+from perfuse.ir.program import Buffer, Extern, Program
 from perfuse.schedule.contract import depth_of, sizes_of
 from perfuse.schedule.plan import Kernel
 from perfuse.schedule.size_hints import Hints, value_of
@@ -111,7 +111,14 @@ def _products(kernel: Kernel) -> list[tuple[Dim, ...]]:
     """The sizes of each matmul of a kernel, the depth among them."""
     matmuls = () if kernel.contraction is None else kernel.contraction.matmuls
     own = () if kernel.attention is None else kernel.attention.products
-    return [*((*sizes_of(m), depth_of(m)) for m in matmuls), *own]
+    grouped = [] if kernel.grouped is None else [_of_groups(kernel.grouped)]
+    return [*((*sizes_of(m), depth_of(m)) for m in matmuls), *own, *grouped]
+
+
+def _of_groups(call: Extern) -> tuple[Dim, ...]:
+    """The sizes of matmuls of groups together: each row meets one matrix."""
+    left, right, _ = call.args
+    return (*left.shape, right.shape[-1])
 
 
 def _is_dynamic(kernel: Kernel) -> bool:

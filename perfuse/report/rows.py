@@ -69,7 +69,8 @@ class KernelRow:
         hints = compiled.program.hints
         moved, computed = kernel_bytes(kernel, compiled.program), kernel_flops(kernel, hints)
         own = () if kernel.attention is None else (kernel.attention,)
-        origins = [node.origin for node in (*matmuls, *own, *loops)]
+        grouped = () if kernel.grouped is None else (kernel.grouped,)
+        origins = [node.origin for node in (*matmuls, *own, *grouped, *loops)]
         return KernelRow(
             name=kernel.name,
             num_bytes=moved,
@@ -78,6 +79,7 @@ class KernelRow:
             members=(
                 *(f"{matmul.out}: matmul" for matmul in matmuls),
                 *(f"{node.results[0]}: {node.part}" for node in own),
+                *(f"{node.outs[0]}: matmuls of groups" for node in grouped),
                 *(f"{loop.out}: {loop.kind}" for loop in loops),
             ),
             origins=_by_frequency([origin.line for origin in origins]),
@@ -183,7 +185,7 @@ def _library_flops(nodes: Sequence[Node], compiled: Compiled) -> dict[LibraryKin
     """Operations of library calls by kind, without matmuls that are generated kernels."""
     found: Counter[LibraryKind] = Counter()
     hints = compiled.program.hints
-    kernels = [kernel for kernel in compiled.plan.kernels if kernel.attention is None]
+    kernels = [k for k in compiled.plan.kernels if k.attention is None and k.grouped is None]
     found[LibraryKind.MATMUL] -= sum(contraction_flops(kernel, hints) for kernel in kernels)
     for node in nodes:
         kind = library_kind(str(node.target))

@@ -84,7 +84,7 @@ class Form:
 def form_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Form | None:
     """The canonical form of a kernel that may be part of a batch."""
     axes = [a for a in kernel.axes if a.atom is not None]
-    if kernel.attention is not None:
+    if kernel.attention is not None or kernel.grouped is not None:
         return None
     if len(axes) > 1 or any(m.role not in (Role.FULL, Role.ALL) for m in kernel.members):
         return None

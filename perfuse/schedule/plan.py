@@ -10,7 +10,7 @@ from perfuse.config import ThresholdSettings
 from perfuse.decision import Choice, Decision
 from perfuse.ir.attention import Attention
 from perfuse.ir.index import Dim
-from perfuse.ir.program import KEPT, Axis, Buffer, LibraryCall, Loop, Matmul, Program
+from perfuse.ir.program import KEPT, Axis, Buffer, Extern, LibraryCall, Loop, Matmul, Program
 from perfuse.schedule.tile import Tile
 from perfuse.schedule.turns import MemoryPlan
 
@@ -77,13 +77,17 @@ class Kernel:
     batch: Batch | None = None  # independent kernels with one body, run as one
     contraction: Contraction | None = None  # matmuls whose results the members read
     attention: Attention | None = None  # what a kernel without members computes
+    grouped: Extern | None = None  # or matmuls of groups of rows, which a kernel computes
     _reads: tuple[str, ...] | None = KEPT
 
     def makes(self) -> set[str]:
         """Buffers that it computes, whether they reach memory or not."""
         own = () if self.contraction is None else self.contraction.outs
         made = () if self.attention is None else self.attention.results
-        return {m.loop.out for m in self.members} | {*own, *made}
+        return {m.loop.out for m in self.members} | {*own, *made, *self._of_groups()}
+
+    def _of_groups(self) -> tuple[str, ...]:
+        return () if self.grouped is None else tuple(out for out in self.grouped.outs if out)
 
     def reads(self) -> tuple[str, ...]:
         """Buffers read from memory, in order of first use."""
@@ -91,6 +95,7 @@ class Kernel:
             made = self.makes() - self.stored
             names = [] if self.contraction is None else [*self.contraction.reads()]
             names += () if self.attention is None else self.attention.reads()
+            names += () if self.grouped is None else self.grouped.reads()
             names += [r.buffer for m in self.members for r in m.loop.reads()]
             found = tuple(dict.fromkeys(n for n in names if n not in made))
             object.__setattr__(self, "_reads", found)
@@ -108,6 +113,8 @@ class Kernel:
             lines.append(f"    matmul: {matmul.out} = {matmul.op}({inner}){kept}")
         if self.attention is not None:
             lines.append(f"    {self.attention}")
+        if self.grouped is not None:
+            lines.append(f"    {self.grouped}")
         for m in self.members:
             kept = "" if m.loop.out in self.stored else "  (kept in the kernel)"
             lines.append(

@@ -15,6 +15,7 @@ from perfuse.codegen.cpp.spelling import STORAGE_TYPE
 from perfuse.codegen.cpp.sweep import is_long
 from perfuse.codegen.cpp.templates.attention import generate_attention
 from perfuse.codegen.cpp.templates.choices import template_of
+from perfuse.codegen.cpp.templates.grouped import generate_grouped
 from perfuse.codegen.cpp.templates.kernel import generate_contraction
 from perfuse.context import Context
 from perfuse.ir.program import LibraryCall
@@ -42,6 +43,9 @@ _ATTENTION_HEADERS = ("attention.h", "attention_gradient.h")
 ATTENTION_HEADER = TEMPLATE_HEADER + "".join(
     f'#include "templates/{name}"\n' for name in _ATTENTION_HEADERS
 )
+# So do matmuls of groups of rows.
+GROUPED_UNIT = "grouped_kernels"
+GROUPED_HEADER = TEMPLATE_HEADER + '#include "templates/grouped.h"\n'
 _LINES_PER_TEMPLATE_UNIT = 100
 HIDDEN = '\n__attribute__((visibility("hidden"))) void '
 # Wide kernels, maps of this many lines that load and store, are compiled at -O1 too. From the
@@ -94,6 +98,7 @@ class _Sources:
         self.wide: set[str] = set()  # and of long maps, perhaps mostly loads and stores
         self.templates: set[str] = set()  # and of contractions
         self.attention: set[str] = set()  # and of attention
+        self.grouped: set[str] = set()  # and of matmuls of groups
         self.pointers = {name: place for place, name in enumerate(leading_inputs(plan))}
         self.sizes: dict[str, int] = {}
         self.steps: list[Segment | LibraryCall] = []
@@ -129,6 +134,8 @@ class _Sources:
             return self._contraction(step)
         if step.attention is not None:
             return self._attention(step)
+        if step.grouped is not None:
+            return self._grouped(step)
         return self._kernel(step) if step.batch is None else self._batch(step)
 
     def _function(self, text: KernelText) -> str:
@@ -181,6 +188,14 @@ class _Sources:
         self.attention.add(name)
         return self._call(name, text, {}), text.needs_status
 
+    def _grouped(self, step: Kernel) -> tuple[str, bool]:
+        """The call of a kernel that multiplies groups of rows."""
+        plan = self.plan
+        text = generate_grouped(step, plan.program.buffers, self.context, plan.over)
+        name = self._function(text)
+        self.grouped.add(name)
+        return self._call(name, text, {}), text.needs_status
+
     def _batch(self, step: Kernel) -> tuple[str, bool]:
         """The call of a batch, whose table of pointers is built into the library."""
         assert step.batch is not None
@@ -198,8 +213,8 @@ class _Sources:
         target = self.context.target
         header = HEADER.format(lanes=target.lanes, saturate=int(fp8_cast_saturates()))
         functions = [(name, key) for key, name in self.functions.items()]
-        apart = (self.long, self.wide, self.templates, self.attention)
-        long, wide, templates, attention = (
+        apart = (self.long, self.wide, self.templates, self.attention, self.grouped)
+        long, wide, templates, attention, grouped = (
             [f for f in functions if f[0] in names] for names in apart
         )
         first, more = _parted([f for f in functions if not any(f[0] in names for names in apart)])
@@ -214,6 +229,10 @@ class _Sources:
             *(
                 (f"{ATTENTION_UNIT}{i}", header + ATTENTION_HEADER, group)
                 for i, group in enumerate(_shared_out(attention, _LINES_PER_TEMPLATE_UNIT))
+            ),
+            *(
+                (f"{GROUPED_UNIT}{i}", header + GROUPED_HEADER, group)
+                for i, group in enumerate(_shared_out(grouped, _LINES_PER_TEMPLATE_UNIT))
             ),
         ]
         called = [function for *_, group in others for function in group]

@@ -29,6 +29,9 @@ _PASS_PACKETS = frozenset(
 )
 
 
+# Lookups that a loop may make where it reads their result.
+_LOOKUP_PACKETS = frozenset("embedding gather index index_select".split())
+
 # Recomputing this many elements, one step each, costs as much as saving four bytes.
 _STEPS_PER_FLOAT = 128
 _BYTES_PER_STEP = 4 / _STEPS_PER_FLOAT
@@ -52,7 +55,7 @@ def work_of(node: Node) -> Work:
         return Work.NEVER
     if not isinstance(node.target, OpOverload) or is_view(node):
         return Work.FREE  # a part of a tuple, or a view
-    if is_cheap(node):
+    if is_cheap(node) or _is_looked_up_by_loops(node):
         return Work.LOOP
     if packet_name(node) == "normal_at":
         # A GPU has arithmetic to spare; for a CPU the logarithm and the cosine take longer than
@@ -60,6 +63,30 @@ def work_of(node: Node) -> Work:
         tensor = tensor_of(node)
         return Work.LOOP if tensor is not None and tensor.device.type != "cpu" else Work.PASS
     return Work.PASS if packet_name(node) in _PASS_PACKETS else Work.PRODUCT
+
+
+def _is_looked_up_by_loops(node: Node) -> bool:
+    """Matrices looked up on a CPU, each multiplied by one vector: experts, one for each token.
+
+    Such matmuls are loops that read the matrices where they are (`lower/families/matmul.py`).
+    """
+    tensor = tensor_of(node)
+    if packet_name(node) not in _LOOKUP_PACKETS or tensor is None or tensor.device.type != "cpu":
+        return False
+    readers, pending = [], [node]
+    while pending:
+        users = list(pending.pop().users)
+        pending += [user for user in users if is_view(user)]
+        readers += [user for user in users if not is_view(user)]
+    return bool(readers) and all(map(_multiplies_a_vector, readers))
+
+
+def _multiplies_a_vector(node: Node) -> bool:
+    if packet_name(node) != "bmm":
+        return False
+    a, b = (tensor_of(arg) for arg in node.args if isinstance(arg, Node))
+    sizes = [] if a is None or b is None else [a.shape[1], b.shape[2]]
+    return any(isinstance(size, int) and size == 1 for size in sizes)
 
 
 def is_cheap(node: Node) -> bool:

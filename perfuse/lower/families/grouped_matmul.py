@@ -7,12 +7,14 @@ them: page faults, and passes over memory that the matmuls overwrite.
 
 from __future__ import annotations
 
+from perfuse.ir.dtype import DType
+from perfuse.ir.matmul import GROUPED_MATMUL, GROUPED_OUTER
 from perfuse.ir.program import Buffer, Extern, View
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.matmul import operand_window
 from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor
+from perfuse.lower.tensor import Tensor, permuted
 
 _REASON = "matmuls of groups of rows use the library"
 
@@ -35,7 +37,7 @@ def grouped_matmul(builder: Builder, rows: Tensor, matrices: Tensor, offsets: Te
     _check(builder, rows)
     args = _windows(builder, (rows, matrices, offsets))
     out = builder.new_buffer(rows.dtype, (rows.shape[0], matrices.shape[2]))
-    return _call(builder, "perfuse.grouped_matmul.out", args, out)
+    return _call(builder, GROUPED_MATMUL, args, out)
 
 
 @lowers("transformers.grouped_mm_fallback_backward.default")
@@ -52,12 +54,22 @@ def grouped_matmul_backward(
         right.offset,
     )
     of_rows = builder.new_buffer(rows.dtype, rows.shape)
-    steps = dense_strides(builder.arguments[1], builder.symbols)
-    of_matrices = builder.new_buffer(rows.dtype, matrices.shape, steps)
     return (
-        _call(builder, "perfuse.grouped_matmul.out", (given, flipped, at), of_rows),
-        _call(builder, "perfuse.grouped_outer.out", (left, given, at), of_matrices),
+        _call(builder, GROUPED_MATMUL, (given, flipped, at), of_rows),
+        _outer(builder, left, given, at, rows.dtype),
     )
+
+
+def _outer(builder: Builder, left: View, right: View, offsets: View, dtype: DType) -> Tensor:
+    """The gradients of matrices, by rows where that is how they are stored, else transposed."""
+    matrices = builder.arguments[1]
+    groups, inner, outer = builder.symbols.dims(matrices.shape)
+    steps = dense_strides(matrices, builder.symbols)
+    if steps is not None and steps[1] == 1 and steps[2] != 1:
+        made = builder.new_buffer(dtype, (groups, outer, inner))
+        return permuted(_call(builder, GROUPED_OUTER, (right, left, offsets), made), [0, 2, 1])
+    made = builder.new_buffer(dtype, (groups, inner, outer), steps)
+    return _call(builder, GROUPED_OUTER, (left, right, offsets), made)
 
 
 def _windows(builder: Builder, given: tuple[Tensor, ...]) -> tuple[View, ...]:

@@ -19,7 +19,7 @@ from perfuse.lower.families.pointwise import add as add_tensors
 from perfuse.lower.families.pointwise import multiply
 from perfuse.lower.layout import dense_strides
 from perfuse.lower.registry import CannotLower, lowers
-from perfuse.lower.tensor import Tensor, as_view, cast_tensor, positions, reindex
+from perfuse.lower.tensor import Tensor, as_view, cast_tensor, permuted, positions, reindex
 from perfuse.selection import is_library_allowed
 
 assert aligned_op  # importing it defines the custom op that is lowered here
@@ -83,7 +83,66 @@ def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 
 @lowers("aten.bmm.default")
 def bmm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+    if _reads_once(builder, a, b):
+        return _batch_as_loop(builder, a, b)
     return _call(builder, "aten.bmm.out", a, b)
+
+
+def _reads_once(builder: Builder, a: Tensor, b: Tensor) -> bool:
+    """Whether a batch of matmuls on a CPU reads a formula once, and would store it for that.
+
+    So is it with matrices looked up for each row: experts by the number that a token chose. A
+    copy of them all takes longer than any matmul of them with one vector each.
+    """
+    if builder.is_gpu or not a.dtype.is_float or builder.is_exact:
+        return False
+    matrices = [x for x, others in ((a, b.shape[2]), (b, a.shape[1])) if others == 1]
+    is_outer = a.shape[2] == 1
+    return is_outer or any(not _is_stored(builder, x) for x in matrices)
+
+
+def _is_stored(builder: Builder, tensor: Tensor) -> bool:
+    view = builder.window_on(tensor)
+    return view is not None and builder.buffers[view.buffer].dtype is tensor.dtype
+
+
+def _batch_as_loop(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+    """Sums of products for each matrix of a batch, accumulated wide and rounded once.
+
+    The loop that is innermost in the matrices' memory is the last one, reduced or not.
+    """
+    (batch, rows, inner), columns, wide = a.shape, b.shape[2], a.dtype.compute
+    last = 1 if _steps_by_one(a, 1) else 2 if _steps_by_one(b, 2) else 3
+    order = [d for d in (0, 1, 2, 3) if d != last] + [last]
+    shape = tuple((batch, rows, columns, inner)[d] for d in order)
+    left = permuted(unsqueeze_dims(a, [2]), order)
+    right = permuted(unsqueeze_dims(permuted(b, [0, 2, 1]), [1]), order)
+    factors = (builder.broadcast(x, shape) for x in (left, right))
+    value = ex.apply("mul", *(ex.cast(x.value, wide) for x in factors))
+    products, depth = Tensor(shape, wide, value), order.index(3)
+    result = (
+        builder.reduce(LoopKind.SUM, products, [depth], wide)
+        if inner != 1
+        else _squeezed(products, depth)
+    )
+    kept = [d for d in order if d != 3]
+    return cast_tensor(permuted(result, [kept.index(d) for d in range(3)]), a.dtype)
+
+
+def _squeezed(tensor: Tensor, dim: int) -> Tensor:
+    """Without a dimension of size one."""
+    shape = [*tensor.shape[:dim], *tensor.shape[dim + 1 :]]
+    at = positions(shape)
+    return reindex(tensor, shape, [*at[:dim], 0, *at[dim:]])
+
+
+def _steps_by_one(tensor: Tensor, dim: int) -> bool:
+    """Whether all that a formula reads along a dimension is contiguous."""
+    atom = ix.as_atom(positions(tensor.shape)[dim])
+    if atom is None:
+        return False
+    steps = [ix.coefficient_of(read.index, atom) for read in ex.loads_of(tensor.value)]
+    return any(step == 1 for step in steps) and all(step in (0, 1) for step in steps)
 
 
 @lowers("aten.addmm.default")

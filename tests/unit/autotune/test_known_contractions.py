@@ -16,6 +16,7 @@ from perfuse.autotune.matmuls import tune_matmuls
 from perfuse.codegen.cpp.templates.choices import CppTemplateKind, template_of
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.ir.dtype import DType
 from perfuse.ir.program import Matmul
 from perfuse.pipeline import compile_graph
 from perfuse.schedule.plan import Plan
@@ -130,3 +131,27 @@ def test_programs_match_eager(dtype: torch.dtype, amd: Context) -> None:
     (got,) = program.call(list(given))
     exact = block(*(x.double() for x in given))
     assert_as_good_as_eager(got, block(*given), exact)
+
+
+def test_some_rows_whose_number_changes(amd: Context) -> None:
+    """The MLP of an expert, which gathers another number of rows in every call."""
+    compiled = torch.compile(layer, backend="perfuse", dynamic=True)
+    _, w, bias = inputs(1, 128, 256, torch.float32)
+    for rows in (64, 3, 90):
+        x = f32(rows, 128)
+        exact = layer(x.double(), w.double(), bias.double())
+        assert_as_good_as_eager(compiled(x, w, bias), layer(x, w, bias), exact)
+
+
+def test_only_known_sizes_besides_the_rows(amd: Context) -> None:
+    facts = known_contractions.CpuFacts(64, 256, 128, DType.F32, along_depth=True, changes=True)
+    meant = [row.name for row in known_contractions.KNOWN if row.is_meant(facts)]
+    assert meant == ["some rows of float32, whose number changes"]
+    few = replace(facts, rows=4)
+    assert not any(row.is_meant(few) for row in known_contractions.KNOWN)
+    fixed = replace(facts, changes=False)
+    assert not any(row.is_meant(fixed) for row in known_contractions.KNOWN)
+
+
+def test_batches_of_matmuls_are_left_to_the_libraries(amd: Context) -> None:
+    assert not tuned(amd, torch.bmm, f32(2, 64, 1280), f32(2, 1280, 512)).templates

@@ -46,11 +46,16 @@ class CppTemplate:
     block_columns: int
 
     @property
+    def blocking(self) -> str:
+        """The class of the header that has the parameters of packed operands."""
+        shape = (self.rows, self.columns, self.depth, self.block_rows, self.block_columns)
+        return f"pf::Blocking<{', '.join(map(str, shape))}>"
+
+    @property
     def function(self) -> str:
         """The function of the header with these parameters."""
         if self.kind is CppTemplateKind.PACKED:
-            shape = (self.rows, self.columns, self.depth, self.block_rows, self.block_columns)
-            return f"pf::gemm_packed<pf::Blocking<{', '.join(map(str, shape))}>>"
+            return f"pf::gemm_packed<{self.blocking}>"
         if self.kind is CppTemplateKind.DOTS:
             return f"pf::gemm_dots<{self.rows}, {self.columns}, {self.block_columns}>"
         if self.kind is CppTemplateKind.PAIRS:

@@ -250,29 +250,34 @@ PF_FN void dots(int64_t depth, const float* __restrict a, int64_t lda, const S* 
 }
 
 // R rows and C columns are summed at once; columns of b are contiguous (b.down == 1), as in the weight of a linear layer.
+// `own` are the columns of a thread.
+template <int R, int C, int COLUMNS, class SA, class SB, class F>
+PF_FN void dots_of_columns(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t depth, Range own, F finish) {
+  const int64_t lda = round_up(depth, lanes);
+  float* const left = (float*)scratch(1, 4 * (rows * lda + rows * COLUMNS));
+  float* const block = left + rows * lda;
+  if (own.begin < own.end) pack_rows(a, rows, depth, left, lda, rows, lda);
+  for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
+    const int64_t wide = least(own.end - j0, COLUMNS);
+    for (int64_t j = 0; j < wide; j += C) {
+      const SB* const from = b.p + (j0 + j) * b.across;
+      in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
+        const float* const own_rows = left + i * lda;
+        float* const to = block + i * COLUMNS + j;
+        if (j + C <= wide) dots<group.value, C>(depth, own_rows, lda, from, b.across, to, COLUMNS);
+        else
+          for (int64_t n = 0; n < wide - j; n++)
+            dots<group.value, 1>(depth, own_rows, lda, from + n * b.across, b.across, to + n, COLUMNS);
+      });
+    }
+    finish(block, COLUMNS, 0, j0, rows, wide);
+  }
+}
+
 template <int R, int C, int COLUMNS, class SA, class SB, class F>
 PF_FN void gemm_dots(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
   parallel(threads, [=](int thread, int count) PF_INLINED {
-    const Range own = share_of(columns, C, thread, count);
-    const int64_t lda = round_up(depth, lanes);
-    float* const left = (float*)scratch(1, 4 * (rows * lda + rows * COLUMNS));
-    float* const block = left + rows * lda;
-    if (own.begin < own.end) pack_rows(a, rows, depth, left, lda, rows, lda);
-    for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
-      const int64_t wide = least(own.end - j0, COLUMNS);
-      for (int64_t j = 0; j < wide; j += C) {
-        const SB* const from = b.p + (j0 + j) * b.across;
-        in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
-          const float* const own_rows = left + i * lda;
-          float* const to = block + i * COLUMNS + j;
-          if (j + C <= wide) dots<group.value, C>(depth, own_rows, lda, from, b.across, to, COLUMNS);
-          else
-            for (int64_t n = 0; n < wide - j; n++)
-              dots<group.value, 1>(depth, own_rows, lda, from + n * b.across, b.across, to + n, COLUMNS);
-        });
-      }
-      finish(block, COLUMNS, 0, j0, rows, wide);
-    }
+    dots_of_columns<R, C, COLUMNS>(a, b, rows, depth, share_of(columns, C, thread, count), finish);
   });
 }
 
@@ -421,36 +426,41 @@ PF_FN void gemm_pairs(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_t colu
 }
 #endif
 
-// R rows and V vectors of columns are summed at once, DEPTH deep; rows of b are contiguous (b.across == 1).
+// R rows and V vectors of columns are summed at once, DEPTH deep; rows of b are contiguous (b.across == 1). `own` are the
+// columns of a thread.
+template <int R, int V, int DEPTH, int COLUMNS, class SA, class SB, class F>
+PF_FN void rows_of_columns(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t depth, Range own, F finish) {
+  constexpr int wide_tile = V * lanes;
+  float* const left = (float*)scratch(1, 4 * (rows * depth + rows * COLUMNS + DEPTH * wide_tile));
+  float* const block = left + rows * depth;
+  float* const edge = block + rows * COLUMNS;  // the last columns, padded
+  if (own.begin < own.end) pack_rows(a, rows, depth, left, depth, rows, depth);
+  for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
+    const int64_t wide = least(own.end - j0, COLUMNS);
+    int64_t k0 = 0;
+    do {
+      const int64_t deep = least(depth - k0, DEPTH);
+      for (int64_t j = 0; j < wide; j += wide_tile) {
+        const SB* const from = b.p + k0 * b.down + j0 + j;
+        const bool is_edge = j + wide_tile > wide;
+        if (is_edge) pack_sliver<wide_tile>(Matrix<SB>{from, b.down, 1}, deep, wide - j, edge);
+        in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
+          const float* const own_rows = left + i * depth + k0;
+          float* const to = block + i * COLUMNS + j;
+          if (is_edge) tile<group.value, V>(deep, own_rows, depth, edge, wide_tile, to, COLUMNS, k0 > 0);
+          else tile<group.value, V>(deep, own_rows, depth, from, b.down, to, COLUMNS, k0 > 0);
+        });
+      }
+      k0 += DEPTH;
+    } while (k0 < depth);
+    finish(block, COLUMNS, 0, j0, rows, wide);
+  }
+}
+
 template <int R, int V, int DEPTH, int COLUMNS, class SA, class SB, class F>
 PF_FN void gemm_rows(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
-  constexpr int wide_tile = V * lanes;
   parallel(threads, [=](int thread, int count) PF_INLINED {
-    const Range own = share_of(columns, wide_tile, thread, count);
-    float* const left = (float*)scratch(1, 4 * (rows * depth + rows * COLUMNS + DEPTH * wide_tile));
-    float* const block = left + rows * depth;
-    float* const edge = block + rows * COLUMNS;  // the last columns, padded
-    if (own.begin < own.end) pack_rows(a, rows, depth, left, depth, rows, depth);
-    for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
-      const int64_t wide = least(own.end - j0, COLUMNS);
-      int64_t k0 = 0;
-      do {
-        const int64_t deep = least(depth - k0, DEPTH);
-        for (int64_t j = 0; j < wide; j += wide_tile) {
-          const SB* const from = b.p + k0 * b.down + j0 + j;
-          const bool is_edge = j + wide_tile > wide;
-          if (is_edge) pack_sliver<wide_tile>(Matrix<SB>{from, b.down, 1}, deep, wide - j, edge);
-          in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
-            const float* const own_rows = left + i * depth + k0;
-            float* const to = block + i * COLUMNS + j;
-            if (is_edge) tile<group.value, V>(deep, own_rows, depth, edge, wide_tile, to, COLUMNS, k0 > 0);
-            else tile<group.value, V>(deep, own_rows, depth, from, b.down, to, COLUMNS, k0 > 0);
-          });
-        }
-        k0 += DEPTH;
-      } while (k0 < depth);
-      finish(block, COLUMNS, 0, j0, rows, wide);
-    }
+    rows_of_columns<R, V, DEPTH, COLUMNS>(a, b, rows, depth, share_of(columns, V * lanes, thread, count), finish);
   });
 }
 
