@@ -47,7 +47,7 @@ class Tangent:
             return made.zero_()
         if gradient.dim() != len(self.shape):  # traced in PyTorch 2.11 with an axis of one too many
             gradient = gradient.reshape(self.shape)
-        return with_strides(gradient, self.strides)
+        return with_strides(gradient.resolve_neg(), self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,10 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             release_saved(ctx)  # the program forgets each after its last use
             for tangent in [t.sized(ctx.sizes) for t in fixed] if is_dynamic else fixed:
                 gradient = gradients[tangent.output]
-                has_strides = gradient is not None and gradient.stride() == tangent.strides
-                args.append(gradient if has_strides else tangent.made_from(gradient))
+                # A negative view holds other numbers than its memory, which kernels read.
+                is_ready = gradient is not None and gradient.stride() == tangent.strides
+                is_ready = is_ready and not gradient.is_neg()
+                args.append(gradient if is_ready else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
                 return once.apply(backward(), facts, torch.empty(0, requires_grad=True), *args)
