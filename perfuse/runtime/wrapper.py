@@ -18,7 +18,7 @@ from perfuse.runtime.host_names import Call, with_strides
 from perfuse.runtime.size_formula import size_value
 from perfuse.torch_compat.autograd import call_backward_directly, function_apply, release_saved
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
-from perfuse.torch_compat.tensors import is_view_of_another
+from perfuse.torch_compat.tensors import as_stored, is_as_stored, is_view_of_another
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Tangent:
             return made.zero_()
         if gradient.dim() != len(self.shape):  # traced in PyTorch 2.11 with an axis of one too many
             gradient = gradient.reshape(self.shape)
-        return with_strides(gradient.resolve_neg(), self.strides)
+        return with_strides(as_stored(gradient), self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             release_saved(ctx)  # the program forgets each after its last use
             for tangent in [t.sized(ctx.sizes) for t in fixed] if is_dynamic else fixed:
                 gradient = gradients[tangent.output]
-                # A negative view holds other numbers than its memory, which kernels read.
-                is_ready = gradient is not None and gradient.stride() == tangent.strides
-                is_ready = is_ready and not gradient.is_neg()
+                has_strides = gradient is not None and gradient.stride() == tangent.strides
+                is_ready = has_strides and is_as_stored(gradient)
                 args.append(gradient if is_ready else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once

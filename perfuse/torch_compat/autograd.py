@@ -12,7 +12,7 @@ from torch.fx.experimental._backward_state import BackwardState
 
 from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
-from perfuse.torch_compat.tensors import overlaps
+from perfuse.torch_compat.tensors import as_stored, overlaps
 
 
 def aot_compile_graph(
@@ -77,13 +77,13 @@ def _tangent_places(graph: Any) -> list[int]:
 def _in_any_state(call: Callable[..., Any], tangents: Sequence[int]) -> Any:
     """The backward as it was traced: no guard checks the state that it is called in.
 
-    Nor does one check gradients, which may be negative views: kernels would read their memory.
+    Nor does one check gradients, which may be negative or conjugate views of their memory.
     """
 
     def run(args: list[Any]) -> Any:
         for place in tangents:
-            if isinstance(args[place], torch.Tensor) and args[place].is_neg():
-                args[place] = args[place].resolve_neg()
+            if isinstance(args[place], torch.Tensor):
+                args[place] = as_stored(args[place])
         if not is_autocast_enabled():
             return call(args)
         with disabled_autocast():

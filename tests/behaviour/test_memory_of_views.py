@@ -75,6 +75,23 @@ def test_negative_views_as_gradients(has_views: bool) -> None:
     assert_as_good_as_eager(gradient(compiled(losses)), gradient(losses))
 
 
+@pytest.mark.parametrize("has_views", [False, True])
+def test_conjugates_as_gradients(has_views: bool) -> None:
+    torch._dynamo.reset()
+
+    def results(x: Tensor) -> tuple[Tensor, ...]:
+        made = torch.complex(x, x.sin())
+        return (made, x[0], x.view(-1)) if has_views else (made,)
+
+    def gradient(function: Callable[[Tensor], tuple[Tensor, ...]]) -> Tensor:
+        x = randn(3, 4, grad=True)
+        function(x)[0].backward(number(3, 4).conj())
+        assert x.grad is not None
+        return x.grad
+
+    assert_as_good_as_eager(gradient(compiled(results)), gradient(results))
+
+
 def assigned(x: Tensor, y: Tensor) -> Tensor:
     x.data = x.data - 0.1 * y
     return x.sum()
