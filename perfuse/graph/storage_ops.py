@@ -42,6 +42,8 @@ _REASONS: dict[Treatment, dict[str, str]] = {
             _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors
             _sparse_csc_tensor_unsafe _sparse_csr_tensor_unsafe sparse_bsc_tensor sparse_bsr_tensor
             sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor sparse_csr_tensor""",
+        "an input takes over the storage of the tensor that is assigned to its data": """
+            set_""",
     },
     Treatment.VIEW: {
         "the same elements by another index; what shares memory in eager is one buffer here": """
@@ -77,7 +79,7 @@ _REASONS: dict[Treatment, dict[str, str]] = {
             is_floating_point is_signed is_inference is_leaf is_coalesced is_distributed is_nonzero
             cudnn_is_acceptable""",
         "changes the storage of a tensor: removed by functionalization, or a graph break": """
-            as_strided_ resize resize_ resize_as resize_as_ set_ set_data _resize_output
+            as_strided_ resize resize_ resize_as resize_as_ set_data _resize_output
             _resize_output_ _copy_from_and_resize""",
         "of autograd, autocast or TorchScript: no kernel of its own": """
             _fw_primal _make_dual _unpack_dual _ncf_unsqueeze _ncf_view _unwrap_optional __getitem__

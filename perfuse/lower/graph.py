@@ -164,7 +164,7 @@ class _Lowering:
         if not traced.is_plain_tensor(value):
             return Opaque(name)
         dtype = from_torch(value.dtype)
-        if dtype is None or value.device != self.device:
+        if dtype is None or not traced.is_computable(value, self.device):
             return Opaque(name, value)
         start = value.storage_offset()
         buffer = self.builder.new_buffer(
@@ -221,6 +221,8 @@ class _Lowering:
         root = alias_root(node.args[0])  # type: ignore[arg-type]
         meta, value = root.meta["val"], self.values[root]
         if not isinstance(value, Tensor) or from_torch(expected.dtype) is not value.dtype:
+            return None
+        if expected.is_neg():  # its elements are not those in memory
             return None
         base = self.builder.realize(value, dense_strides(meta, self.symbols))
         view = self.builder.memory_of(base)

@@ -40,9 +40,12 @@ def _tensors(values: list[Any]) -> list[torch.Tensor]:
 
 
 def is_computable(value: torch.Tensor, device: torch.device) -> bool:
-    """A strided tensor on the device of the program, of a dtype we generate code for."""
+    """A strided tensor on the device of the program, of a dtype we generate code for.
+
+    Its memory holds its elements: that of a negative view (`z.conj().imag`) holds their negatives.
+    """
     known = is_plain_tensor(value) and from_torch(value.dtype) is not None
-    return known and value.device == device
+    return known and value.device == device and not value.is_neg()
 
 
 def is_movable(value: Any, device: torch.device) -> bool:

@@ -18,7 +18,7 @@ from perfuse.runtime.host_names import Call, with_strides
 from perfuse.runtime.size_formula import size_value
 from perfuse.torch_compat.autograd import call_backward_directly, function_apply, release_saved
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
-from perfuse.torch_compat.tensors import is_view_of_another
+from perfuse.torch_compat.tensors import as_stored, is_as_stored, is_view_of_another
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Tangent:
             return made.zero_()
         if gradient.dim() != len(self.shape):  # traced in PyTorch 2.11 with an axis of one too many
             gradient = gradient.reshape(self.shape)
-        return with_strides(gradient, self.strides)
+        return with_strides(as_stored(gradient), self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             for tangent in [t.sized(ctx.sizes) for t in fixed] if is_dynamic else fixed:
                 gradient = gradients[tangent.output]
                 has_strides = gradient is not None and gradient.stride() == tangent.strides
-                args.append(gradient if has_strides else tangent.made_from(gradient))
+                is_ready = has_strides and is_as_stored(gradient)
+                args.append(gradient if is_ready else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
                 once: Any = _Once
                 return once.apply(backward(), facts, torch.empty(0, requires_grad=True), *args)

@@ -12,7 +12,7 @@ from torch.fx.experimental._backward_state import BackwardState
 
 from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
-from perfuse.torch_compat.tensors import overlaps
+from perfuse.torch_compat.tensors import as_stored, overlaps
 
 
 def aot_compile_graph(
@@ -33,7 +33,7 @@ def aot_compile_graph(
         def boxed(graph: Any, inputs: Sequence[Any]) -> Any:
             call = compiler(kind, graph)
             if kind is GraphKind.BACKWARD:
-                call = _in_any_autocast_state(call)
+                call = _in_any_state(call, _tangent_places(graph))
             call._boxed_call = True
             return call
 
@@ -68,10 +68,22 @@ def _own_settings() -> Any:
     return functorch_config.patch(known)
 
 
-def _in_any_autocast_state(call: Callable[..., Any]) -> Any:
-    """The backward as it was traced: no guard checks the state that it is called in."""
+def _tangent_places(graph: Any) -> list[int]:
+    """Which inputs of a backward are the gradients of its results."""
+    names = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
+    return [place for place, name in enumerate(names) if name.startswith("tangents_")]
+
+
+def _in_any_state(call: Callable[..., Any], tangents: Sequence[int]) -> Any:
+    """The backward as it was traced: no guard checks the state that it is called in.
+
+    Nor does one check gradients, which may be negative or conjugate views of their memory.
+    """
 
     def run(args: list[Any]) -> Any:
+        for place in tangents:
+            if isinstance(args[place], torch.Tensor):
+                args[place] = as_stored(args[place])
         if not is_autocast_enabled():
             return call(args)
         with disabled_autocast():

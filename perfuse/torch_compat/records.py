@@ -24,8 +24,8 @@ def module_path(node: Any) -> str:
     if not stack:
         return ""
     paths = [str(entry[0]) for entry in stack.values() if isinstance(entry, tuple)]
-    if not paths:
-        return ""
+    if not paths or not re.match(r"[LG]\[", paths[-1]):
+        return paths[-1] if paths else ""  # torch.export names modules as `named_modules` does
     dotted = re.sub(r"\['?([^'\]]+)'?\]", r".\1", paths[-1])[2:]
     root, _, rest = re.sub(r"\b(_modules|_orig_mod)\.", "", dotted).partition(".")
     # What is compiled is not part of the name, unless it is a function that calls the module.

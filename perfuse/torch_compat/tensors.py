@@ -39,6 +39,16 @@ def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
+def is_as_stored(tensor: torch.Tensor) -> bool:
+    """Whether elements are what memory holds: not their negatives, nor their conjugates."""
+    return not (tensor.is_neg() or tensor.is_conj())
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where its memory holds negatives or conjugates of its elements."""
+    return tensor if is_as_stored(tensor) else tensor.resolve_conj().resolve_neg()
+
+
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """The elements of a tensor, row by row."""
     with disable_dispatch_modes():

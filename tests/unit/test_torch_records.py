@@ -24,6 +24,8 @@ from perfuse.torch_compat.records import module_path
         (["L['self']._modules['layers']._modules['0']"], "layers.0"),
         (["L['self']._orig_mod.layers.0"], "layers.0"),
         (["L['self']"], ""),
+        (["", "layers.0"], "layers.0"),  # of a program that torch.export made
+        ([""], ""),
         ([], ""),
     ],
 )
