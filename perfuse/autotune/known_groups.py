@@ -1,4 +1,4 @@
-"""Matmuls of groups of rows on a CPU: a kernel of ours where it is known to win.
+"""Matmuls of groups of rows on a CPU: a generated kernel where it is known to win.
 
 The libraries' calls are made group by group, from Python. oneDNN, twice as fast as MKL on some
 CPUs, compiles a kernel for each number of rows that it meets: 0.35 ms and more, where a group takes

@@ -18,8 +18,8 @@ _REASON = "measured fastest of the libraries here"
 def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul | None:
     """The candidates to race; None for small matmuls and those that only one library computes.
 
-    Dynamic sizes have their likely values: a library call computes any size. Formulas and sizes that
-    depend on data have none: a guess may even be negative.
+    Dynamic sizes have their likely values: a library call computes any size. Formulas and sizes
+    that depend on data have none: a guess may even be negative.
     """
     a, b, bias = node.operands.a, node.operands.b, node.operands.bias
     if len(b.shape) != 2 or not node.into_out or node.window is not None or node.kwargs:
