@@ -243,6 +243,26 @@ def autograd_function(compile_it: Compile, model: nn.Module, x: Tensor) -> Any:
     return result, x.grad
 
 
+@practice((3, 4, 5), (3, 4, 5))
+def assigned_data(compile_it: Compile, model: nn.Module, weights: Tensor, steps: Tensor) -> Any:
+    def update(weight: Tensor, step: Tensor) -> Tensor:
+        weight.data = weight.data - 0.1 * step
+        return weight.norm()
+
+    compiled, kept = compile_it(update), list(weights.clone())
+    return [compiled(w, s) for w, s in zip(kept, steps, strict=True)], kept
+
+
+@practice((5, 6), model=mlp)
+def exported_program(compile_it: Compile, model: nn.Module, x: Tensor) -> Any:
+    rows = {0: torch.export.Dim("rows", min=2)}
+    program = torch.export.export(model, (x,), dynamic_shapes=(rows,)).module()
+    compiled = compile_it(program)
+    kept = [compiled(x), compiled(x[:3])]
+    backward(*kept)
+    return kept, [p.grad for p in program.parameters()]
+
+
 # -- torch.func and gradients inside ----------------------------------------------------------
 
 
@@ -341,6 +361,19 @@ def biquad(compile_it: Compile, model: nn.Module, x: Tensor, b: Tensor) -> Any:
     result = compile_it(filtered)(x, b)
     backward(result)
     return result, x.grad, b.grad
+
+
+@practice((4, 3), (4, 3))
+def parts_of_conjugates(compile_it: Compile, model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    def parts(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = torch.complex(x, y)
+        cross = (z.mH @ z).imag.cumsum(0)
+        return z.conj().imag.exp().sum(0), cross, torch.cat([z.mT.conj().imag, z.mT.real])
+
+    leaves = wanting(x, y)
+    results = compile_it(parts)(*leaves)
+    backward(*results)
+    return results, [leaf.grad for leaf in leaves]
 
 
 @practice((2, 3, 50), (3, 7))
