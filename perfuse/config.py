@@ -140,7 +140,7 @@ class ThresholdSettings:
         2 * MIB, "Pooled memory of at least this size asks for huge pages."
     )
     forget_bytes: int = key(
-        1 << 16, "Saved tensors of at least this size are freed after their last use."
+        1 << 14, "Saved tensors of at least this size are freed after their last use."
     )
     gpu_arena_tensor_bytes: int = key(1 << 16, "GPU temporaries below this size share an arena.")
     gpu_scratch_bytes: int = key(1 << 18, "GPU scratch up to this size persists between calls.")

@@ -13,7 +13,6 @@ from torch.fx import Node as FxNode
 
 from perfuse.context import Context
 from perfuse.errors import UnsupportedCast
-from perfuse.graph.aliases import users_through
 from perfuse.graph.blame import working_on
 from perfuse.graph.facts import COMPARED, DONATED
 from perfuse.graph.quantised import rounded_to_eight_bits
@@ -24,7 +23,6 @@ from perfuse.ir import index as ix
 from perfuse.ir.atoms import Symbol
 from perfuse.ir.dtype import from_torch
 from perfuse.ir.index import Dim
-from perfuse.ir.matmul import matmul_op
 from perfuse.ir.program import ARGUMENTS, BufferKind, LibraryCall, Matmul, Opaque, Program, View
 from perfuse.lower import fallback, families, traced
 from perfuse.lower.aliases import alias_root, views_from
@@ -33,9 +31,15 @@ from perfuse.lower.fallback import AtenCall
 from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.mutations import Mutations
 from perfuse.lower.origins import Origins
-from perfuse.lower.registry import LOWERINGS, CannotLower, lowering_of
+from perfuse.lower.registry import CannotLower, lowering_of
 from perfuse.lower.result_windows import EagerWindows, may_overlap, own_memory
 from perfuse.lower.size_formulas import with_formulas
+from perfuse.lower.stored_values import (
+    feeds_calls,
+    is_returned_and_read,
+    is_shown_often,
+    runs_in_library,
+)
 from perfuse.lower.tensor import Tensor, positions, reindex
 from perfuse.torch_compat.ops import is_effect, is_view_op, schema_of
 from perfuse.torch_compat.sizes import symbol_hints
@@ -299,7 +303,7 @@ class _Lowering:
         lowering = lowering_of(node.target)
         reason = "no lowering for this op"
         if lowering is not None and traced.all_plain(node, expected, self.device):
-            self.builder.feeds_calls = _feeds_calls(node)
+            self.builder.feeds_calls = feeds_calls(node)
             self.builder.is_exact = node in self.quantised
             self.builder.may_overwrite(self.mutations.overwritable(node))
             mark = len(self.builder.nodes), len(self.builder.buffers), len(self.moved)
@@ -379,17 +383,31 @@ class _Lowering:
             # An element and the maximum it is compared with must be rounded in the same way, and
             # what is rounded to eight bits as eager rounds it before.
             result = Tensor(result.shape, result.dtype, ex.round_to(result.value, result.dtype))
-        if not is_view_op(node.target) and _is_shown_often(node):
+        if not is_view_op(node.target) and is_shown_often(node):
             return own_memory(self.builder, result, expected)
         value = result.value
         if value.op in ("load", "const") and not value.args:
             return result
+        if self._frees_operand(node, result):
+            return self._realized(result, expected)
         shared = len(node.users) > 1
         if shared and (value.cost > _CHEAP_COST or _whole_loads(result) > _CHEAP_LOADS):
             return self._realized(result, expected)
         if value.cost > _MOST_COST or value.num_loads > _MOST_LOADS:
             return self._realized(result, expected)
         return result
+
+    def _frees_operand(self, node: FxNode, result: Tensor) -> bool:
+        """Whether users should read a returned value, not the result of a call that it is made of.
+
+        So that memory is free: a matmul, of which the sum with a bias is returned.
+        """
+        if self.device.type != "cpu" or not is_returned_and_read(node):
+            return False
+        reads = {read.buffer for read in ex.loads_of(result.value)}
+        sizes = {name: self.builder.buffers[name].num_elements for name in reads}
+        large = [name for name, size in sizes.items() if size == ix.product(result.shape)]
+        return any(runs_in_library(self.owners.get(name, node)) for name in large)
 
     def _realized(self, tensor: Tensor, expected: Any) -> Tensor:
         return self.builder.realize(tensor, dense_strides(expected, self.symbols))
@@ -516,51 +534,6 @@ def _counts_from_start(node: FxNode) -> bool:
     return is_input and given.get("storage_offset") is not None
 
 
-def _is_shown_often(node: FxNode) -> bool:
-    """Whether a result is also returned, or passed to a library call, as another view.
-
-    Formulas of two views differ, and each would be stored.
-    """
-    shown = _shown(node)
-    return len(shown) > 1 and any(user.op == "output" for user in shown)
-
-
-def _shown(node: FxNode) -> list[FxNode]:
-    """The users that need a value in memory, directly or through views."""
-    return [
-        user
-        for user in users_through(node, _is_view)
-        if user.op == "output" or _runs_in_library(user)
-    ]
-
-
-def _is_view(node: FxNode) -> bool:
-    return is_view_op(node.target)
-
-
-def _is_reshaped(node: FxNode) -> bool:
-    return _is_view(node) or node.target is torch.ops.aten._unsafe_view.default
-
-
-def _feeds_calls(node: FxNode) -> bool:
-    """Whether all users, through views at most, are calls that need it in memory."""
-    return all(
-        user.op == "output" or _runs_in_library(user) for user in users_through(node, _is_reshaped)
-    )
-
-
-def _runs_in_library(node: FxNode) -> bool:
-    row = matmul_op(node.target)
-    # A bias of batches is added by a loop, which takes formulas.
-    is_matmul = row is not None and not (row.rank == 3 and row.bias is not None)
-    return is_matmul or node.target not in LOWERINGS or node.target in _ATTENTION
-
-
-# Any implementation of it reads its operands from memory.
-_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-}
 _NUMBERS = {torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default}
 
 

@@ -90,6 +90,7 @@ class _Decision:
         self.freed: list[str] = []
         self.spare: dict[str, int] = {}  # dead temporaries, with their bytes
         self.first_owner: dict[str, str] = {}  # of memory that was reused
+        self.last_owner: dict[str, str] = {}  # by the first one
 
     def run(self) -> MemoryPlan:
         steps = self.plan.steps
@@ -153,8 +154,7 @@ class _Decision:
             yield from self._of_scratch(step)
         elif not step.into_out:
             for name in filter(None, step.outs):
-                if self.is_gpu or name in self.buffers:
-                    yield self._owned(Allocation(name, MemorySource.CALL, self._bytes(name)))
+                yield self._owned(Allocation(name, MemorySource.CALL, self._bytes(name)))
 
     def _is_missing(self, name: str) -> bool:
         if name in self.made or name not in self.buffers:
@@ -170,11 +170,13 @@ class _Decision:
         if name in self.plan.places:
             self.made.add(name)
             return Allocation(name, MemorySource.ARENA, size, offset=self.plan.places[name])
-        old = self.plan.over.get(name) or self._spare_for(buffer)
+        first = self.plan.over.get(name)
+        old = self._spare_for(buffer) if first is None else self.last_owner.get(first, first)
         if old is None:
             return self._owned(Allocation(name, MemorySource.NEW, size))
         self.spare.pop(old, None)
         self.first_owner[name] = self.first_owner.get(old, old)
+        self.last_owner[self.first_owner[name]] = name
         return self._owned(Allocation(name, MemorySource.REUSED, size, of=old))
 
     def _owned(self, made: Allocation) -> Allocation:

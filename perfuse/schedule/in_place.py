@@ -6,11 +6,12 @@ For example a library result, or a temporary in the arena, of which only its rel
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import product
 
 from perfuse.ir.matmul import rival_call
-from perfuse.ir.program import BufferKind, LibraryCall, Program
+from perfuse.ir.program import ARGUMENTS, BufferKind, LibraryCall, Program
 from perfuse.schedule.arena import first_and_last, held_by_results, output_buffers, touched
-from perfuse.schedule.plan import Kernel, Step
+from perfuse.schedule.plan import Kernel, Member, Role, Step
 
 # Makes new memory of its own, as matmuls that compete with ATen's do: what other calls return may
 # be an argument of theirs.
@@ -22,48 +23,80 @@ def written_over(
 ) -> dict[str, str]:
     """Buffers that take the memory of another, which no later step reads: new -> the first there.
 
-    The old one is the result of a library call, or both are in the arena.
+    Both are in the arena, or the old one is a temporary with memory of its own.
     """
     first, last = first_and_last(map(touched, steps))
-    fresh = set(_fresh(steps)) - output_buffers(program) - held_by_results(steps)
+    needed = output_buffers(program) | _seen_elsewhere(steps)
+    own = {name for name in _made(steps) if program.buffers[name].kind not in ARGUMENTS}
+    own -= needed | set(arena)
     found: dict[str, str] = {}
     for number, step in enumerate(steps):
-        new = _only_result(step)
-        if not isinstance(step, Kernel) or new is None or first[new] != number:
-            continue
-        for old in step.reads():
-            place = found.get(old, old)
-            is_free = old in fresh or (new in arena and old in arena and place in arena)
-            if is_free and last[old] == number and _fits(step, new, old, program):
+        if not isinstance(step, Kernel) or step.contraction is not None:
+            continue  # other blocks of a contraction still read the operands
+        new_names = sorted(name for name in step.stored if first[name] == number)
+        for new, old in product(new_names, step.reads()):
+            place, taken = found.get(old, old), {found.get(n) for n in new_names}
+            is_free = place in own or (new in arena and old in arena and place in arena)
+            if not is_free or new in found or place in taken:
+                continue
+            is_dead = last[old] == number and old not in needed
+            if is_dead and _fits(step, new, old, program):
                 found[new] = place
-                break
     return found
 
 
-def _fresh(steps: tuple[Step, ...]) -> Iterator[str]:
+def _made(steps: tuple[Step, ...]) -> Iterator[str]:
+    """Buffers that a kernel writes, or a call that is known to return new memory."""
     for step in steps:
-        if isinstance(step, LibraryCall) and (step.op == _CONVOLUTION or rival_call(step.op)):
+        if isinstance(step, Kernel):
+            yield from step.stored
+        elif step.op == _CONVOLUTION or step.into_out or rival_call(step.op):
             yield from step.makes()
 
 
-def _only_result(step: Step) -> str | None:
-    """The one result that a kernel stores, as the last step for an element."""
-    if not isinstance(step, Kernel) or len(step.stored) != 1:
-        return None
-    if step.contraction is not None:
-        return None  # other blocks still read the operands
-    (name,) = step.stored
-    writers = [m for m in step.members if m.loop.out == name]
-    if len(writers) != 1 or not writers[0].is_map:
-        return None
-    return name if writers[0].stage == max(m.stage for m in step.members) else None
+def _seen_elsewhere(steps: tuple[Step, ...]) -> set[str]:
+    """Buffers that others may still read: what a result holds, and what a collective is given."""
+    calls = [step for step in steps if isinstance(step, LibraryCall)]
+    foreign = [c for c in calls if not c.op.startswith("aten.") and not rival_call(c.op)]
+    return held_by_results(steps).union(*map(touched, foreign))
 
 
 def _fits(kernel: Kernel, new: str, old: str, program: Program) -> bool:
-    """Equal layout, and each element of `old` is read only where that of `new` is written."""
+    """Equal size, and each element of `old` is read only where that of `new` is written."""
     a, b = program.buffers[old], program.buffers[new]
-    if b.kind != BufferKind.TEMP or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
+    if b.kind != BufferKind.TEMP or (a.dtype, a.num_elements) != (b.dtype, b.num_elements):
         return False
-    (place,) = {m.loop.index for m in kernel.members if m.loop.out == new}
+    writers = [m for m in kernel.members if m.loop.out == new]
+    if len(writers) != 1 or not writers[0].is_map:
+        return False
+    (writer,) = writers
     reads = {r for m in kernel.members for r in m.loop.reads() if r.buffer == old}
-    return all(read.index is place and not read.args for read in reads)
+    if not all(read.index is writer.loop.index and not read.args for read in reads):
+        return False
+    return _is_last(kernel, writer) or _is_read_before(kernel, writer, old)
+
+
+def _is_last(kernel: Kernel, writer: Member) -> bool:
+    """Whether a kernel stores nothing else, and this as the last step for an element."""
+    return len(kernel.stored) == 1 and writer.stage == max(m.stage for m in kernel.members)
+
+
+def _is_read_before(kernel: Kernel, writer: Member, old: str) -> bool:
+    """Whether no sweep reads `old` after the one that writes over it.
+
+    A sweep loads an element once, for all its members. Here the writer does, before it stores.
+    Formulas that are not stored are recomputed by each sweep that needs them.
+    """
+    if any(m.role in (Role.SCAN, Role.SCATTER) for m in kernel.members):
+        return False
+    formulas: dict[str, Member] = {}  # that read it when they are recomputed
+    for m in kernel.members:
+        made = [formulas[r.buffer] for r in m.loop.reads() if r.buffer in formulas]
+        recomputed = [f for f in made if f.stage == m.stage or f.loop.out not in kernel.stored]
+        if not recomputed and all(r.buffer != old for r in m.loop.reads()):
+            continue
+        if m.stage > writer.stage:
+            return False
+        if m.is_map:
+            formulas[m.loop.out] = m
+    return writer.loop.out in formulas

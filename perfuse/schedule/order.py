@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
-from perfuse.ir.program import ARGUMENTS, Program
+from perfuse.ir.program import ARGUMENTS, LibraryCall, Matmul, Node, Program
 from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.fuse import Fuser, accesses, bits
 from perfuse.schedule.lifetimes import buffer_bytes
+
+# A call runs late where its results are this many times the size of the operands kept for it.
+_LATE_RATIO = 4
 
 Rank = Callable[[int], tuple[int, int]]
 
@@ -22,6 +26,46 @@ def frugal_order(fuser: Fuser, program: Program) -> list[int]:
     """The program's order, but groups that free at least what they allocate run early."""
     held = _Held(fuser, program)
     return _ordered(fuser, _Needs(fuser), held.rank, held.run)
+
+
+def late_results(fuser: Fuser, program: Program, order: list[int]) -> list[int]:
+    """The order with calls last that make large results of small operands.
+
+    The gradient of a weight, for example, for a batch of few rows: nothing reads it, and until
+    the end of a backward the memory it takes serves other values.
+    """
+    late = set(_late_calls(fuser, program, order))
+    return [home for home in order if home not in late] + [h for h in order if h in late]
+
+
+def _late_calls(fuser: Fuser, program: Program, order: list[int]) -> Iterator[int]:
+    sizes, leaving = _freeable_bytes(program), output_buffers(program)
+    given = {name for name, buffer in program.buffers.items() if buffer.kind in ARGUMENTS}
+    every = {home: _accesses(fuser, program, home) for home in order}
+    users = Counter(name for reads, makes in every.values() for name in reads | makes)
+    written = Counter(name for _, makes in every.values() for name in makes)
+    for home in order:
+        node, (reads, makes) = program.nodes[fuser.groups[home].nodes[0]], every[home]
+        if not _is_pure(node) or not makes <= leaving or any(users[n] > 1 for n in makes):
+            continue
+        if any(written[n] for n in reads if n in given):
+            continue  # an input that the program overwrites
+        made, kept = (sum(sizes.get(n, 0) for n in names) for names in (makes, reads - leaving))
+        if made >= _LATE_RATIO * kept:
+            yield home
+
+
+def _is_pure(node: Node) -> bool:
+    """A matmul, or a convolution's gradients: calls that do nothing but make new memory."""
+    if not isinstance(node, LibraryCall) or node.mutates:
+        return False
+    return isinstance(node, Matmul) or node.op == "aten.convolution_backward.default"
+
+
+def _accesses(fuser: Fuser, program: Program, home: int) -> tuple[set[str], set[str]]:
+    """The buffers that a group reads, and those that it makes or writes."""
+    both = [accesses(program.nodes[number]) for number in fuser.groups[home].nodes]
+    return {n for names, _ in both for n in names}, {n for _, names in both for n in names}
 
 
 class _Needs:
@@ -73,10 +117,8 @@ class _Held:
         self._readers: dict[str, set[int]] = {}
         self._bytes = _freeable_bytes(program)
         self._leaving = output_buffers(program)
-        for home, group in fuser.groups.items():
-            both = [accesses(program.nodes[number]) for number in group.nodes]
-            reads = {name for names, _ in both for name in names}
-            makes = {name for _, names in both for name in names}
+        for home in fuser.groups:
+            reads, makes = _accesses(fuser, program, home)
             self._reads[home], self._makes[home] = reads - makes, makes
             for name in reads:
                 self._readers.setdefault(name, set()).add(home)

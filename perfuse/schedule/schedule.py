@@ -17,7 +17,7 @@ from perfuse.schedule.batch import batched
 from perfuse.schedule.fuse import Fuser, accesses
 from perfuse.schedule.in_place import written_over
 from perfuse.schedule.lifetimes import Placement, lifetimes
-from perfuse.schedule.order import frugal_order, program_order
+from perfuse.schedule.order import frugal_order, late_results, program_order
 from perfuse.schedule.plan import Kernel, Plan, Role, Step, static_product
 from perfuse.schedule.sink_casts import narrow_reductions
 from perfuse.schedule.split_axes import split_last, split_map
@@ -38,8 +38,8 @@ _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 def fuse(program: Program, context: Context) -> Plan:
     """Kernels and library calls in order, nothing placed yet.
 
-    With a memory budget, the one of a few fusions and orders with the lowest peak: the first
-    of equals, which is the plan without a budget.
+    Of a few fusions and orders, more with a memory budget, the one with the lowest peak: the first
+    of equals.
     """
     program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))
     plans = [_plan(program, fuser, order, context) for fuser, order in _tries(program, context)]
@@ -70,7 +70,11 @@ def _peak(plan: Plan, context: Context) -> int:
 
 def _tries(program: Program, context: Context) -> Iterator[tuple[Fuser, list[int]]]:
     wide = _fused(program, None, context)
-    yield wide, program_order(wide)
+    order = program_order(wide)
+    yield wide, order
+    late = late_results(wide, program, order) if context.target.gpu is None else order
+    if late != order:
+        yield wide, late
     # A backward, in which a recomputed forward may run beside the rest.
     if context.settings.memory_budget is not None and program.donated:
         near = _fused(program, NEAR, context)
@@ -110,10 +114,8 @@ def _placed(plan: Plan, context: Context, largest: int | None = None) -> Plan:
     """The plan with temporaries in an arena: all, or those smaller than `largest`."""
     if context.target.gpu is not None:
         return with_memory(_placed_on_gpu(plan, context), is_gpu=True)
-    # A budget counts the memory of each buffer by itself.
-    is_bound = context.settings.memory_budget is not None
     placed = arena.arena_buffers(plan.program, plan.steps, largest)
-    over = {} if is_bound else written_over(plan.program, plan.steps, placed)
+    over = written_over(plan.program, plan.steps, placed)
     guard = 1 if plan.is_guarded else None
     places, arena_bytes = arena.place(plan.program, plan.steps, largest, over, guard)
     plan = replace(plan, places=places, arena_bytes=arena_bytes, arena_limit=largest, over=over)

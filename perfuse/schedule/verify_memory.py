@@ -78,16 +78,18 @@ class _Checked:
 
     def _check_reuse(self, made: Allocation, number: int) -> None:
         new, old = made.name, made.of
-        is_in_place = self.plan.over.get(new) == old
         if old not in self.made or old in self.freed | self.reused:
             raise SpecError(f"{_STAGE}: {new} reuses {old}, which has no memory then")
+        is_in_place = self.plan.over.get(new) == self._first_owner(old)
         if self.last_use[old] >= number + is_in_place or old in self.leaving:
             raise SpecError(f"{_STAGE}: {new} reuses {old}, which is needed later")
         a, b = self.buffers[self._first_owner(old)], self.buffers[new]
         has_layout = (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
-        if not has_layout and (num_bytes(a) is None or num_bytes(a) != num_bytes(b)):
+        has_size = is_in_place and (a.dtype, a.num_elements) == (b.dtype, b.num_elements)
+        has_size |= num_bytes(a) is not None and num_bytes(a) == num_bytes(b)
+        if not has_layout and not has_size:
             raise SpecError(f"{_STAGE}: {new} reuses {old}, which has another size")
-        if not has_layout and new in self.with_layout:
+        if not has_layout and not is_in_place and new in self.with_layout:
             raise SpecError(f"{_STAGE}: {new} reuses {old}, which has another layout")
         self.reused.add(old)
 

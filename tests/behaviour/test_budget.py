@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import perfuse
 from perfuse.budget.simulate import simulate
 from perfuse.capture.observe import observing_cuts
-from perfuse.testing import peak_memory
+from perfuse.testing import peak_memory, trace_allocations
 from tests.harness.compare import assert_as_good_as_eager
 
 WIDTH, ROWS, LAYERS = 64, 2048, 4
@@ -164,6 +164,9 @@ def test_dynamic_sizes() -> None:
                 assert_as_good_as_eager(ours, near, truth)
 
 
+MARK_BYTES = 12_347  # a size that nothing else has
+
+
 def test_without_a_budget_what_is_saved_goes_as_the_backward_runs() -> None:
     """The backward holds less and less: gradients take the place of what was saved."""
     net = model()
@@ -171,13 +174,12 @@ def test_without_a_budget_what_is_saved_goes_as_the_backward_runs() -> None:
     call = torch.compile(net, backend="perfuse")
     x = torch.randn(ROWS, WIDTH)
     call(x).sum().backward()
-    held: list[int] = []
     y = call(x).sum()
-    weight = net[0].up.weight
-    hook = weight.register_post_accumulate_grad_hook(
-        lambda _: held.append(perfuse.runtime.pool.POOL.used_bytes)
+    marks: list[torch.Tensor] = []
+    hook = net[0].up.weight.register_post_accumulate_grad_hook(
+        lambda _: marks.append(torch.empty(MARK_BYTES, dtype=torch.uint8))
     )
-    before = perfuse.runtime.pool.POOL.used_bytes
-    y.backward()
+    sizes = [event.num_bytes for event in trace_allocations(y.backward)]
     hook.remove()
-    assert held[0] < before
+    gradients = sum(p.nbytes for p in net.parameters())
+    assert sum(sizes[: sizes.index(MARK_BYTES)]) < gradients

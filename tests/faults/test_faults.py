@@ -30,7 +30,7 @@ ROWS: tuple[tuple[faults.Fault, int | str], ...] = (
     (faults.result_not_written, "silu_of_rows"),
     (faults.last_item_forgotten, "regrouped_norm"),
     (faults.sum_starts_at_one, 28),
-    (faults.life_ends_too_early, 28),
+    (faults.life_ends_too_early, 17),
     (faults.written_over_while_read, "product_with_its_flip"),
 )
 CACHE_ROWS: tuple[tuple[faults.Fault, str], ...] = (

@@ -24,6 +24,7 @@ from perfuse.ir.atoms import Atom, Division, Indirect, Quotient, Symbol
 from perfuse.ir.dtype import to_torch
 from perfuse.ir.index import Dim, Index
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, LibraryCall, Loop, Opaque, View
+from perfuse.schedule.allocate import leaving_names, seen_by_calls
 from perfuse.schedule.arena import leading_inputs, num_bytes
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, MemorySource
@@ -45,6 +46,8 @@ class HostWriter(WatchedMemory):
         self.places = {name: k + 1 for k, name in enumerate(pointers)}
         self.windows: dict[ArenaWindow, int] = {}
         self.given, self.own_views = views_from_calls(plan)
+        self.with_layout = leaving_names(plan) | seen_by_calls(plan)
+        self.layouts: dict[str, Buffer] = {}  # of tensors that have that of an earlier owner
         self.known_symbols: set[str] = set()
 
     # -- entry -----------------------------------------------------------------------------
@@ -139,12 +142,22 @@ class HostWriter(WatchedMemory):
             self._set_pointer(made.name)
 
     def _source(self, made: Allocation) -> str:
-        if made.source is MemorySource.REUSED:
-            return made.of
         buffer = self.program.buffers[made.name]
+        if made.source is MemorySource.REUSED:
+            return self._reused(buffer, made.of)
         if buffer.kind == BufferKind.SEEDS:
             return f"new_seeds({self._dim(buffer.shape[0])})"
         return self._empty(buffer)
+
+    def _reused(self, buffer: Buffer, of: str) -> str:
+        """The tensor that was there, in the layout of a buffer that calls or the caller see."""
+        old, name = self.layouts.get(of, self.program.buffers[of]), buffer.name
+        has_layout = (old.shape, old.strides) == (buffer.shape, buffer.strides)
+        if has_layout or name not in self.with_layout:
+            self.layouts[name] = old
+            return of
+        self.own_views |= {name} & self.leaving
+        return f"as_strided({of}, {self._dims(buffer.shape)}, {self._dims(buffer.strides)})"
 
     def _empty(self, buffer: Buffer) -> str:
         dims = f"{self._dims(buffer.shape)}, {self._dims(buffer.strides)}"
