@@ -57,7 +57,7 @@ def runs_in_library(node: FxNode) -> bool:
     return is_matmul or node.target not in LOWERINGS or node.target in _ATTENTION
 
 
-# Whoever computes it reads its operands from memory.
+# Any implementation of it reads its operands from memory.
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
