@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import perfuse  # noqa: F401  (a checkout that is not installed makes itself known)
+import perfuse
 from benchmarks import machine
 from benchmarks.cases import num_bytes
 from benchmarks.contest import Step, Steps, take_turns
@@ -209,9 +209,10 @@ class Contest:
         return found
 
     def peak_mb(self, step: Step) -> float:
-        """At the peak of a step, weights and inputs counted in."""
+        """At the peak of a step: weights, inputs, and what programs keep between calls included."""
         model = self.subject.model
         model.zero_grad(set_to_none=True)
+        perfuse.release_memory()
         gc.collect()
         fixed = num_bytes(list(model.parameters()), list(model.buffers()), self.subject.call)
         kept: list[Any] = []
