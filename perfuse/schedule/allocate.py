@@ -11,6 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from perfuse.ir.program import ARGUMENTS, Buffer, BufferKind, Opaque, View
 from perfuse.schedule import arena
 from perfuse.schedule.arena import (
@@ -55,6 +57,14 @@ def seen_by_calls(plan: Plan) -> set[str]:
     return {name for step in calls for name in touched(step)}
 
 
+def _carried_tensors(plan: Plan) -> Iterator[str]:
+    """Tensors that only calls read; not numbers, which the host may use as sizes later."""
+    for step in plan.steps:
+        for value in () if isinstance(step, Kernel) else step.leaves():
+            if isinstance(value, Opaque) and isinstance(value.meta, torch.Tensor):
+                yield value.name
+
+
 def freed_inputs(plan: Plan) -> set[str]:
     """Donated inputs that are freed after their last use."""
     buffers, smallest = plan.program.buffers, plan.thresholds.forget_bytes
@@ -79,6 +89,7 @@ class _Decision:
         self.leaving = leaving_names(plan)
         self.held = held_by_results(plan.steps)
         self.with_layout = self.leaving | seen_by_calls(plan)
+        self.carried = set(_carried_tensors(plan))
         self.made: set[str] = set()
         # What is freed after its last use, with its bytes where they are known.
         self.alive = {name: num_bytes(self.buffers[name]) for name in freed_inputs(plan)}
@@ -154,7 +165,8 @@ class _Decision:
             yield from self._of_scratch(step)
         elif not step.into_out:
             for name in filter(None, step.outs):
-                yield self._owned(Allocation(name, MemorySource.CALL, self._bytes(name)))
+                if name in self.buffers or name in self.carried:
+                    yield self._owned(Allocation(name, MemorySource.CALL, self._bytes(name)))
 
     def _is_missing(self, name: str) -> bool:
         if name in self.made or name not in self.buffers:

@@ -107,9 +107,9 @@ ARENA_CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "a row of statistics first": (lambda a, b: torch.softmax(a @ b, -1) @ b, 1),
     "of another type": (lambda a, b: (a @ b).half() @ b.half(), 0),
     "a result": (lambda a, b: F.relu(a @ b), 0),
-    "chain of scatters": (chain_of_scatters, 1),
-    "three index_puts": (three_index_puts, 3),
-    "scatters of several kinds": (scatters_of_several_kinds, 3),
+    "chain of scatters": (chain_of_scatters, 0),  # one buffer, which all of them update
+    "three index_puts": (three_index_puts, 2),
+    "scatters of several kinds": (scatters_of_several_kinds, 0),  # two, of which one is read last
     "sums scattered and scanned": (sums_scattered_and_scanned, 2),
 }
 
