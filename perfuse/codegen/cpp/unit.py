@@ -176,24 +176,24 @@ class _Sources:
         """The call of a contraction, by the template that the plan names."""
         plan, template = self.plan, template_of(self.plan.templates[step.name])
         text = generate_contraction(step, template, plan.program.buffers, self.context, plan.over)
-        name = self._function(text)
-        self.templates.add(name)
-        return self._call(name, text, {}), text.needs_status
+        return self._call_apart(text, self.templates)
 
     def _attention(self, step: Kernel) -> tuple[str, bool]:
         """The call of a kernel of attention."""
         plan = self.plan
         text = generate_attention(step, plan.program.buffers, self.context, plan.over)
-        name = self._function(text)
-        self.attention.add(name)
-        return self._call(name, text, {}), text.needs_status
+        return self._call_apart(text, self.attention)
 
     def _grouped(self, step: Kernel) -> tuple[str, bool]:
         """The call of a kernel that multiplies groups of rows."""
         plan = self.plan
         text = generate_grouped(step, plan.program.buffers, self.context, plan.over)
+        return self._call_apart(text, self.grouped)
+
+    def _call_apart(self, text: KernelText, names: set[str]) -> tuple[str, bool]:
+        """The call of a function that goes into the units of these names."""
         name = self._function(text)
-        self.grouped.add(name)
+        names.add(name)
         return self._call(name, text, {}), text.needs_status
 
     def _batch(self, step: Kernel) -> tuple[str, bool]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from perfuse.graph.aliases import is_view
+from perfuse.graph.aliases import is_view, users_through
 from perfuse.graph.facts import is_known, is_pure, is_sym, packet_name, tensor_of
 from perfuse.torch_compat.ops import OpOverload, flop_formula
 from perfuse.torch_compat.sizes import size_hint
@@ -73,11 +73,7 @@ def _is_looked_up_by_loops(node: Node) -> bool:
     tensor = tensor_of(node)
     if packet_name(node) not in _LOOKUP_PACKETS or tensor is None or tensor.device.type != "cpu":
         return False
-    readers, pending = [], [node]
-    while pending:
-        users = list(pending.pop().users)
-        pending += [user for user in users if is_view(user)]
-        readers += [user for user in users if not is_view(user)]
+    readers = list(users_through(node, is_view))
     return bool(readers) and all(map(_multiplies_a_vector, readers))
 
 
