@@ -40,16 +40,15 @@ def late_results(fuser: Fuser, program: Program, order: list[int]) -> list[int]:
 
 def _late_calls(fuser: Fuser, program: Program, order: list[int]) -> Iterator[int]:
     sizes, leaving = _freeable_bytes(program), output_buffers(program)
-    given = {name for name, buffer in program.buffers.items() if buffer.kind in ARGUMENTS}
     every = {home: _accesses(fuser, program, home) for home in order}
     users = Counter(name for reads, makes in every.values() for name in reads | makes)
-    written = Counter(name for _, makes in every.values() for name in makes)
-    for home in order:
+    last_write = {name: number for number, h in enumerate(order) for name in every[h][1]}
+    for number, home in enumerate(order):
         node, (reads, makes) = program.nodes[fuser.groups[home].nodes[0]], every[home]
         if not _is_pure(node) or not makes <= leaving or any(users[n] > 1 for n in makes):
             continue
-        if any(written[n] for n in reads if n in given):
-            continue  # an input that the program overwrites
+        if any(last_write.get(name, number) > number for name in reads):
+            continue  # an operand that is overwritten, or updated in place, after it is read
         made, kept = (sum(sizes.get(n, 0) for n in names) for names in (makes, reads - leaving))
         if made >= _LATE_RATIO * kept:
             yield home

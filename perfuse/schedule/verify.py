@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from perfuse.errors import SpecError
@@ -11,6 +12,7 @@ from perfuse.ir.program import LibraryCall, Opaque
 from perfuse.ir.verify import given_names, is_empty
 from perfuse.schedule.arena import arena_buffers, first_and_last, output_buffers, touched
 from perfuse.schedule.contract import result_load, sizes_of
+from perfuse.schedule.fuse import accesses
 from perfuse.schedule.plan import Batch, Kernel, Member, Plan, Role, Step
 from perfuse.schedule.verify_memory import verify_memory
 
@@ -20,6 +22,7 @@ _STAGE = "after schedule"
 def verify_plan(plan: Plan) -> None:
     """Raise SpecError at the first step that breaks the rules."""
     _check_coverage(plan)
+    _check_versions(plan)
     made = given_names(plan.program)
     _, last_read = first_and_last(step.reads() for step in plan.steps)
     for number, step in enumerate(plan.steps):
@@ -57,6 +60,40 @@ def _check_coverage(plan: Plan) -> None:
     called = {name for step in plan.steps if isinstance(step, LibraryCall) for name in step.makes()}
     if len(set(computed)) < len(computed) or called & set(computed):
         raise SpecError(f"{_STAGE}: a matmul of {computed} runs twice")
+
+
+def _check_versions(plan: Plan) -> None:
+    """Steps read a buffer after the writes before them in the program, and before later ones."""
+    nodes, ran = plan.program.nodes, list(_order_of_nodes(plan))
+    writes: dict[str, list[tuple[int, int]]] = {}
+    for at, number in ran:
+        for name in accesses(nodes[number])[1]:
+            writes.setdefault(name, []).append((at, number))
+    for at, number in ran:
+        for name in accesses(nodes[number])[0]:
+            for written_at, writer in writes.get(name, ()):
+                if (written_at - at) * (writer - number) < 0:
+                    raise SpecError(
+                        f"{_STAGE}: steps {at} and {written_at} read and write {name} in another "
+                        "order than the program"
+                    )
+
+
+def _order_of_nodes(plan: Plan) -> Iterator[tuple[int, int]]:
+    """The numbers of steps, and those of the program's nodes that they run."""
+    calls = {
+        (*node.makes(), *node.mutates): number
+        for number, node in enumerate(plan.program.nodes)
+        if isinstance(node, LibraryCall)
+    }
+    for at, step in enumerate(plan.steps):
+        run: list[LibraryCall | None] = [None if isinstance(step, Kernel) else step]
+        if isinstance(step, Kernel):
+            yield from ((at, member.number) for member in step.members)
+            run = [step.attention, step.grouped]
+            run += step.contraction.matmuls if step.contraction is not None else ()
+        known = [calls.get((*call.makes(), *call.mutates)) for call in run if call is not None]
+        yield from ((at, number) for number in known if number is not None)
 
 
 def _check_order(step: Step, made: set[str], plan: Plan) -> None:

@@ -49,3 +49,19 @@ def test_the_order_is_the_programs_where_that_is_as_good(monkeypatch: pytest.Mon
     monkeypatch.setattr(schedule, "late_results", lambda fuser, program, order: order)
     plain = plans_of(lambda x, a, b: F.gelu(x @ a) @ b, *inputs)
     assert [str(p.steps) for p in plans] == [str(p.steps) for p in plain]
+
+
+def test_what_is_updated_in_place_is_multiplied_before() -> None:
+    """A matmul reads a temporary, some rows of which are overwritten afterwards."""
+
+    def fn(x: Tensor, w: Tensor, rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        large = y.t() @ y
+        total = y.index_put((rows,), values).sum(0)
+        return large, torch.sort(torch.outer(total, total))[0].sum()
+
+    rows = torch.tensor([0, 3])
+    (plan,) = plans_of(fn, torch.randn(8, 64), torch.randn(64, 256), rows, torch.randn(2, 256))
+    calls = [step for step in plan.steps if not isinstance(step, Kernel)]
+    assert calls[1].op.startswith("aten.mm"), plan
+    verify_plan(plan)
