@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule
 
 from perfuse import config
@@ -22,6 +23,7 @@ from perfuse.errors import UnsupportedPython
 from perfuse.logs import channel
 from perfuse.torch_compat.ops import keep_checks
 from perfuse.torch_compat.registration import never_trace
+from perfuse.torch_compat.tensors import in_memory
 
 LOG = channel("capture")
 
@@ -54,13 +56,28 @@ def perfuse_backend(
     settings = settings_for(config.snapshot(), mode, options)
     try:
         context = Context.on(device_of(module, example_inputs), settings)
-        return compile_capture(module, example_inputs, context)
+        inputs = [in_memory(x) if isinstance(x, Tensor) else x for x in example_inputs]
+        call = compile_capture(module, inputs, context)
+        places = [i for i, x in enumerate(example_inputs) if x is not inputs[i]]
+        return _with_memory(call, places) if places else call
     except Exception as error:
         if settings.on_error == "raise":
             raise
         warn_eager(error, counters)
         eager: Callable[..., Any] = module.forward
         return eager
+
+
+def _with_memory(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """The call, for arguments of which those at `places` are zeros without memory."""
+
+    def run(*args: Any) -> Any:
+        given = list(args)
+        for i in places:
+            given[i] = in_memory(given[i])
+        return call(*given)
+
+    return run
 
 
 def check_interpreter(version: Sequence[int | str] = sys.version_info) -> None:

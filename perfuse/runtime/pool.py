@@ -33,6 +33,9 @@ _use_count = storage_use_counter()
 
 # Blocks looked at before those known to be free: the last ones taken, still in the caches.
 _RECENT = 4
+# Calls of ever new sizes would fill the pool with blocks that are never taken again: it keeps at
+# most the larger of these bytes and this many times what was in use.
+_LEAST_KEPT, _MOST_RATIO = 1 << 26, 4
 # A search for free blocks that found none is repeated when 1 / _PATIENCE as many were made.
 _PATIENCE = 8
 
@@ -116,6 +119,7 @@ class Pool:
         """Reset to an empty pool: at a fork, another thread may have been changing it."""
         self._shelves: dict[int, _Shelf] = {}  # least recently used first
         self._held_bytes = 0
+        self._most_kept = _LEAST_KEPT
         self._num_unshrunk = 0  # blocks made since shrinking found nothing to give back
         self._num_bypasses = 0
         self._is_inside = False
@@ -153,6 +157,8 @@ class Pool:
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, num_bytes: int
     ) -> torch.Tensor:
         limit = config.snapshot().cpu.pool_limit_bytes
+        if self._held_bytes + num_bytes > self._most_kept:
+            self._drop_unused_sizes(num_bytes)
         if num_bytes <= limit < self._held_bytes + num_bytes:
             self._make_room(limit - num_bytes)
         block = self._made(num_bytes)
@@ -172,6 +178,14 @@ class Pool:
             block = _Block(num_bytes)
         _ask_for_huge_pages(block.address, num_bytes)
         return block
+
+    def _drop_unused_sizes(self, num_bytes: int) -> None:
+        """Let go of the sizes least recently used, some more than room for this many bytes."""
+        for shelf in self._shelves.values():
+            shelf.search()
+        used = sum(size * len(shelf.taken) for size, shelf in self._shelves.items())
+        self._most_kept = max(self._most_kept, _MOST_RATIO * (used + num_bytes))
+        self._shrink(self._most_kept * 3 // 4 - num_bytes)
 
     def _make_room(self, num_bytes: int) -> None:
         """Shrink, unless a while ago all blocks were in use."""
@@ -196,6 +210,7 @@ class Pool:
     def shrink(self, num_bytes: int = 0) -> None:
         """Give free blocks back until the pool holds at most this many bytes, used ones counted."""
         with self._lock:
+            self._most_kept = _LEAST_KEPT
             if not self._is_inside:
                 self._shrink(num_bytes)
 

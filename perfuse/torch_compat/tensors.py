@@ -40,13 +40,18 @@ def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def is_as_stored(tensor: torch.Tensor) -> bool:
-    """Whether elements are what memory holds: not their negatives, nor their conjugates."""
-    return not (tensor.is_neg() or tensor.is_conj())
+    """Whether elements are what memory holds: not their negatives or conjugates, nor no memory."""
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy where its memory holds negatives or conjugates of its elements."""
-    return tensor if is_as_stored(tensor) else tensor.resolve_conj().resolve_neg()
+    """The tensor, or a copy where its memory holds something else than its elements."""
+    return tensor if is_as_stored(tensor) else in_memory(tensor.resolve_conj().resolve_neg())
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of zeros that have no memory (`torch._efficientzerotensor`)."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:

@@ -75,6 +75,29 @@ def test_negative_views_as_gradients(has_views: bool) -> None:
     assert_as_good_as_eager(gradient(compiled(losses)), gradient(losses))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_zeros_without_memory_as_inputs(dynamic: bool) -> None:
+    """A plain tensor and zeros that have no memory at all, in turn."""
+    torch._dynamo.reset()
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x * 2 + 1 - y, x.sum(), x @ y.t()
+
+    candidate = compiled(function, dynamic=dynamic)
+    plain, zeros = randn(4, 5), torch._efficientzerotensor((4, 5))
+    for x, y in ((plain, plain), (zeros, plain), (plain, zeros), (zeros, zeros), (plain, plain)):
+        assert_as_good_as_eager(candidate(x, y), function(x, y))
+
+
+@pytest.mark.parametrize("has_views", [False, True])
+def test_zeros_without_memory_as_gradients(has_views: bool) -> None:
+    torch._dynamo.reset()
+    function = compiled(lambda x: (x.sin() * 2, x[1:]) if has_views else (x.sin() * 2,))
+    x = randn(4, 5, grad=True)
+    (gradient,) = torch.autograd.grad(function(x)[0], x, torch._efficientzerotensor((4, 5)))
+    assert torch.equal(gradient, torch.zeros(4, 5))
+
+
 @pytest.mark.parametrize("has_views", [False, True])
 def test_conjugates_as_gradients(has_views: bool) -> None:
     torch._dynamo.reset()

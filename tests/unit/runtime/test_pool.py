@@ -111,6 +111,17 @@ def test_limit() -> None:
         assert POOL.free_bytes == 0
 
 
+def test_sizes_that_never_return_are_given_back() -> None:
+    """One block of each of many sizes is in use at a time: the pool does not keep them all."""
+    for number in range(64):
+        large(4 * MIB + 4096 * number)
+        assert POOL.free_bytes <= 64 * MIB
+    used = [large(4 * MIB + 4096 * number) for number in range(40)]
+    address = used[0].data_ptr()
+    del used
+    assert large(4 * MIB).data_ptr() == address, "what was in use at once is kept"
+
+
 def test_tensors_survive_clearing() -> None:
     kept, dropped = large().fill_(3), large()
     del dropped
