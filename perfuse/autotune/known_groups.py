@@ -22,10 +22,9 @@ from perfuse.target import Target
 def with_known_groups(plan: Plan, context: Context) -> Plan:
     """The plan with matmuls of groups as kernels, on CPUs where they are known to win.
 
-    Measured on Zen 5: float32 takes 1.3 to 2.2 times MKL's speed
-    (benchmarks/results/2026-11-18-cpu-experts), bfloat16 1 to 3 times
-    ATen's
-    (benchmarks/results/2026-11-18-cpu-language).
+    Measured on Zen 5: 1.3 to 2.2 times MKL's speed in float32
+    (benchmarks/results/2026-11-18-cpu-experts), 0.94 to 3 times ATen's in bfloat16, the least with
+    hundreds of rows in every group (benchmarks/results/2026-11-18-cpu-language).
     """
     target = context.target
     if not is_amd_avx512(target) or not context.settings.cpu.tune_matmuls:
