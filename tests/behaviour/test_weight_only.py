@@ -79,7 +79,7 @@ def test_weights_are_dequantised_inside_the_matmul(
 
 
 def test_the_weight_is_read_as_it_is_at_the_call() -> None:
-    """What the weight is computed from changes between calls, and after its use in one."""
+    """Scales change between calls, and after their use in one."""
 
     def step(x: Tensor, w: Tensor, s: Tensor, z: Tensor) -> Tensor:
         result = grouped(x, w, s, z)
