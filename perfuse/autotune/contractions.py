@@ -9,10 +9,11 @@ a decision is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from perfuse.autotune.device_kind import current_versions, device_kind
 from perfuse.autotune.exactness import MOST_ERROR, reference_gate, reference_of
@@ -20,15 +21,16 @@ from perfuse.autotune.library_calls import cpu_matmul_of, with_library_call
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import Rules
 from perfuse.autotune.race_plans import PlanRace, race_plans
-from perfuse.autotune.run_alone import identity_of, plan_of_steps
+from perfuse.autotune.run_alone import identity_of, loaded, plan_of_one, plan_of_steps
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.backends import backend_of
 from perfuse.cache import keys
 from perfuse.candidates.library import choices_of
 from perfuse.candidates.sources import is_selected
-from perfuse.codegen.cpp.templates.choices import SOURCE, choice_of, propose
+from perfuse.codegen.cpp.templates.choices import FEW_ROWS, SOURCE, choice_of, propose
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, Question, identified, library
+from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.contract import (
@@ -38,9 +40,10 @@ from perfuse.schedule.contract import (
     matmul_flops,
     sizes_of,
     with_contraction,
+    with_prologue,
 )
 from perfuse.schedule.plan import Kernel, Plan, Step, static_product, with_template
-from perfuse.schedule.read_stored import read_stored
+from perfuse.schedule.read_stored import ReadStored, compute_right, read_stored
 from perfuse.schedule.schedule import place
 from perfuse.selection import is_selecting
 from perfuse.torch_compat.state import disable_dispatch_modes, disabled_autocast
@@ -114,13 +117,15 @@ def contraction_of(
     matmul: Matmul, plan: Plan, context: Context, *, is_raced: bool = True
 ) -> Contraction | None:
     """A matmul as templates compute it; None where none does, or it cannot be raced but has to."""
-    stored = read_stored(*_with_aten(plan, matmul))
+    stored = _read_in_place(*_with_aten(plan, matmul), context)
     changed, own = stored.plan, stored.matmul
     reader = next((k for k in changed.kernels if own.out in k.reads()), None)
     fused = "nothing reads it" if reader is None else contracted_with([own], reader, changed)
     kernel = fused if isinstance(fused, Kernel) else contracted(own, changed.program)
     if not isinstance(kernel, Kernel) or _overwrites(kernel, plan.program):
         return None
+    if stored.prologue is not None:
+        kernel = with_prologue(kernel, stored.prologue, plan.program)
     if is_raced and not _is_measurable(kernel, plan.program):
         return None
     proposed = map(choice_of, propose(kernel, plan.program.buffers, context.target))
@@ -128,10 +133,21 @@ def contraction_of(
     if not templates:
         return None
     default: list[Step] = [*stored.widening, matmul]
-    if kernel is fused and reader is not None:
+    if isinstance(fused, Kernel) and reader is not None:
         default.append(reader)
     choices = (*_library_calls(matmul, plan.program, context), *templates)
     return Contraction(plan, changed, matmul, tuple(default), kernel, choices)
+
+
+def _read_in_place(plan: Plan, matmul: Matmul, context: Context) -> ReadStored:
+    """The matmul with operands that are read as they are stored, or computed on the way."""
+    rows, pairs = sizes_of(matmul)[0], context.target.has_bf16_pairs
+    stored = read_stored(plan, matmul)
+    is_read = stored.matmul.operands.b is not matmul.operands.b
+    is_half = plan.program.buffers[matmul.operands.b.buffer].dtype is DType.BF16
+    if not isinstance(rows, int) or rows > FEW_ROWS or (is_read and not (pairs and is_half)):
+        return stored
+    return compute_right(plan, matmul)
 
 
 def _library_calls(matmul: Matmul, program: Program, context: Context) -> list[Choice]:
@@ -207,5 +223,20 @@ def measured(found: Contraction, question: Question, context: Context) -> Decisi
     epilogue = last if isinstance(last, Kernel) else None
     assert found.kernel.contraction is not None
     matmuls = found.kernel.contraction.matmuls
-    exact = reference_of(matmuls, epilogue, alone, inputs, context)
+    given = {**inputs, **_computed(found, alone, inputs, context)}
+    exact = reference_of(matmuls, epilogue, alone, given, context)
     return race_plans(rivals, reference_gate(exact), RULES, context)
+
+
+def _computed(
+    found: Contraction, alone: Plan, inputs: Mapping[str, Tensor], context: Context
+) -> dict[str, Tensor]:
+    """The operand that the kernel computes itself, as the default has it."""
+    assert found.kernel.contraction is not None
+    prologue = found.kernel.contraction.prologue
+    if prologue is None:
+        return {}
+    maker = next(k for k in alone.kernels if prologue.out in k.makes())
+    one = place(plan_of_one(maker, alone), context)
+    (made,) = loaded(one, context)([inputs[name] for name in one.program.inputs])
+    return {prologue.out: made}

@@ -11,17 +11,24 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from perfuse.autotune.contractions import Contraction, contraction_of
-from perfuse.codegen.cpp.templates.choices import SOURCE, CppTemplateKind, template_of
+from perfuse.codegen.cpp.templates.choices import (
+    FEW_ROWS,
+    SOURCE,
+    CppTemplateKind,
+    template_of,
+)
 from perfuse.context import Context
 from perfuse.decision import Choice, Decision, unmeasured
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Matmul, sizes_from_data
 from perfuse.schedule.contract import depth_of, sizes_of
 from perfuse.schedule.plan import Plan
+from perfuse.schedule.read_stored import computed_right
 from perfuse.schedule.size_hints import value_of
 from perfuse.target import Target, cpu_model
 
 _RESULTS = "benchmarks/results/2026-11-18-cpu-matmuls"
+_LANGUAGE = "benchmarks/results/2026-11-18-cpu-language"
 _EXPERTS = "benchmarks/results/2026-11-18-cpu-experts"
 # Rows that stand for a number that is computed from data.
 _UNKNOWN_ROWS = 64
@@ -40,6 +47,7 @@ class CpuFacts:
     dtype: DType  # of both operands
     along_depth: bool  # the second operand is stored by columns, as the weight of a linear layer
     changes: bool = False  # calls differ in the number of rows; `rows` is a likely one
+    is_computed: bool = False  # a kernel computes the second operand for it alone
 
     @property
     def work(self) -> int:
@@ -90,7 +98,33 @@ def _is_of_an_expert(facts: CpuFacts) -> bool:
     return facts.dtype is DType.F32 and is_small and facts.rows >= 8
 
 
+def _computes_weight(facts: CpuFacts, dtype: DType, most: int) -> bool:
+    """Few rows, and a weight that a kernel would dequantise first: most of the time is its."""
+    return facts.is_computed and _has_few_rows(facts, dtype, most)
+
+
 KNOWN: list[KnownContraction] = [
+    KnownContraction(
+        "few rows of bfloat16 times a weight that is computed",
+        _is_amd_with_pairs,
+        lambda facts: _computes_weight(facts, DType.BF16, FEW_ROWS),
+        CppTemplateKind.PAIRS,
+        f"1.5 to 3 times the speed of a kernel and the library ({_LANGUAGE})",
+    ),
+    KnownContraction(
+        "few rows of float32 times a weight that is computed",
+        is_amd_avx512,
+        lambda facts: _computes_weight(facts, DType.F32, FEW_ROWS),
+        CppTemplateKind.DOTS,
+        f"1.4 to 3 times the speed of a kernel and the library ({_LANGUAGE})",
+    ),
+    KnownContraction(
+        "a few rows times a weight that is computed",
+        lambda target: target.isa in ("avx2", "avx512"),
+        lambda facts: _computes_weight(facts, facts.dtype, 4),
+        CppTemplateKind.DOTS,
+        f"1.5 to 4 times the speed of a kernel and the library ({_LANGUAGE})",
+    ),
     KnownContraction(
         "few rows of bfloat16 times the weight of a linear layer",
         _is_amd_with_pairs,
@@ -169,4 +203,6 @@ def facts_of(matmul: Matmul, plan: Plan) -> CpuFacts | None:
         return None
     changes = not isinstance(rows, int)
     likely = _UNKNOWN_ROWS if sizes_from_data([rows]) else value_of(rows, plan.program.hints)
-    return CpuFacts(likely, columns, depth, dtypes.pop(), b.strides[0] == 1, changes)
+    is_computed = not changes and computed_right(plan, matmul) is not None
+    along_depth = b.strides[0] == 1
+    return CpuFacts(likely, columns, depth, dtypes.pop(), along_depth, changes, is_computed)

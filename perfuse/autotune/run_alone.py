@@ -26,14 +26,14 @@ def plan_of_steps(steps: Sequence[Step], plan: Plan, returned: Set[str]) -> Plan
     written = [name for step in steps for name in made_by(step)]
     made = {name for name in written if known[name].kind is not BufferKind.INPUT}
     read = [name for step in steps for name in step.reads()]
-    names = dict.fromkeys([*read, *written])
+    names = dict.fromkeys([*read, *written, *(name for step in steps for name in _inside(step))])
     ours = {name for step in steps if isinstance(step, Kernel) for name in step.makes()}
     buffers = {name: _own(known[name], name in made, name in ours) for name in names}
     outputs = tuple(
         View(name, buffers[name].shape, buffers[name].strides, 0)
         for name in sorted(returned & made)
     )
-    given = tuple(name for name in names if name not in made)
+    given = tuple(name for name in names if name not in made and name in {*read, *written})
     nodes = tuple(node for step in steps for node in _nodes(step))
     program = Program(given, buffers, nodes, outputs, hints=plan.program.hints)
     return Plan(program, tuple(steps), (), {}, 0, thresholds=plan.thresholds)
@@ -59,6 +59,13 @@ def are_sizes_shown(alone: Plan) -> bool:
 def made_by(step: Step) -> Sequence[str]:
     """The buffers that a step makes, in a fixed order."""
     return sorted(step.makes()) if isinstance(step, Kernel) else step.makes()
+
+
+def _inside(step: Step) -> Sequence[str]:
+    """The operand that a contraction computes: no memory, but a type and strides."""
+    contraction = step.contraction if isinstance(step, Kernel) else None
+    prologue = contraction.prologue if contraction is not None else None
+    return () if prologue is None else (prologue.out,)
 
 
 def _own(buffer: Buffer, is_made: bool, is_ours: bool) -> Buffer:

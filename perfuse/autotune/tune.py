@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfuse.autotune.time_limit import limited
 from perfuse.context import Context
 from perfuse.deferred import deferred
-from perfuse.ir.matmul import GROUPED_MATMUL, GROUPED_OUTER
+from perfuse.ir.matmul import ATEN_GROUPED_MATMUL, GROUPED_MATMUL, GROUPED_OUTER
 from perfuse.ir.program import Extern, Matmul
 from perfuse.schedule.plan import Plan
 from perfuse.selection import is_selecting
@@ -43,7 +43,7 @@ def _may_choose_matmuls(plan: Plan, context: Context) -> bool:
 
 def _has_groups(plan: Plan, context: Context) -> bool:
     """Whether a library multiplies groups of rows on a CPU."""
-    grouped = (GROUPED_MATMUL, GROUPED_OUTER)
+    grouped = (GROUPED_MATMUL, GROUPED_OUTER, ATEN_GROUPED_MATMUL)
     calls = [step.op for step in plan.steps if isinstance(step, Extern)]
     return context.target.gpu is None and any(op in grouped for op in calls)
 

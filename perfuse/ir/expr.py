@@ -245,9 +245,15 @@ def _rounded_f32(value: float) -> float:
         return math.copysign(math.inf, value)
 
 
+# Every integer of eight bits is a value of these types.
+_BYTES, _HOLD_BYTES = (DType.I8, DType.U8, DType.BOOL), (DType.BF16, DType.F16)
+
+
 def round_to(value: Expr, dtype: DType) -> Expr:
     """Round a float32 value through a small float type, as storing and loading it would."""
     if not dtype.is_narrow_float or (value.op == "round_to" and value.attr is dtype):
+        return value
+    if dtype in _HOLD_BYTES and value.op == "cast" and value.args[0].dtype in _BYTES:
         return value
     return _make("round_to", (cast(value, DType.F32),), DType.F32, dtype)
 

@@ -114,6 +114,7 @@ RIVALS: list[RivalCall] = [
 
 
 # Ops of our own for groups of rows, each with a matrix of its own, and for the gradients of these.
+ATEN_GROUPED_MATMUL = "aten._grouped_mm.default"
 GROUPED_MATMUL, GROUPED_OUTER = "perfuse.grouped_matmul.out", "perfuse.grouped_outer.out"
 
 

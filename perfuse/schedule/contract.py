@@ -15,7 +15,16 @@ from perfuse.ir.dtype import DType
 from perfuse.ir.expr import SCALAR_OPS, Expr, walk
 from perfuse.ir.index import Dim
 from perfuse.ir.matmul import matmul_call
-from perfuse.ir.program import Axis, Buffer, BufferKind, Matmul, Program, View, sizes_from_data
+from perfuse.ir.program import (
+    Axis,
+    Buffer,
+    BufferKind,
+    Loop,
+    Matmul,
+    Program,
+    View,
+    sizes_from_data,
+)
 from perfuse.schedule import arena, domain
 from perfuse.schedule.fuse import accesses
 from perfuse.schedule.plan import (
@@ -160,6 +169,13 @@ def contracted_with(matmuls: Sequence[Matmul], epilogue: Kernel, plan: Plan) -> 
         if reads != {wanted}:
             return f"{matmul.out} is read at other elements than it is made"
     return _counted(made, plan.program)
+
+
+def with_prologue(kernel: Kernel, prologue: Loop, program: Program) -> Kernel:
+    """A contraction that computes its right operand by a loop."""
+    assert kernel.contraction is not None
+    made = replace(kernel, contraction=replace(kernel.contraction, prologue=prologue))
+    return _counted(made, program)
 
 
 def _why_not(matmul: Matmul, program: Program) -> str:

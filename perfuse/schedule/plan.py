@@ -47,10 +47,12 @@ class Contraction:
     """Matmuls that a kernel computes itself, over the rows and columns of their results.
 
     Rows are those of all matrices of a batch. Members of the kernel, its epilogue, take the results
-    from accumulators; what is in the kernel's `stored` reaches memory too.
+    from accumulators; what is in the kernel's `stored` reaches memory too. The prologue computes
+    the right operand of the one matmul, a few columns at a time: a buffer that is not in memory.
     """
 
     matmuls: tuple[Matmul, ...]
+    prologue: Loop | None = None
 
     @property
     def outs(self) -> tuple[str, ...]:
@@ -58,7 +60,11 @@ class Contraction:
 
     def reads(self) -> tuple[str, ...]:
         """The buffers of the operands, in order of first use."""
-        return tuple(dict.fromkeys(name for matmul in self.matmuls for name in matmul.reads()))
+        names = dict.fromkeys(name for matmul in self.matmuls for name in matmul.reads())
+        if self.prologue is not None:
+            del names[self.prologue.out]
+            names |= dict.fromkeys(read.buffer for read in self.prologue.reads())
+        return tuple(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,8 @@ class Kernel:
             return f"{self.name}: {self.batch}  # {self.num_bytes} bytes, {self.num_flops} flops"
         axes = ", ".join(f"{a.name}<{a.size!r}{'*' if a.reduced else ''}" for a in self.axes)
         lines = [f"{self.name}({axes}):  # {self.num_bytes} bytes, {self.num_flops} flops"]
+        if self.contraction is not None and self.contraction.prologue is not None:
+            lines.append(f"    prologue: {self.contraction.prologue}")
         for matmul in self.contraction.matmuls if self.contraction is not None else ():
             kept = "" if matmul.out in self.stored else "  (kept in the kernel)"
             inner = ", ".join([*map(str, matmul.args), *(f"{k}={v}" for k, v in matmul.kwargs)])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import perfuse
 from perfuse.autotune import known_groups
+from perfuse.context import Context
 from perfuse.testing import fresh_cache
 from tests.harness.compare import assert_as_good_as_eager
 
@@ -89,3 +90,46 @@ def test_results_are_written_into_memory_of_the_program(computed_by: str) -> Non
     num_calls = 0 if computed_by == "kernel" else 2
     assert host.count("op_perfuse_grouped_matmul_out(") == num_calls
     assert "op_transformers" not in host
+
+
+def multiplied(rows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    return torch._grouped_mm(rows.sin(), weights.transpose(-2, -1), offs=offsets) * 2
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("no rows", "no group")])
+def test_atens_op_of_bfloat16(name: str, computed_by: str) -> None:
+    """Result and gradients; rows of no group are not defined in eager."""
+    has_pairs = Context.default().target.has_bf16_pairs
+    if computed_by == "kernel" and not has_pairs:
+        pytest.skip("this CPU does not multiply pairs of bfloat16")
+    num_rows, ends = CASES[name]
+    rows, weights = torch.randn(num_rows, 40).bfloat16(), torch.randn(3, 48, 40).bfloat16()
+    offsets = torch.tensor(ends, dtype=torch.int32)
+    call = torch.compile(multiplied, backend="perfuse", options={"verify": "memory"})
+    per_row = torch.repeat_interleave(offsets.diff(prepend=offsets.new_zeros(1)))
+    own = weights[per_row].double()
+    exact = torch.einsum("rk,rnk->rn", rows[: ends[-1]].double().sin(), own) * 2
+    for _ in range(2):
+        with torch.no_grad():
+            got, eager = (f(rows, weights, offsets)[: ends[-1]] for f in (call, multiplied))
+        assert_as_good_as_eager(got, eager, exact)
+
+
+def test_atens_op_becomes_one_kernel(computed_by: str) -> None:
+    if not Context.default().target.has_bf16_pairs:
+        pytest.skip("this CPU does not multiply pairs of bfloat16")
+    given = (torch.randn(9, 40).bfloat16(), torch.randn(3, 48, 40).bfloat16())
+    plan = perfuse.explain(multiplied, *given, torch.tensor([3, 3, 9], dtype=torch.int32))
+    assert ("aten._grouped_mm" in str(plan.stage("plan"))) == (computed_by == "library")
+
+
+def test_atens_op_in_training(computed_by: str) -> None:
+    torch.manual_seed(0)
+    rows, weights = torch.randn(24, 40).bfloat16(), torch.randn(3, 48, 40).bfloat16()
+    offsets = torch.tensor([5, 5, 24], dtype=torch.int32)
+    call = torch.compile(multiplied, backend="perfuse")
+    got, eager = (gradients(f, rows, weights, offsets) for f in (call, multiplied))
+    for mine, theirs in zip(got, eager, strict=True):
+        # Sums of bfloat16 in another order: each rounding moves a value by half a unit.
+        gap = (mine - theirs).float().norm() / theirs.float().norm()
+        assert mine.stride() == theirs.stride() and float(gap) <= torch.finfo(torch.bfloat16).eps

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perfuse.ir.program import Matmul
 from perfuse.schedule.plan import Plan
-from perfuse.schedule.read_stored import ReadStored, read_stored
+from perfuse.schedule.read_stored import ReadStored, compute_right, read_stored
 from perfuse.schedule.schedule import place
 from perfuse.schedule.verify import verify_plan
 from tests.unit.lower.samples import bf16, f32, i32
@@ -69,3 +69,24 @@ def test_left_alone(fn: Callable[..., Any]) -> None:
 def test_types_that_would_be_rounded_are_left_alone() -> None:
     _, found = read(lambda x, w: x @ w.float().t(), X, i32(64, 96))
     assert not found.widening
+
+
+@pytest.mark.parametrize("fn", [computed, scaled], ids=["scaled", "widened"])
+def test_a_weight_is_computed_inside(fn: Callable[..., Any]) -> None:
+    given = (X, NARROW, SCALE)[: 3 if fn is scaled else 2]
+    (plan,) = plans_of(fn, *given)
+    matmul = next(step for step in plan.steps if isinstance(step, Matmul))
+    found = compute_right(plan, matmul)
+    assert found.prologue is not None and found.prologue.out == matmul.operands.b.buffer
+    assert found.matmul is matmul and len(found.plan.steps) == len(plan.steps) - 1
+
+
+def by_rows(x: Tensor, w: Tensor) -> Tensor:
+    return x @ (w.float() * 2).view(96, 64)
+
+
+@pytest.mark.parametrize("fn", [used_twice, returned, by_rows])
+def test_other_operands_are_stored(fn: Callable[..., Any]) -> None:
+    (plan,) = plans_of(fn, X, NARROW)
+    matmul = next(step for step in plan.steps if isinstance(step, Matmul))
+    assert compute_right(plan, matmul).prologue is None

@@ -20,7 +20,7 @@ SOURCE = "cpp"
 # Types that are widened to float32 while they are read; there are no templates for wider ones.
 _OPERANDS = frozenset({DType.F32, DType.BF16, DType.F16, DType.I8, DType.U8})
 # Rows up to which the right operand is read in place, whatever its size.
-_FEW_ROWS = 48
+FEW_ROWS = 48
 # Rows from which both operands are worth packing.
 _MANY_ROWS = 12
 
@@ -32,6 +32,10 @@ class CppTemplateKind(StrEnum):
     DOTS = "dots"  # its columns are contiguous: dot products, in place
     ROWS = "rows"  # its rows are contiguous: read in place, vector by vector
     PAIRS = "pairs"  # dot products of bfloat16, by the instruction that adds two products
+
+
+# Those that may compute the right operand, a few columns at a time.
+COMPUTING = (CppTemplateKind.DOTS, CppTemplateKind.PAIRS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +124,14 @@ def propose(
     (matmul,) = kernel.contraction.matmuls
     rows = sizes_of(matmul)[0]
     found: list[CppTemplate] = []
-    if not isinstance(rows, int) or rows <= _FEW_ROWS:
+    if not isinstance(rows, int) or rows <= FEW_ROWS:
         if _is_of_pairs(matmul, buffers, target):
             found += _pairs(rows, depth_of(matmul))
-        found += _in_place(rows if isinstance(rows, int) else _FEW_ROWS, target)
+        found += _in_place(rows if isinstance(rows, int) else FEW_ROWS, target)
     if not isinstance(rows, int) or rows >= _MANY_ROWS:
         found += packed(target)
+    if kernel.contraction.prologue is not None:  # column by column
+        found = [each for each in found if each.kind in COMPUTING]
     return tuple(each for each in found if is_legal(each, matmul, target.lanes))
 
 

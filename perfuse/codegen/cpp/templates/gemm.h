@@ -6,10 +6,33 @@
 
 namespace pf {
 
+template <bool B> struct Flag {
+  static constexpr bool value = B;
+};
+
 // An operand: element (i, j) is at p[i * down + j * across].
 template <class S> struct Matrix {
+  typedef S Element;
+  static constexpr bool is_computed = false;
   const S* p;
   int64_t down, across;
+  // Rows from k on of the columns from j on.
+  template <bool NATIVE> __attribute__((always_inline)) Matrix columns(S*, int64_t, int64_t k, int64_t, int64_t j, int64_t) const {
+    return {p + k * down + j * across, down, across};
+  }
+};
+
+// A right operand that is computed where it is needed: `fill(native, to, ld, k, deep, j, wide)` writes `deep` rows of `wide`
+// columns, which are contiguous and `ld` apart.
+template <class S, class F> struct Computed {
+  typedef S Element;
+  static constexpr bool is_computed = true;
+  F fill;
+  template <bool NATIVE>
+  __attribute__((always_inline)) Matrix<S> columns(S* room, int64_t ld, int64_t k, int64_t deep, int64_t j, int64_t wide) const {
+    fill(Flag<NATIVE>{}, room, ld, k, deep, j, wide);
+    return {room, 1, ld};
+  }
 };
 
 // Elements in the type that is summed in.
@@ -18,6 +41,20 @@ template <class S> PF_FN float load_float(const S* p) { return cast<float>(load1
 
 PF_FN int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 PF_FN int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// A vector into memory of a narrower type. By name, as the products of pairs below: bfloat16 is rounded by the instruction
+// that comes with them where the machine has it (NATIVE).
+template <bool NATIVE, class S> PF_FN void put(S* p, vcompute<S> v) {
+#if PF_LANES == 16 && defined(__AVX512F__) && defined(__x86_64__)
+  if constexpr (NATIVE && is_same<S, bf16>) {
+    vec<uint16_t> r;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(r) : "v"(v));
+    __builtin_memcpy(p, &r, sizeof r);
+    return;
+  }
+#endif
+  storev<S>(p, v);
+}
 
 // ---- how a thread's share is cut -----------------------------------------------------------------
 
@@ -216,10 +253,10 @@ template <int MOST, class F> PF_FN void in_groups(int64_t rows, F f) {
   }
 }
 
-// c[R][C] = a[R][depth] times C rows of b that are `step` apart; rows of `a` are padded with 0 to whole vectors.
+// c[R][C] (+)= a[R][depth] times C rows of b that are `step` apart; rows of `a` are padded with 0 to whole vectors.
 template <int R, int C, class S>
 PF_FN void dots(int64_t depth, const float* __restrict a, int64_t lda, const S* __restrict b, int64_t step,
-                float* __restrict c, int64_t ldc) {
+                float* __restrict c, int64_t ldc, bool adds) {
   constexpr int U = R == 1 ? 2 : 1;  // one row alone has too few sums to hide the latency of an addition
   vec<float> sum[U][R][C] = {};
   int64_t k = 0;
@@ -246,36 +283,49 @@ PF_FN void dots(int64_t depth, const float* __restrict a, int64_t lda, const S* 
 #pragma GCC unroll 16
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 8
-    for (int j = 0; j < C; j++) c[i * ldc + j] = hsum(U == 2 ? sum[0][i][j] + sum[U - 1][i][j] : sum[0][i][j]);
+    for (int j = 0; j < C; j++) {
+      const float total = hsum(U == 2 ? sum[0][i][j] + sum[U - 1][i][j] : sum[0][i][j]);
+      c[i * ldc + j] = adds ? c[i * ldc + j] + total : total;
+    }
 }
 
 // R rows and C columns are summed at once; columns of b are contiguous (b.down == 1), as in the weight of a linear layer.
 // `own` are the columns of a thread.
-template <int R, int C, int COLUMNS, class SA, class SB, class F>
-PF_FN void dots_of_columns(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t depth, Range own, F finish) {
-  const int64_t lda = round_up(depth, lanes);
-  float* const left = (float*)scratch(1, 4 * (rows * lda + rows * COLUMNS));
+template <int R, int C, int COLUMNS, class SA, class B, class F>
+PF_FN void dots_of_columns(Matrix<SA> a, B b, int64_t rows, int64_t depth, Range own, F finish) {
+  typedef typename B::Element SB;
+  // The first-level cache holds the part of a few columns that is computed at once.
+  constexpr int64_t most = 1024, apart = most + 2 * lanes;
+  const int64_t lda = round_up(depth, lanes), part = B::is_computed ? most : depth;
+  const int64_t room_bytes = B::is_computed ? C * apart * (int64_t)sizeof(SB) : 0;
+  float* const left = (float*)scratch(1, 4 * (rows * lda + rows * COLUMNS) + room_bytes);
   float* const block = left + rows * lda;
+  SB* const room = (SB*)(block + rows * COLUMNS);
   if (own.begin < own.end) pack_rows(a, rows, depth, left, lda, rows, lda);
   for (int64_t j0 = own.begin; j0 < own.end; j0 += COLUMNS) {
     const int64_t wide = least(own.end - j0, COLUMNS);
     for (int64_t j = 0; j < wide; j += C) {
-      const SB* const from = b.p + (j0 + j) * b.across;
-      in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
-        const float* const own_rows = left + i * lda;
-        float* const to = block + i * COLUMNS + j;
-        if (j + C <= wide) dots<group.value, C>(depth, own_rows, lda, from, b.across, to, COLUMNS);
-        else
-          for (int64_t n = 0; n < wide - j; n++)
-            dots<group.value, 1>(depth, own_rows, lda, from + n * b.across, b.across, to + n, COLUMNS);
-      });
+      int64_t k = 0;
+      do {
+        const int64_t deep = least(depth - k, part);
+        const Matrix<SB> from = b.template columns<false>(room, apart, k, deep, j0 + j, least(wide - j, C));
+        in_groups<R>(rows, [=](int64_t i, auto group) PF_INLINED {
+          const float* const own_rows = left + i * lda + k;
+          float* const to = block + i * COLUMNS + j;
+          if (j + C <= wide) dots<group.value, C>(deep, own_rows, lda, from.p, from.across, to, COLUMNS, k > 0);
+          else
+            for (int64_t n = 0; n < wide - j; n++)
+              dots<group.value, 1>(deep, own_rows, lda, from.p + n * from.across, from.across, to + n, COLUMNS, k > 0);
+        });
+        k += part;
+      } while (k < depth);
     }
     finish(block, COLUMNS, 0, j0, rows, wide);
   }
 }
 
-template <int R, int C, int COLUMNS, class SA, class SB, class F>
-PF_FN void gemm_dots(Matrix<SA> a, Matrix<SB> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
+template <int R, int C, int COLUMNS, class SA, class B, class F>
+PF_FN void gemm_dots(Matrix<SA> a, B b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
   parallel(threads, [=](int thread, int count) PF_INLINED {
     dots_of_columns<R, C, COLUMNS>(a, b, rows, depth, share_of(columns, C, thread, count), finish);
   });
@@ -368,12 +418,13 @@ PF_FN void pair_dots(int64_t depth, const bf16* __restrict a, int64_t lda, const
 
 // As gemm_dots, of bfloat16: groups of four rows and four columns, COLUMNS finished at once. The first-level cache holds
 // DEPTH of all rows, packed, so that the columns find them there.
-template <bool NATIVE, int DEPTH, int COLUMNS, class F>
-PF_FN void pairs_of_columns(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_t depth, Range own, F finish) {
+template <bool NATIVE, int DEPTH, int COLUMNS, class B, class F>
+PF_FN void pairs_of_columns(Matrix<bf16> a, B b, int64_t rows, int64_t depth, Range own, F finish) {
   constexpr int64_t lda = DEPTH + 2 * lanes;
   const int64_t parts = (depth + DEPTH - 1) / DEPTH;
-  float* const block = (float*)scratch(1, 4 * rows * COLUMNS + 2 * parts * rows * lda);
+  float* const block = (float*)scratch(1, 4 * rows * COLUMNS + 2 * (parts * rows + (B::is_computed ? 4 : 0)) * lda);
   bf16* const left = (bf16*)(block + rows * COLUMNS);
+  bf16* const room = left + parts * rows * lda;
   for (int64_t part = 0; part < parts; part++)
     for (int64_t i = 0; i < rows; i++) {
       const int64_t deep = least(depth - part * DEPTH, DEPTH);
@@ -389,12 +440,13 @@ PF_FN void pairs_of_columns(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_
     int64_t part = 0;
     do {
       const int64_t deep = least(depth - part * DEPTH, DEPTH);
-      for (int64_t j = 0; j < wide; j += 4)
+      for (int64_t j = 0; j < wide; j += 4) {
+        const Matrix<bf16> right = b.template columns<NATIVE>(room, lda, part * DEPTH, deep, j0 + j, least(wide - j, 4));
         in_groups<4>(rows, [=](int64_t i, auto group) PF_INLINED {
-          pair_dots<NATIVE, group.value>(deep, left + (part * rows + i) * lda, lda,
-                                         b.p + part * DEPTH + (j0 + j) * b.across, b.across, wide - j - 1,
+          pair_dots<NATIVE, group.value>(deep, left + (part * rows + i) * lda, lda, right.p, right.across, wide - j - 1,
                                          block + i * COLUMNS + j, COLUMNS, part > 0);
         });
+      }
     } while (++part < parts);
     finish(block, COLUMNS, 0, j0, rows, wide);
   }
@@ -414,8 +466,8 @@ PF_FN bool has_pairs() {
   return found == 2;
 }
 
-template <int DEPTH, int COLUMNS, class F>
-PF_FN void gemm_pairs(Matrix<bf16> a, Matrix<bf16> b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
+template <int DEPTH, int COLUMNS, class B, class F>
+PF_FN void gemm_pairs(Matrix<bf16> a, B b, int64_t rows, int64_t columns, int64_t depth, int threads, F finish) {
   static_assert(DEPTH % (2 * lanes) == 0 && COLUMNS % 4 == 0, "parts are whole vectors, blocks whole groups");
   parallel(threads, [=](int thread, int count) PF_INLINED {
     const Range own = share_of(columns, 4, thread, count);

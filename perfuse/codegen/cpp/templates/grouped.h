@@ -70,6 +70,47 @@ PF_CALLED void grouped_matmul(Matrix<S> a, Matrices<S> b, Groups<I> groups, int6
   });
 }
 
+#if PF_LANES == 16 && defined(__AVX512F__) && defined(__x86_64__)
+// The same of bfloat16, where the columns of the matrices are contiguous: some rows of a group at a time, so that the
+// first-level cache holds DEPTH of them.
+template <bool NATIVE, int DEPTH, int COLUMNS, class I>
+PF_FN void grouped_pairs_of(Matrix<bf16> a, Matrices<bf16> b, Groups<I> groups, Range own, int64_t columns, int64_t depth,
+                            bf16* out) {
+  constexpr int64_t most = 32;
+  for (int64_t g = 0; g < groups.count; g++) {
+    const Range rows = groups.at(g);
+    for (int64_t i = rows.begin; i < rows.end; i += most) {
+      bf16* const to = out + i * columns;
+      pairs_of_columns<NATIVE, DEPTH, COLUMNS>(
+          Matrix<bf16>{a.p + i * a.down, a.down, a.across}, b.at(g), least(rows.end - i, most), depth, own,
+          [=](const float* block, int64_t ld, int64_t top, int64_t first, int64_t tall, int64_t wide) PF_INLINED {
+            for (int64_t n = 0; n < tall; n++) {
+              bf16* const row = to + (top + n) * columns + first;
+              int64_t j = 0;
+              for (; j + lanes <= wide; j += lanes) put<NATIVE>(row + j, loadv<float>(block + n * ld + j));
+              if (j < wide) storev_n<bf16>(row + j, loadv_n<float>(block + n * ld + j, (int)(wide - j)), (int)(wide - j));
+            }
+          });
+    }
+  }
+}
+
+template <int DEPTH, int COLUMNS, class I>
+PF_CALLED void grouped_pairs(Matrix<bf16> a, Matrices<bf16> b, Groups<I> groups, int64_t columns, int64_t depth, bf16* out,
+                             int threads) {
+  const bool rises = groups.are_rising();
+  if (!rises) threads = 1;  // groups overlap: the later one counts
+  if (!rises || groups.count == 0 || groups.at(groups.count - 1).end < groups.rows)
+    for (int64_t n = 0; n < groups.rows * columns; n++) out[n] = bf16{0};
+  parallel(threads, [=](int thread, int count) PF_INLINED {
+    const Range own = share_of(columns, 4, thread, count);
+    if (own.begin >= own.end) return;
+    if (has_pairs()) grouped_pairs_of<true, DEPTH, COLUMNS>(a, b, groups, own, columns, depth, out);
+    else grouped_pairs_of<false, DEPTH, COLUMNS>(a, b, groups, own, columns, depth, out);
+  });
+}
+#endif
+
 // out[g] = the rows of group g of `a`, transposed, times those of `b`: gradients of matrices.
 template <class X, class S, class I>
 PF_CALLED void grouped_outer(Matrix<S> a, Matrix<S> b, Groups<I> groups, int64_t rows, int64_t columns, float* out,

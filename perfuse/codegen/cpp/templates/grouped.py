@@ -9,6 +9,7 @@ from perfuse.codegen.cpp.kernel import KernelText, parameters_of
 from perfuse.codegen.cpp.templates.choices import packed
 from perfuse.codegen.writer import Writer
 from perfuse.context import Context
+from perfuse.ir.dtype import DType
 from perfuse.ir.index import Dim
 from perfuse.ir.matmul import GROUPED_OUTER
 from perfuse.ir.program import Buffer, Extern, View
@@ -19,6 +20,7 @@ from perfuse.schedule.plan import Kernel
 # 743.
 _FEW_ROWS = (16, 48)
 _DOTS = (6, 4, 256)  # rows and columns of dot products at once, and columns finished at once
+_PAIRS = "512, 256"  # of bfloat16: the depth and the columns that are summed before others
 # Multiplications that are worth a second thread, for each element of cpu.grain.
 _WORK_PER_ELEMENT = 8
 
@@ -59,7 +61,10 @@ def _write(w: Writer, frame: CppFrame, call: Extern) -> None:
     work = frame.settings.cpu.grain_elements * _WORK_PER_ELEMENT
     w.line(f"if ({rows} * {depth} * {columns} < {work}) threads = 1;")
     target, blocking = frame.names.target(out), packed(frame.target)[0].blocking
-    if call.op == GROUPED_OUTER:
+    if frame.buffers[out].dtype is DType.BF16:
+        given = f"left, right, groups, {columns}, {depth}, {target}, threads"
+        w.line(f"pf::grouped_pairs<{_PAIRS}>({given});")
+    elif call.op == GROUPED_OUTER:
         given = f"left, right, groups, {depth}, {columns}, {target}, threads"
         w.line(f"pf::grouped_outer<{blocking}>({given});")
     else:

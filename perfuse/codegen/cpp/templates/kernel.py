@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from perfuse.codegen.cpp.emit import Emitter, Resolver, Scope, Value
 from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.kernel import KernelText, parameters_of
-from perfuse.codegen.cpp.templates.choices import CppTemplate
+from perfuse.codegen.cpp.templates.choices import CppTemplate, CppTemplateKind
+from perfuse.codegen.cpp.templates.prologue import place_axes, write_prologue
 from perfuse.codegen.emitter import Formula
 from perfuse.codegen.writer import Writer
 from perfuse.context import Context
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
-from perfuse.ir.program import Axis, Buffer, BufferKind, View
+from perfuse.ir.program import Buffer, BufferKind, View
 from perfuse.schedule.contract import depth_of, place_of, result_value, sizes_of
 from perfuse.schedule.plan import Kernel
 
@@ -45,8 +46,13 @@ def generate_contraction(
     (matmul,) = kernel.contraction.matmuls
     rows, columns, depth = (frame.dim(size) for size in (*sizes_of(matmul), depth_of(matmul)))
     w = Writer(1)
-    for name, view in (("left", matmul.operands.a), ("right", matmul.operands.b)):
-        w.line(f"const {_matrix(frame, view)} {name} = {_place(frame, view)};")
+    left, right, prologue = matmul.operands.a, matmul.operands.b, kernel.contraction.prologue
+    w.line(f"const {_matrix(frame, left)} left = {_place(frame, left)};")
+    if prologue is None:
+        w.line(f"const {_matrix(frame, right)} right = {_place(frame, right)};")
+    else:
+        kind = "pf::bf16" if template.kind is CppTemplateKind.PAIRS else "float"
+        w.line(f"const {write_prologue(w, frame, prologue, depth, kind)} right = {{fill}};")
     with w.block(_FINISH, "};"):
         _Epilogue(frame).write(w)
     work = frame.settings.cpu.grain_elements * _WORK_PER_ELEMENT
@@ -89,7 +95,7 @@ class _Epilogue:
     def write(self, w: Writer) -> None:
         with w.block("for (int64_t i = 0; i < rows; ++i) {"):
             w.line("const float* const sums = block + i * ld;")
-            self._place(w, "top + i", self.rows)
+            place_axes(w, self.frame, "top + i", self.rows)
             scope = Scope(w, frozenset(a.atom for a in self.rows if a.atom), None)
             if not self.columns:
                 self._body(Scope(w, frozenset(), scope), "sums", None)
@@ -99,16 +105,6 @@ class _Epilogue:
                 self._lanes(w, scope, f"sums + ({self.columns[0].name} - first)")
             else:
                 self._segments(w, scope)
-
-    def _place(self, w: Writer, flat: str, axes: list[Axis]) -> None:
-        """The variables of axes whose steps are counted together."""
-        for number in reversed(range(1, len(axes))):
-            size, rest = self.frame.dim(axes[number].size), f"rest_{axes[number].name}"
-            w.line(f"const int64_t {axes[number].name} = ({flat}) % ({size});")
-            w.line(f"const int64_t {rest} = ({flat}) / ({size});")
-            flat = rest
-        if axes:
-            w.line(f"const int64_t {axes[0].name} = {flat};")
 
     def _segments(self, w: Writer, scope: Scope) -> None:
         """Columns of several axes: the lanes run along the last, to its end or the block's."""
@@ -120,7 +116,7 @@ class _Epilogue:
                 f"const int64_t left_over = columns - done, end = "
                 f"start + left_over < {size} ? start + left_over : {size};"
             )
-            self._place(w, f"(first + done) / {size}", outer)
+            place_axes(w, self.frame, f"(first + done) / {size}", outer)
             inner = Scope(w, frozenset(a.atom for a in outer if a.atom), scope)
             w.line(f"int64_t at_{last.name} = start;")
             self._lanes(w, inner, f"sums + (done + {last.name} - start)")
