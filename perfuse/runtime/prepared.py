@@ -41,15 +41,18 @@ def prepared_call(
     kept: dict[tuple[int, ...], _Kept] = {}  # by the identities of the sources
 
     def prepared(held: list[Tensor], names: tuple[int, ...]) -> tuple[Any, ...]:
+        if any(tensor.is_inference() for tensor in held):  # those do not count their versions
+            return tuple(prepare(held))
+        # Read before: another thread may write to a parameter meanwhile.
+        versions, addresses = versions_of(held), list(map(data_ptr, held))
         values = tuple(prepare(held))
-        if not any(tensor.is_inference() for tensor in held):  # those do not count their versions
-            kept[names] = _Kept(
-                versions_of(held),
-                list(map(data_ptr, held)),
-                values,
-                [tensor.untyped_storage() for tensor in held],
-                [weakref.ref(tensor, lambda _: kept.pop(names, None)) for tensor in held],
-            )
+        kept[names] = _Kept(
+            versions,
+            addresses,
+            values,
+            [tensor.untyped_storage() for tensor in held],
+            [weakref.ref(tensor, lambda _: kept.pop(names, None)) for tensor in held],
+        )
         return values
 
     def call(args: list[Any]) -> tuple[Any, ...]:

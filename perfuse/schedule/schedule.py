@@ -21,7 +21,7 @@ from perfuse.schedule.order import frugal_order, late_results, program_order
 from perfuse.schedule.plan import Kernel, Plan, Role, Step, static_product
 from perfuse.schedule.sink_casts import narrow_reductions
 from perfuse.schedule.split_axes import split_last, split_map
-from perfuse.schedule.store_narrow import store_as_rounded
+from perfuse.schedule.store_narrow import rounded_as_stored, store_as_rounded
 
 # Library calls between two loops that may still fuse when memory is limited: those of a block.
 NEAR = 4
@@ -192,6 +192,8 @@ def _kernel(
         if is_used_elsewhere or is_shared or is_late:
             stored.add(out)
     made = Kernel(name, axes, members, frozenset(stored))
+    if not fuser.is_gpu:  # where a row is in registers from its first sweep to its last
+        made = replace(made, members=rounded_as_stored(made, program.buffers))
     num_bytes = arena.kernel_bytes(made, program.buffers)
     return replace(made, num_bytes=num_bytes, num_flops=_flops(made))
 

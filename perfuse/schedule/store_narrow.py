@@ -1,13 +1,16 @@
-"""A temporary of rounded values is stored in the type they were rounded to: half the traffic."""
+"""Values stored in small floats: half the traffic, and one rounding for all who read them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import BufferKind, LibraryCall, Loop, Node, Program
+from perfuse.ir.program import Buffer, BufferKind, LibraryCall, Loop, Node, Program
 from perfuse.schedule.arena import output_buffers, touched
 from perfuse.schedule.fuse import accesses
+from perfuse.schedule.plan import Kernel, Member
 
 
 def store_as_rounded(program: Program) -> Program:
@@ -36,3 +39,23 @@ def _rounded_kind(writers: list[Node]) -> DType | None:
         is_rounded = isinstance(node, Loop) and node.is_map and node.value.op == "round_to"
         kinds.add(node.value.attr if is_rounded and isinstance(node, Loop) else None)
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def rounded_as_stored(kernel: Kernel, buffers: Mapping[str, Buffer]) -> tuple[Member, ...]:
+    """The members, with values that later sweeps read from memory rounded for the first one too.
+
+    The mean of values that are not rounded, subtracted from rounded ones, leaves the rounding of
+    them all: as much as the deviation itself, where a row is nearly constant.
+    """
+    members = list(kernel.members)
+    sweeps: dict[str, set[int]] = {}  # that read a value, or what is recomputed from it
+    for place, member in reversed(list(enumerate(kernel.members))):
+        loop = member.loop
+        used, is_stored = sweeps.get(loop.out, set()), loop.out in kernel.stored
+        if is_stored and member.is_map and member.stage in used and max(used) > member.stage:
+            value = ex.round_to(loop.value, buffers[loop.out].dtype)
+            members[place] = replace(member, loop=replace(loop, value=value))
+        recomputed = used if member.is_map and not is_stored else set()
+        for read in loop.reads():
+            sweeps.setdefault(read.buffer, set()).update({member.stage}, recomputed)
+    return tuple(members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import perfuse
 from perfuse.errors import PerfuseError
+from perfuse.runtime.prepared import prepared_call
 from tests.harness.compare import assert_as_good_as_eager
 
 Module = nn.Module
@@ -143,6 +144,25 @@ def test_new_memory_at_the_old_address_is_noticed() -> None:
         for _ in range(2):
             weight.data = torch.randn(weight.shape)  # type: ignore[union-attr, arg-type, assignment]
     check(compiled, module, x)
+
+
+def test_a_write_during_the_preparation_is_noticed() -> None:
+    """By another thread, for example: the prepared value is of the old version."""
+    weight, num_runs = torch.ones(3), 0
+
+    def prepare(held: Sequence[Tensor]) -> Sequence[Any]:
+        nonlocal num_runs
+        doubled = held[0] * 2
+        num_runs += 1
+        if num_runs == 1:
+            held[0].add_(1)
+        return (doubled,)
+
+    call = prepared_call(prepare, tuple, [0], [])
+    call([weight])
+    assert torch.equal(call([weight])[0], weight * 2)
+    call([weight])
+    assert num_runs == 2
 
 
 def test_one_graph_serves_many_modules() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,3 +59,21 @@ def test_the_values_are_rounded_once() -> None:
     assert torch.equal(got, got.half().float())
     spacing = 2.0 ** (torch.floor(torch.log2(exact.abs())) - 10).clamp(min=-24)
     assert ((got - exact).abs() <= 0.501 * spacing).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [3, 70])
+def test_all_sweeps_read_what_is_stored(width: int, dtype: torch.dtype) -> None:
+    """A mean of values before their rounding would not be the mean of rows nearly constant."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x / (x.abs() + 1)
+        return F.layer_norm(y, y.shape[-1:]), y
+
+    torch.manual_seed(0)
+    x = torch.rand(64, 1) * 4 + torch.tensor([1.0, 1.0, 1.02]).repeat(width)[:width]
+    norms, values = torch.compile(fn, backend="perfuse")(x.to(dtype))
+    exact = F.layer_norm(values.double(), values.shape[-1:])
+    spacing = torch.finfo(dtype).eps * exact.abs().clamp(min=torch.finfo(dtype).tiny)
+    narrow = 4 * torch.finfo(torch.float32).eps / 1e-5**0.5  # deviations are scaled by up to this
+    assert ((norms.double() - exact).abs() <= spacing + narrow).all()
