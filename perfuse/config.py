@@ -187,7 +187,7 @@ class Settings:
         "it is written and checks the bytes around every buffer while programs run.",
         part=lambda value: value == "memory",
     )
-    pause_gc: bool = plain(True, "Pause garbage collection while PyTorch captures a function.")
+    pause_gc: bool = plain(True, "Pause garbage collection while functions are captured and compiled.")
     max_autotune: bool = key(
         False, "Race candidates for matmuls, and tiles of large GPU kernels; keep the fastest."
     )
