@@ -187,7 +187,9 @@ class Settings:
         "it is written and checks the bytes around every buffer while programs run.",
         part=lambda value: value == "memory",
     )
-    pause_gc: bool = plain(True, "Pause garbage collection while PyTorch captures a function.")
+    pause_gc: bool = plain(
+        True, "Pause garbage collection while functions are captured and compiled."
+    )
     max_autotune: bool = key(
         False, "Race candidates for matmuls, and tiles of large GPU kernels; keep the fastest."
     )
@@ -344,7 +346,16 @@ def _apply(settings: Settings, flat: Mapping[str, Any]) -> Settings:
 
 
 def _parse(name: str, variable: str, text: str) -> Any:
-    kind = _options()[name].kind
+    value = _value_of(_options()[name].kind, text)
+    try:
+        _check(name, value)
+    except ConfigError as error:
+        raise ConfigError(error.message, at=f"${variable}", hint=error.hint) from None
+    return value
+
+
+def _value_of(kind: Any, text: str) -> Any:
+    """Read a variable: a bool, a number or None where the setting takes one, else the text."""
     word = text.strip().lower()
     yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
     if (kind is bool or bool in get_args(kind)) and word in (*yes, *no):
@@ -353,10 +364,6 @@ def _parse(name: str, variable: str, text: str) -> Any:
         return None
     if (kind is int or int in get_args(kind)) and word.isdecimal():
         return int(word)
-    try:
-        _check(name, text)
-    except ConfigError as error:
-        raise ConfigError(error.message, at=f"${variable}", hint=error.hint) from None
     return text
 
 

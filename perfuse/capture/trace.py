@@ -15,6 +15,7 @@ from perfuse.budget.choose import choose_cut
 from perfuse.capture.failure import compile_or_eager
 from perfuse.capture.freeze import freeze_graph
 from perfuse.capture.observe import Observer, cut_observers
+from perfuse.capture.pause_gc import paused_gc
 from perfuse.capture.replay import replayed
 from perfuse.context import Context
 from perfuse.graph.decompositions import decomposition_table
@@ -97,7 +98,10 @@ class TrainingGraphs:
         return cut
 
     def _compile(self, kind: GraphKind, graph: GraphModule) -> Call:
-        made = compile_or_eager(graph, self.context, kind, lambda: self._executable(kind, graph))
+        with paused_gc():  # a backward is compiled long after its capture
+            made = compile_or_eager(
+                graph, self.context, kind, lambda: self._executable(kind, graph)
+            )
         self.executables[kind] = made
         return made.call
 

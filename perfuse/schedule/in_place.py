@@ -5,6 +5,7 @@ For example a library result, or a temporary in the arena, of which only its rel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import product
 
@@ -33,16 +34,28 @@ def written_over(
     for number, step in enumerate(steps):
         if not isinstance(step, Kernel) or step.contraction is not None:
             continue  # other blocks of a contraction still read the operands
-        new_names = sorted(name for name in step.stored if first[name] == number)
-        for new, old in product(new_names, step.reads()):
-            place, taken = found.get(old, old), {found.get(n) for n in new_names}
-            is_free = place in own or (new in arena and old in arena and place in arena)
-            if not is_free or new in found or place in taken:
-                continue
-            is_dead = last[old] == number and old not in needed
-            if is_dead and _fits(step, new, old, program):
-                found[new] = place
+        dying = {n for n in step.reads() if last[n] == number and n not in needed}
+        dying -= _shared_by_parts(step)
+        for kernel in (step,) if step.batch is None else step.batch.kernels:
+            new_names = sorted(name for name in kernel.stored if first[name] == number)
+            old_names = [name for name in kernel.reads() if name in dying]
+            taken: set[str] = set()
+            for new, old in product(new_names, old_names):
+                place = found.get(old, old)
+                is_free = place in own or (new in arena and old in arena and place in arena)
+                if not is_free or new in found or place in taken:
+                    continue
+                if _fits(kernel, new, old, program):
+                    found[new] = place
+                    taken.add(place)
     return found
+
+
+def _shared_by_parts(kernel: Kernel) -> set[str]:
+    """Buffers that several parts of a batch read, in any order."""
+    parts = () if kernel.batch is None else kernel.batch.kernels
+    readers = Counter(name for part in parts for name in part.reads())
+    return {name for name, count in readers.items() if count > 1}
 
 
 def _made(steps: tuple[Step, ...]) -> Iterator[str]:

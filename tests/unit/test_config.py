@@ -192,7 +192,13 @@ def test_environment_names_the_compiler() -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{"PERFUSE_CPU_THREADS": "x"}, {"PERFUSE_VERIFY": "?"}, {"PERFUSE_CPU_SIMD": "mmx"}],
+    [
+        {"PERFUSE_CPU_THREADS": "x"},
+        {"PERFUSE_VERIFY": "?"},
+        {"PERFUSE_CPU_SIMD": "mmx"},
+        {"PERFUSE_CPU_OPT_LEVEL": "9"},
+        {"PERFUSE_MEMORY_BUDGET": "1 parsec"},
+    ],
 )
 def test_environment_mistakes_are_errors(environment: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="PERFUSE_"):

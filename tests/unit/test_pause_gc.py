@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 
 from perfuse import config
-from perfuse.capture import pause_gc
+from perfuse.capture import pause_gc, trace
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +84,30 @@ def test_the_setting_leaves_it_running() -> None:
     with config.patch(pause_gc=False):
         pause_gc._pause(None)
         assert gc.isenabled()
+
+
+def test_inside_a_capture_the_pause_lasts_to_its_end() -> None:
+    pause_gc._pause(None)
+    with pause_gc.paused_gc():
+        pass
+    assert not gc.isenabled()
+    pause_gc._resume(None)
+    with pause_gc.paused_gc():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_a_backward_is_compiled_without_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_collecting: list[bool] = []
+    original = trace.load_or_compile
+
+    def load_or_compile(*args: Any) -> Any:
+        is_collecting.append(gc.isenabled())
+        return original(*args)
+
+    monkeypatch.setattr(trace, "load_or_compile", load_or_compile)
+    x = torch.randn(4, requires_grad=True)
+    result = torch.compile(lambda x: x.sin().exp(), backend="perfuse")(x)
+    assert is_collecting == [False] and gc.isenabled()
+    result.sum().backward()
+    assert is_collecting == [False, False] and gc.isenabled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from perfuse.config import Settings
 from perfuse.context import Context
 from perfuse.counters import Counters
+from perfuse.schedule import in_place
 from perfuse.schedule.verify import verify_plan
 from tests.harness.compare import assert_as_good_as_eager
 from tests.unit.lower.samples import f32
@@ -170,3 +172,35 @@ def test_of_random_sizes(fn: Callable[..., Any], seed: int) -> None:
             exact = fn(given.double(), w.double(), b.double(), args[2])
             for each in zip(results, fn(given, *args), exact, strict=True):
                 assert_as_good_as_eager(*each)
+
+
+def sums_with_one_product(a: Tensor, b: Tensor, *others: Tensor) -> Tensor:
+    y = a @ b
+    sums = [y + other for other in others]  # kernels of a batch, which all read `y`
+    return torch.stack([s @ b for s in sums])
+
+
+def test_no_part_of_a_batch_overwrites_what_another_part_reads() -> None:
+    context = Context(CONTEXT.target, Settings(max_fusion_size=1), Counters())
+    args = (A, B, *(f32(24, 24) for _ in range(6)))
+    (plan,) = plans_of(sums_with_one_product, *args, context=context)
+    assert any(kernel.batch is not None for kernel in plan.kernels) and not plan.over
+    options = {"max_fusion_size": 1}
+    compiled = torch.compile(sums_with_one_product, backend="perfuse", options=options)
+    exact = sums_with_one_product(*(x.double() for x in args))
+    assert_as_good_as_eager(compiled(*args), sums_with_one_product(*args), exact)
+
+
+def test_parts_of_a_batch_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds of parameters, comparing all pairs would take minutes."""
+    compared: list[tuple[str, str]] = []
+
+    def pairs(new: list[str], old: list[str]) -> list[tuple[str, str]]:
+        compared.extend(product(new, old))
+        return compared[len(compared) - len(new) * len(old) :]
+
+    monkeypatch.setattr(in_place, "product", pairs)
+    args = [f32(5) for _ in range(40)]
+    (plan,) = plans_of(lambda *xs: [x.sin() for x in xs], *args)
+    assert any(kernel.batch is not None for kernel in plan.kernels)
+    assert len(compared) <= len(args)
