@@ -35,7 +35,7 @@ def call_recurrent_layers(gm: GraphModule) -> GraphModule:
 
 
 def _is_padded_lstm(node: Node) -> bool:
-    is_lstm = node.op == "call_function" and node.target is torch.lstm  # type: ignore[attr-defined]
+    is_lstm = node.op == "call_function" and node.target is torch.lstm
     has_form = is_lstm and len(node.args) == _NUM_ARGUMENTS and not node.kwargs
     return has_form and isinstance(node.args[1], tuple | list)
 
@@ -53,10 +53,10 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `torch.lstm` computes, with its arguments."""
     if not _is_library_call(x, states, weights):
-        return torch.lstm(  # type: ignore[attr-defined,no-any-return]
+        return torch.lstm(
             x,
-            states,
-            weights,
+            list(states),
+            list(weights),
             has_biases,
             num_layers,
             dropout,
