@@ -7,6 +7,7 @@ its size does not depend on the length of the sequence.
 """
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,34 +41,29 @@ def _is_padded_lstm(node: Node) -> bool:
     return has_form and isinstance(node.args[1], tuple | list)
 
 
+class Options(NamedTuple):
+    """The arguments of `torch.lstm` that are not tensors."""
+
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    trains: bool
+    is_bidirectional: bool
+    is_batch_first: bool
+
+
 def lstm(
-    x: Tensor,
-    states: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    trains: bool,
-    is_bidirectional: bool,
-    is_batch_first: bool,
+    x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *given: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `torch.lstm` computes, with its arguments."""
+    """Compute what `torch.lstm` does, with its arguments."""
     if not _is_library_call(x, states, weights):
-        return torch.lstm(
-            x,
-            list(states),
-            list(weights),
-            has_biases,
-            num_layers,
-            dropout,
-            trains,
-            is_bidirectional,
-            is_batch_first,
-        )
-    y = (x.transpose(0, 1) if is_batch_first else x).contiguous()
-    num_directions, num_weights = 1 + is_bidirectional, 4 if has_biases else 2
+        return torch.lstm(x, list(states), list(weights), *given)
+    options = Options(*given)
+    y = (x.transpose(0, 1) if options.is_batch_first else x).contiguous()
+    num_directions = 1 + options.is_bidirectional
+    num_weights = 4 if options.has_biases else 2
     finals: list[tuple[Tensor, Tensor]] = []
-    for layer in range(num_layers):
+    for layer in range(options.num_layers):
         directions = []
         for is_reverse in (False, True)[:num_directions]:
             i = len(finals)
@@ -76,10 +72,10 @@ def lstm(
             directions.append(result)
             finals.append((final[0], final[1]))
         y = directions[0] if num_directions == 1 else torch.cat(directions, -1)
-        if dropout and trains and layer < num_layers - 1:
-            y = torch.dropout(y, dropout, True)
+        if options.dropout and options.trains and layer < options.num_layers - 1:
+            y = torch.dropout(y, options.dropout, True)
     hidden, cell = (torch.stack(parts) for parts in zip(*finals, strict=True))
-    return y.transpose(0, 1) if is_batch_first else y, hidden, cell
+    return y.transpose(0, 1) if options.is_batch_first else y, hidden, cell
 
 
 def _is_library_call(x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
@@ -112,14 +108,14 @@ def _layer(
         *biases,
         hidden,
         cell,
-        is_reverse,
-        [],  # batch sizes, of a packed sequence
-        LSTM_MODE,
-        hidden.shape[-1],
-        1,  # layer
-        has_biases,
-        False,  # both directions
-        False,  # batch first
-        torch.is_grad_enabled(),  # eager's choice of kernel, in evaluation mode too
+        reverse=is_reverse,
+        batch_sizes=[],
+        mode=LSTM_MODE,
+        hidden_size=hidden.shape[-1],
+        num_layers=1,
+        has_biases=has_biases,
+        bidirectional=False,
+        batch_first=False,
+        train=torch.is_grad_enabled(),  # eager's choice of kernel, in evaluation mode too
     )
     return result, last_hidden, last_cell
