@@ -8,13 +8,10 @@ and the backward gets a scale instead of a second maximum.
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.graph.facts import packet_name, tensor_of
+from perfuse.graph.facts import WHOLE_VIEWS, packet_name, tensor_of
 from perfuse.graph.rewrite import NodeBuilder, Rule, index_rules, rewrite
 
 aten = torch.ops.aten
-
-# Every element of the tensor once, in another order or shape.
-_VIEWS = frozenset({"view", "_unsafe_view", "t", "transpose", "permute", "squeeze", "unsqueeze"})
 
 
 def amax_of_tensor(node: Node, build: NodeBuilder) -> Node | None:
@@ -24,7 +21,7 @@ def amax_of_tensor(node: Node, build: NodeBuilder) -> Node | None:
     if packet_name(magnitude) != "abs":
         return None
     source = given = magnitude.args[0]
-    while isinstance(source, Node) and packet_name(source) in _VIEWS:
+    while isinstance(source, Node) and packet_name(source) in WHOLE_VIEWS:
         source = source.args[0]
     if source is given:
         return None

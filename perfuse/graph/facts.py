@@ -31,6 +31,11 @@ EARLY = "perfuse_early"
 # The mark of a joint graph's output: how many of its values the user's function returns.
 NUM_RESULTS = "perfuse_num_results"
 
+# Views of every element of a tensor once, in another order or shape.
+WHOLE_VIEWS = frozenset(
+    {"view", "_unsafe_view", "t", "transpose", "permute", "squeeze", "unsqueeze"}
+)
+
 # Namespaces whose ops do what their schema says and nothing else. A custom op may count, log or
 # talk to a network, so it is never merged nor dropped.
 _KNOWN_NAMESPACES = frozenset({"aten", "mkldnn", "prims", "perfuse"})

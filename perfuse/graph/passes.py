@@ -34,6 +34,8 @@ from perfuse.graph.known_masks import use_known_masks
 from perfuse.graph.pack_convolutions import pack_convolutions
 from perfuse.graph.pad_matmuls import pad_matmuls
 from perfuse.graph.patch_matmuls import patch_matmuls
+from perfuse.graph.place_casts import place_casts
+from perfuse.graph.recurrent import call_recurrent_layers
 from perfuse.graph.row_major import lay_row_major
 from perfuse.graph.saving.ties import mark_compared
 from perfuse.graph.seed_random import seed_random
@@ -56,7 +58,10 @@ def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
     return without_context
 
 
-DYNAMO_PASSES: list[PassRow] = [("known_masks", plain(use_known_masks))]
+DYNAMO_PASSES: list[PassRow] = [
+    ("known_masks", plain(use_known_masks)),
+    ("recurrent", plain(call_recurrent_layers)),
+]
 JOINT_PASSES: list[PassRow] = [
     ("amax_of_views", plain(amax_of_views)),
     ("block_masks", plain(drop_unread_lists)),
@@ -75,6 +80,7 @@ ATEN_PASSES: list[PassRow] = [
     ("canonicalize", plain(canonicalize)),
     ("cse", plain(eliminate_common_subexpressions)),
     ("fold_constants", plain(fold_constants)),
+    ("place_casts", plain(place_casts)),
     ("simplify", plain(simplify)),
     ("attention", fuse_attention),
     ("cse_again", plain(eliminate_common_subexpressions)),

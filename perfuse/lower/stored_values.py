@@ -6,18 +6,32 @@ import torch
 from torch.fx import Node as FxNode
 
 from perfuse.graph.aliases import users_through
+from perfuse.graph.facts import WHOLE_VIEWS, packet_name
 from perfuse.ir.matmul import matmul_op
 from perfuse.lower.registry import LOWERINGS
 from perfuse.torch_compat.ops import is_view_op
 
 
 def is_shown_often(node: FxNode) -> bool:
-    """A result that is also returned, or passed to a library call, as another view.
+    """A result that is returned, or passed to a library call, as several views.
 
-    Formulas of two views differ, and each would be stored.
+    Formulas of two views differ, and each would be stored. Calls share what they read transposed.
     """
     shown = _shown(node)
-    return len(shown) > 1 and any(user.op == "output" for user in shown)
+    is_returned = any(user.op == "output" for user in shown)
+    return len(shown) > 1 and (is_returned or len(_passed_sizes(node)) > 1)
+
+
+def _passed_sizes(node: FxNode) -> set[tuple[str, ...]]:
+    """The sizes, in any order, in which library calls read all elements of a value."""
+    found, values = set(), [node]
+    for value in values:
+        for user in value.users:
+            if packet_name(user) in WHOLE_VIEWS:
+                values.append(user)
+            elif runs_in_library(user):
+                found.add(tuple(sorted(map(str, value.meta["val"].shape))))
+    return found
 
 
 def is_returned_and_read(node: FxNode) -> bool:

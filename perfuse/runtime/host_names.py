@@ -15,7 +15,7 @@ from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.graph import aligned_matmul, chunk_ops, random_ops
 from perfuse.ir.matmul import MATMULS
 from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
-from perfuse.torch_compat.ops import bare_op
+from perfuse.torch_compat.ops import bare_op, recurrent_layer
 
 # Importing them defines the custom ops that a host program may call.
 assert all((aligned_matmul, chunk_ops, random_ops))
@@ -84,6 +84,7 @@ _BINDINGS: dict[str, Any] = {
 }
 _BINDINGS |= {"perfuse.grouped_matmul.out": grouped_matmul}
 _BINDINGS |= {"perfuse.grouped_outer.out": grouped_outer}
+_BINDINGS |= {"aten.mkldnn_rnn_layer.default": recurrent_layer}
 
 
 def resolve_op(name: str) -> Any:

@@ -122,3 +122,9 @@ def fp8_cast_saturates() -> bool:
 def keep_checks() -> None:
     """Before PyTorch 2.12, AOTAutograd drops the check that a matrix was not singular."""
     has_side_effect(torch.ops.aten._linalg_check_errors.default)
+
+
+def recurrent_layer(*args: Any) -> Any:
+    """`aten.mkldnn_rnn_layer`, which keeps what its backward needs only where gradients are on."""
+    with torch.set_grad_enabled(args[-1]), torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.aten.mkldnn_rnn_layer.default(*args)

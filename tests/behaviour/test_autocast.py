@@ -218,6 +218,40 @@ def test_an_lstm_runs_in_the_region_around_compiled_code() -> None:
     assert all(map(torch.equal, got, eager))
 
 
+def has_low_precision_lstm() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@pytest.mark.parametrize("place", ["none", "torch", "around", "inside"])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_an_lstm_is_part_of_one_graph(place: str, needs_gradient: bool) -> None:
+    """Forward and backward, with the dtypes of eager, and for any length of the sequence."""
+    if place != "none" and not has_low_precision_lstm():
+        pytest.skip("oneDNN has no LSTM in bfloat16 for this processor")
+    torch.manual_seed(0)
+    module = nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True)
+    x = torch.randn(2, 5, 3, requires_grad=needs_gradient)
+    inner = (lambda x: module(x)[0]) if place != "inside" else Inside(lambda x: module(x)[0])
+    regions = {"torch": torch.autocast("cpu"), "around": perfuse.autocast("cpu")}
+    region = regions.get(place, nullcontext())
+    eager = step(inner, module, x, region)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        got = step(compiled(inner, fullgraph=True), module, x, region)
+    assert got[0].dtype is eager[0].dtype
+    assert all(map(torch.equal, got, eager))
+
+
+def test_dropout_between_layers_of_an_lstm_is_kept() -> None:
+    torch.manual_seed(0)
+    module, x = nn.LSTM(3, 8, 2, dropout=0.5), torch.randn(5, 2, 3)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        run = compiled(lambda x: module(x)[0], fullgraph=True)
+        first, second = run(x), run(x)
+        module.eval()
+        assert torch.equal(run(x), module(x)[0])
+    assert not torch.equal(first, second)
+
+
 def test_disabled_region_inside_an_enabled_one_keeps_its_precision_in_backward() -> None:
     torch.manual_seed(0)
     module, x = Inner(), torch.randn(8, 16)

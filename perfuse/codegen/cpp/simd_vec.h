@@ -315,10 +315,12 @@ template <class V> PF_FN V high_part(V a, V b) { return a > b ? a : b; }
 #if defined(__AVX512F__)
 PF_EXTREME(float, 64, __builtin_ia32_minps512_mask, __builtin_ia32_maxps512_mask, , a, -1, 4)
 PF_EXTREME(double, 64, __builtin_ia32_minpd512_mask, __builtin_ia32_maxpd512_mask, , a, -1, 4)
-#elif defined(__AVX__)
+#endif
+#if defined(__AVX__)
 PF_EXTREME(float, 32, __builtin_ia32_minps256, __builtin_ia32_maxps256)
 PF_EXTREME(double, 32, __builtin_ia32_minpd256, __builtin_ia32_maxpd256)
-#elif defined(__SSE2__)
+#endif
+#if defined(__SSE2__)
 PF_EXTREME(float, 16, __builtin_ia32_minps, __builtin_ia32_maxps)
 PF_EXTREME(double, 16, __builtin_ia32_minpd, __builtin_ia32_maxpd)
 #endif

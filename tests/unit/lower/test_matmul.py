@@ -69,6 +69,15 @@ def test_an_operand_in_both_directions_is_made_once() -> None:
     assert (turned.strides, straight.strides) == ((1, 8), (8, 1))
 
 
+def test_an_operand_of_several_shapes_is_made_once() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = x * 2
+        return (y.view(12, 5) @ w).sum() + torch.bmm(y.mT, y).sum()
+
+    (plan,) = plans_of(function, torch.randn(3, 4, 5), torch.randn(5, 6))
+    assert str(plan).count("mul(") == 1, str(plan)
+
+
 def test_an_operand_is_not_turned_on_its_way_to_memory() -> None:
     plan = only_plan(lambda x, b: F.pad(x, (0, 3)).t() @ b, f32(6, 5), f32(6, 4))
     assert operands(plan)[0].strides == (1, 8)
