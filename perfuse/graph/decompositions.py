@@ -29,6 +29,7 @@ from perfuse.graph import decompose_reductions as reductions
 from perfuse.graph import decompose_softmax as softmax
 from perfuse.graph.decompose_fft import fft_c2c, fft_c2r, fft_r2c
 from perfuse.graph.decompose_foreach import FOREACH
+from perfuse.graph.decompose_invalid import INVALID
 from perfuse.graph.decompose_scatter import index_fill, into_own_copy
 from perfuse.graph.decompose_strides import ELEMENTWISE, strided_as_eager
 from perfuse.torch_compat.ops import OpOverload, schema_of, standard_decompositions, takes_tensor
@@ -162,8 +163,10 @@ def _is_functional(op: OpOverload) -> bool:
 
 
 def _as_eager(op: OpOverload, rule: Decomposition) -> Decomposition:
-    """A standard rule, with the strides of eager's results where it has others."""
+    """A standard rule, with eager's strides and treatment of invalid values where it has others."""
     name = str(op)
+    if name in INVALID:
+        return INVALID[name](rule)
     if "backward" in name:
         return rule
     if "batch_norm" in name:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -189,8 +189,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
                 is_ready = has_strides and is_as_stored(gradient)
                 args.append(gradient if is_ready else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
-                once: Any = _Once
-                return once.apply(backward(), facts, torch.empty(0, requires_grad=True), *args)
+                once, leaves = cast(Any, _Once), leaves_behind(ctx)
+                return once.apply(backward(), facts, len(leaves), *leaves, *args)
             # Unlike a forward, a backward may be called in any global state: no guard checks it.
             return _plainly(backward(), args, is_autocast or is_autocast_enabled())
 
@@ -206,12 +206,27 @@ def _sizes_of(args: Sequence[Any], facts: RuntimeFacts) -> dict[str, int]:
     }
 
 
+def leaves_behind(node: Any) -> list[Tensor]:
+    """All leaves of autograd's graph that gradients flow to from this node."""
+    waiting, seen, leaves = [node], {node}, []
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        found = {follower for follower, _ in node.next_functions if follower is not None} - seen
+        seen |= found
+        waiting += found
+    return leaves
+
+
 class _Once(torch.autograd.Function):
     """A backward that can be run, but not differentiated: asking for that is an error."""
 
     @staticmethod
-    def forward(ctx: Any, backward: Call, facts: RuntimeFacts, marker: Any, *args: Any) -> Any:
-        return _plainly(backward, list(args), facts.is_autocast or is_autocast_enabled())
+    def forward(ctx: Any, backward: Call, facts: RuntimeFacts, num_leaves: int, *args: Any) -> Any:
+        # The leaves are arguments only so that their second derivatives are asked for here too.
+        is_autocast = facts.is_autocast or is_autocast_enabled()
+        return _plainly(backward, list(args[num_leaves:]), is_autocast)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

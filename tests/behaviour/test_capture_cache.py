@@ -177,6 +177,21 @@ def test_double_backward_is_refused_clearly() -> None:
         gradient.sum().backward()
 
 
+def test_second_derivatives_are_refused_for_every_leaf() -> None:
+    """Those of a leaf that the forward saves nothing of are not silently None."""
+    x, b = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    w = torch.randn(3, 3)
+
+    def function(x: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return ((x + b) @ w).tanh().sum()
+
+    result = again(function, x * 1, b, w)
+    (gradient,) = torch.autograd.grad(result, x, create_graph=True)
+    for leaf in (x, b):
+        with pytest.raises(RuntimeError, match="differentiated again"):
+            torch.autograd.grad(gradient.square().sum(), leaf, allow_unused=True, retain_graph=True)
+
+
 def test_only_some_outputs_get_gradients() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.exp(), x.sin(), (x > 0).float()

@@ -5,10 +5,10 @@ python -m tests.sweep.run --family timm torchvision --only 'resnet.*/train'
 python -m tests.sweep.run --sample
 
 Families: PyTorch's own databases of modules and optimisers, idioms of training code, practices
-around a model, timm, torchvision, diffusers, transformers, x-transformers and vit-pytorch. Nothing
-is downloaded: weights are random. A family that is not installed is skipped. Rows already in the
-results are left out, so that a run goes on where the last one stopped. Where there is no network,
-packages in the folder `.sweep_deps` are used.
+around a model, values that eager refuses, timm, torchvision, diffusers, transformers,
+x-transformers and vit-pytorch. Nothing is downloaded: weights are random. A family that is not
+installed is skipped. Rows already in the results are left out, so that a run goes on where the last
+one stopped. Where there is no network, packages in the folder `.sweep_deps` are used.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ SAMPLE = (
     "practices/jacobians/static",
     "practices/assigned_data/static",
     "practices/exported_program/dynamic",
+    "refusals/probability/static",
+    "refusals/scatter/dynamic",
     "einops/x_transformers.rotary/train",
     "packages/vector_quantize_pytorch.residual/train",
     "timm/test_resnet/train_channels_last",
