@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,11 @@ def run(*words: str) -> str:
 
 def test_version() -> None:
     assert VERSION in run("version") and run("version") == run("--version")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "perfuse", "--version"]
+    assert VERSION in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def assert_narrow(text: str) -> None:
