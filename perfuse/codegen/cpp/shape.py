@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfuse.codegen.cpp.lane_choice import LaneCosts
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.program import Axis
@@ -73,6 +74,11 @@ def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...], lanes: int) -> KernelSh
     *rest, column = rows
     lane = _looping(column)
     tile = transposed_axis(kernel)
+    costs = LaneCosts(kernel.members, lanes, tile)
+    other = costs.best(rows) if kernel.batch is None and lane is not None else None
+    if other is not None:
+        at = rows.index(other)
+        return KernelShape(rows[:at], rows[at + 1 :], other, block=lanes, is_vertical=True)
     if tile is not None:
         others = tuple(a for a in rest if a is not tile)
         return KernelShape(others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS)

@@ -148,14 +148,6 @@ template <class T, class F> PF_FN vec<T> from_lanes(F f) {
 template <class S> PF_FN vcompute<S> load_strided(const S* p, int64_t stride) {
   return from_raw<S>(from_lanes<raw<S>>([=](int i) { return raw_at(p + i * stride); }));
 }
-// What is left of a row, strided, is read by a call: a branch for each lane of fifty loads takes g++ longer than all
-// the rest of a kernel.
-template <class S> PF_CALLED vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
-  vraw<S> r{};
-  for (int i = 0; i < lanes; i++)
-    if (i < n) r[i] = raw_at(p + i * stride);
-  return from_raw<S>(r);
-}
 template <class S> PF_FN void store_strided(S* p, int64_t stride, vcompute<S> v) {
   const vraw<S> r = to_raw<S>(v);
   for (int i = 0; i < lanes; i++) put_raw(p + i * stride, r[i]);
@@ -171,17 +163,22 @@ template <class S> PF_FN vcompute<S> gather(const S* base, vec<int64_t> at) {
   __builtin_memcpy(index, &at, sizeof at);
   return from_raw<S>(from_lanes<raw<S>>([&](int i) { return raw_at(base + index[i]); }));
 }
+// Of part of a vector, the lanes that must not be read read what another one does: a branch each costs more.
+// A call: fifty of them in a kernel take g++ longer than all the rest.
 template <class S> PF_CALLED vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
-  vraw<S> r{};
-  for (int i = 0; i < lanes; i++)
-    if (i < n) r[i] = raw_at(base + at[i]);
-  return from_raw<S>(r);
+  if (n <= 0) return from_raw<S>(vraw<S>{});
+  return gather(base, where(first_lanes(n), at, splat<int64_t>(at[0])));
 }
-template <class S> PF_FN vcompute<S> gather_mask(const S* base, vec<int64_t> at, mask m, compute<S> fill) {
-  vraw<S> r{};
-  for (int i = 0; i < lanes; i++)
-    if (m.bits[i]) r[i] = raw_at(base + at[i]);
-  return where(m, from_raw<S>(r), all<vcompute<S>>(fill));
+template <class S> PF_FN vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
+  return gather_n(p, iota<int64_t>(0) * stride, n);
+}
+template <class S> PF_CALLED vcompute<S> gather_mask(const S* base, vec<int64_t> at, mask m, compute<S> fill) {
+  const uint32_t bits = mask_bits(m);
+  if (bits == 0) return all<vcompute<S>>(fill);
+  int64_t index[lanes];
+  __builtin_memcpy(index, &at, sizeof at);
+  const int64_t other = index[__builtin_ctz(bits)];
+  return where(m, gather(base, where(m, at, splat<int64_t>(other))), all<vcompute<S>>(fill));
 }
 // The raw lanes of a mask, the others 0: the machine's masked load where it has one for the size.
 template <class T> PF_FN vec<T> load_raw_mask(const T* p, mask m) {

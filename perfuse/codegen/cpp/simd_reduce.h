@@ -211,6 +211,8 @@ PF_FN int64_t checked(int64_t at, int64_t size, int64_t from_end, int64_t* statu
   return 0;
 }
 PF_FN vec<int64_t> checked_n(vec<int64_t> at, int64_t size, int64_t from_end, int64_t* status, int n) {
+  at = where(first_lanes(n), at, splat<int64_t>(0));
+  if (__builtin_expect(hall(land(ge(at, splat<int64_t>(0)), lt(at, splat(size)))), 1)) return at;
   for (int i = 0; i < lanes; i++) at[i] = i < n ? checked(at[i], size, from_end, status) : 0;
   return at;
 }
