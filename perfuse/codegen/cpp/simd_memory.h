@@ -45,16 +45,27 @@ template <int SIZE> PF_FN void copy_n(void* to, const void* from, int n) {
 #else
 #define PF_POINTER(T) T*
 #endif
-// Raw lanes under masks of 16 bits. A partial vector put together in memory is one that the machine waits for.
+// Raw lanes under masks of 16 bits; those of 64 bits in two halves. A partial vector put together in memory is one that the machine waits for.
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && PF_LANES == 16
 #define PF_MASKED 1
+typedef vec_n<long long, 8>::type eight;
 template <class T> PF_FN vec<T> load_bits(const T* p, unsigned short k) {
-  if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_loaddqusi512_mask((const int*)p, vec<int>{}, k);
+  if constexpr (sizeof(T) == 8) {
+    struct { eight low, high; } r;
+    r.low = __builtin_ia32_loaddqudi512_mask((const long long*)p, eight{}, (unsigned char)k);
+    r.high = __builtin_ia32_loaddqudi512_mask((const long long*)p + 8, eight{}, (unsigned char)(k >> 8));
+    return bits_as<vec<T>>(r);
+  } else if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_loaddqusi512_mask((const int*)p, vec<int>{}, k);
   else if constexpr (sizeof(T) == 2) return (vec<T>)__builtin_ia32_loaddquhi256_mask((const PF_POINTER(short))p, vec<short>{}, k);
   else return (vec<T>)__builtin_ia32_loaddquqi128_mask((const PF_POINTER(char))p, vec<char>{}, k);
 }
 template <class T> PF_FN void store_bits(T* p, vec<T> v, unsigned short k) {
-  if constexpr (sizeof(T) == 4) __builtin_ia32_storedqusi512_mask((int*)p, (vec<int>)v, k);
+  if constexpr (sizeof(T) == 8) {
+    struct halves { eight low, high; };
+    const halves r = bits_as<halves>(v);
+    __builtin_ia32_storedqudi512_mask((long long*)p, r.low, (unsigned char)k);
+    __builtin_ia32_storedqudi512_mask((long long*)p + 8, r.high, (unsigned char)(k >> 8));
+  } else if constexpr (sizeof(T) == 4) __builtin_ia32_storedqusi512_mask((int*)p, (vec<int>)v, k);
   else if constexpr (sizeof(T) == 2) __builtin_ia32_storedquhi256_mask((PF_POINTER(short))p, (vec<short>)v, k);
   else __builtin_ia32_storedquqi128_mask((PF_POINTER(char))p, (vec<char>)v, k);
 }
@@ -63,7 +74,7 @@ PF_FN unsigned short first_bits(int n) { return n >= lanes ? 0xffff : n > 0 ? (1
 
 template <class S> PF_FN vcompute<S> loadv_n(const S* p, int n) {
 #ifdef PF_MASKED
-  if constexpr (sizeof(S) <= 4) return from_raw<S>(load_bits((const raw<S>*)p, first_bits(n)));
+  return from_raw<S>(load_bits((const raw<S>*)p, first_bits(n)));
 #elif defined(__AVX2__) && PF_LANES == 8
   if constexpr (sizeof(S) == 4) {
     const vec<int> first = (vec<int>)(vec<int>{0, 1, 2, 3, 4, 5, 6, 7} < vec<int>{} + n);
@@ -78,7 +89,7 @@ template <class S> PF_FN vcompute<S> loadv_n(const S* p, int n) {
 template <class S> PF_FN void storev_n(S* p, vcompute<S> v, int n) {
   const vraw<S> r = to_raw<S>(v);
 #ifdef PF_MASKED
-  if constexpr (sizeof(S) <= 4) return store_bits((raw<S>*)p, r, first_bits(n));
+  return store_bits((raw<S>*)p, r, first_bits(n));
 #endif
   if (n >= lanes) __builtin_memcpy(p, &r, sizeof r);
   else if (n > 0) copy_n<sizeof(S)>(p, &r, n);
@@ -183,7 +194,7 @@ template <class S> PF_CALLED vcompute<S> gather_mask(const S* base, vec<int64_t>
 // The raw lanes of a mask, the others 0: the machine's masked load where it has one for the size.
 template <class T> PF_FN vec<T> load_raw_mask(const T* p, mask m) {
 #ifdef PF_MASKED
-  if constexpr (sizeof(T) <= 4) return load_bits(p, mask_bits(m));
+  return load_bits(p, mask_bits(m));
 #elif defined(__AVX2__) && PF_LANES == 8
   if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_maskloadd256((const vec<int>*)p, m.bits);
 #endif

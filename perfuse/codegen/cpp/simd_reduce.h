@@ -145,6 +145,47 @@ template <class A> PF_FN auto by_lane(const A& a) {
 }
 template <class T, bool G> PF_FN vec<int64_t> by_lane(const Arg<T, G>& a) { return a.v_at; }
 
+// A vector of running results that go on from `carry`, which becomes the last of them. Within a vector of the machine
+// they take a step for each power of two; only one operation of each such vector waits for the one before.
+template <int N, class V> PF_FN V moved_up(V v, V first) {
+  constexpr int count = sizeof(V) / sizeof(v[0]);
+#ifdef __clang__
+#define PF_MOVED(...) __builtin_shufflevector(first, v, __VA_ARGS__)
+#else
+#define PF_MOVED(...) __builtin_shuffle(first, v, decltype(v < v){__VA_ARGS__})
+#endif
+  if constexpr (count == 8 && N == 1) return PF_MOVED(0, 8, 9, 10, 11, 12, 13, 14);
+  else if constexpr (count == 8 && N == 2) return PF_MOVED(0, 1, 8, 9, 10, 11, 12, 13);
+  else if constexpr (count == 8 && N == 4) return PF_MOVED(0, 1, 2, 3, 8, 9, 10, 11);
+  else if constexpr (count == 4 && N == 1) return PF_MOVED(0, 4, 5, 6);
+  else if constexpr (count == 4 && N == 2) return PF_MOVED(0, 1, 4, 5);
+  else {
+    for (int i = 0; i < count; i++)
+      if (i >= N) first[i] = v[i - N];
+    return first;
+  }
+#undef PF_MOVED
+}
+#define PF_RUNNING(NAME, OP, FIRST)                                                \
+  template <class T> PF_FN vec<T> NAME(vec<T> v, T& carry) {                       \
+    auto x = bits_as<parts<vec<T>>>(v);                                            \
+    for (int p = 0; p < num_parts<vec<T>>; p++) {                                  \
+      auto& part = x.part[p];                                                      \
+      constexpr int count = lanes / num_parts<vec<T>>;                             \
+      const auto first = decltype(x.part[p] + part){} + T(FIRST);                  \
+      if constexpr (count > 1) part = moved_up<1>(part, first) OP part;           \
+      if constexpr (count > 2) part = moved_up<2>(part, first) OP part;           \
+      if constexpr (count > 4) part = moved_up<4>(part, first) OP part;           \
+      if constexpr (count > 8) part = moved_up<8>(part, first) OP part;           \
+      const T last = part[count - 1];                                              \
+      part = part OP carry;                                                        \
+      carry = carry OP last;                                                       \
+    }                                                                              \
+    return bits_as<vec<T>>(x);                                                     \
+  }
+PF_RUNNING(running_sum, +, 0) PF_RUNNING(running_product, *, 1)
+#undef PF_RUNNING
+
 // Memory of the calling thread that grows and is used again; `slot` tells apart what lives at once.
 PF_FN char* scratch(int slot, int64_t bytes) {
   static thread_local char* memory[2] = {nullptr, nullptr};
