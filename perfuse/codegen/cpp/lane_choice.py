@@ -22,8 +22,8 @@ from perfuse.schedule.split_axes import divisions
 # In units of one vector instruction, on a Zen 5 with g++ 12: an item (its place from its number), a
 # vector of positions (64 bits a lane), a masked load, one of a transposed tile; a quotient of
 # positions and lanes one by one (per lane): at a stride, gathered, gathered under a mask.
-_ITEM, _POSITIONS, _MASKED, _TILED = 10.0, 2.0, 3.0, 3.0
-_QUOTIENT, _STRIDED, _GATHERED, _GATHERED_MASKED = 4.0, 0.7, 1.5, 2.5
+_ITEM, _POSITIONS, _MASKED, _TILED = 4.0, 2.0, 3.0, 3.0
+_QUOTIENT, _STRIDED, _GATHERED, _GATHERED_MASKED = 4.0, 1.5, 2.0, 5.0
 # An outer axis has to be this much better.
 _MARGIN = 0.6
 _TYPICAL_SIZE = 64

@@ -45,7 +45,8 @@ template <int SIZE> PF_FN void copy_n(void* to, const void* from, int n) {
 #else
 #define PF_POINTER(T) T*
 #endif
-// Raw lanes under masks of 16 bits; those of 64 bits in two halves. A partial vector put together in memory is one that the machine waits for.
+// Raw lanes under masks of 16 bits; those of 64 bits in two halves. A partial vector put together in memory is one
+// that the machine waits for.
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && PF_LANES == 16
 #define PF_MASKED 1
 typedef vec_n<long long, 8>::type eight;
@@ -156,8 +157,38 @@ template <class T, class F> PF_FN vec<T> from_lanes(F f) {
   return bits_as<vec<T>>(r);
 }
 
+// Every other of 31 elements, of two vectors that overlap in one: none beyond the last is read.
+template <class V> PF_FN V every_other(V a, V b) {
+#ifdef __clang__
+#define PF_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PF_SHUFFLE(...) __builtin_shuffle(a, b, V{__VA_ARGS__})
+#endif
+#if PF_LANES == 16
+  return PF_SHUFFLE(0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29, 31);
+#else
+  return PF_SHUFFLE(0, 2, 4, 6, 9, 11, 13, 15);
+#endif
+#undef PF_SHUFFLE
+}
 template <class S> PF_FN vcompute<S> load_strided(const S* p, int64_t stride) {
+  if constexpr (sizeof(S) == 4) {
+    if (stride == 2) {
+      vec<int32_t> a, b;
+      __builtin_memcpy(&a, p, sizeof a);
+      __builtin_memcpy(&b, p + lanes - 1, sizeof b);
+      return from_raw<S>((vraw<S>)every_other(a, b));
+    }
+  }
   return from_raw<S>(from_lanes<raw<S>>([=](int i) { return raw_at(p + i * stride); }));
+}
+// What is left of a row, strided, is read by a call: a branch for each lane of fifty loads takes g++ longer than all
+// the rest of a kernel.
+template <class S> PF_CALLED vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
+  vraw<S> r{};
+  for (int i = 0; i < lanes; i++)
+    if (i < n) r[i] = raw_at(p + i * stride);
+  return from_raw<S>(r);
 }
 template <class S> PF_FN void store_strided(S* p, int64_t stride, vcompute<S> v) {
   const vraw<S> r = to_raw<S>(v);
@@ -174,15 +205,13 @@ template <class S> PF_FN vcompute<S> gather(const S* base, vec<int64_t> at) {
   __builtin_memcpy(index, &at, sizeof at);
   return from_raw<S>(from_lanes<raw<S>>([&](int i) { return raw_at(base + index[i]); }));
 }
-// Of part of a vector, the lanes that must not be read read what another one does: a branch each costs more.
-// A call: fifty of them in a kernel take g++ longer than all the rest.
 template <class S> PF_CALLED vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
-  if (n <= 0) return from_raw<S>(vraw<S>{});
-  return gather(base, where(first_lanes(n), at, splat<int64_t>(at[0])));
+  vraw<S> r{};
+  for (int i = 0; i < lanes; i++)
+    if (i < n) r[i] = raw_at(base + at[i]);
+  return from_raw<S>(r);
 }
-template <class S> PF_FN vcompute<S> load_strided_n(const S* p, int64_t stride, int n) {
-  return gather_n(p, iota<int64_t>(0) * stride, n);
-}
+// The lanes that must not be read read what the first of the others does: branches that depend on data cost more.
 template <class S> PF_CALLED vcompute<S> gather_mask(const S* base, vec<int64_t> at, mask m, compute<S> fill) {
   const uint32_t bits = mask_bits(m);
   if (bits == 0) return all<vcompute<S>>(fill);

@@ -85,11 +85,13 @@ template <class T> struct All {
   PF_INLINE bool finish() const { return hall(v); }
 };
 
-// The position of the greatest (least) value; NaN beats all, the first of equals wins.
-template <class T, bool GREATEST> struct Arg {
+// The position of the greatest (least) value; NaN beats all, the first of equals wins. Where nothing beat the first
+// value of all, every element is that, and position 0 the first of them. P holds the positions: half as many
+// instructions where 32 bits do.
+template <class T, bool GREATEST, class P> struct Arg {
   typedef vform<T> value;
-  value v = all<value>(T(0));
-  vec<int64_t> v_at = splat<int64_t>(-1);
+  value v = all<value>(GREATEST ? lowest<T>() : highest<T>());
+  vec<P> v_at = splat<P>(-1);
   static PF_INLINE bool beats(T x, T y) {
     if constexpr (is_float<T>) {
       if (y != y) return false;
@@ -97,14 +99,13 @@ template <class T, bool GREATEST> struct Arg {
     }
     return GREATEST ? x > y : x < y;
   }
-  PF_INLINE void step(value x, vec<int64_t> at) { step_n(x, at, lanes); }
-  PF_INLINE void step_n(value x, vec<int64_t> at, int n) {
+  PF_INLINE void step(value x, vec<P> at) { step_n(x, at, lanes); }
+  PF_INLINE void step_n(value x, vec<P> at, int n) {
     mask better;
     if constexpr (is_same<T, bool>) better = GREATEST ? land(x, lnot(v)) : land(lnot(x), v);
-    else if constexpr (GREATEST) better = gt(x, v);
-    else better = lt(x, v);
-    if constexpr (is_float<T>) better = lor(land(better, lnot(isnan(v))), land(isnan(x), lnot(isnan(v))));
-    better = land(lor(better, lt(v_at, splat<int64_t>(0))), first_lanes(n));
+    else if constexpr (is_float<T>) better = land(lnot(GREATEST ? le(x, v) : ge(x, v)), eq(v, v));
+    else better = GREATEST ? gt(x, v) : lt(x, v);
+    if (n < lanes) better = land(better, first_lanes(n));
     v = where(better, x, v);
     v_at = where(better, at, v_at);
   }
@@ -119,7 +120,7 @@ template <class T, bool GREATEST> struct Arg {
     if constexpr (is_same<T, bool>) return x.bits[i] != 0;
     else return x[i];
   }
-  PF_INLINE void set(int i, T x, int64_t at) {
+  PF_INLINE void set(int i, T x, P at) {
     if constexpr (is_same<T, bool>) v.bits[i] = x ? -1 : 0;
     else v[i] = x;
     v_at[i] = at;
@@ -135,15 +136,17 @@ template <class T, bool GREATEST> struct Arg {
     return at < 0 ? 0 : at;
   }
 };
-template <class T> using ArgMax = Arg<T, true>;
-template <class T> using ArgMin = Arg<T, false>;
+template <class T, class P> using ArgMax = Arg<T, true, P>;
+template <class T, class P> using ArgMin = Arg<T, false, P>;
 
 // What an accumulator holds lane by lane, for kernels whose lanes are different rows.
 template <class A> PF_FN auto by_lane(const A& a) {
   if constexpr (requires { a.by_lane(); }) return a.by_lane();
   else return a.v;
 }
-template <class T, bool G> PF_FN vec<int64_t> by_lane(const Arg<T, G>& a) { return a.v_at; }
+template <class T, bool G, class P> PF_FN vec<int64_t> by_lane(const Arg<T, G, P>& a) {
+  return convert<int64_t>(where(lt(a.v_at, vec<P>{}), vec<P>{}, a.v_at));
+}
 
 // A vector of running results that go on from `carry`, which becomes the last of them. Within a vector of the machine
 // they take a step for each power of two; only one operation of each such vector waits for the one before.

@@ -155,16 +155,23 @@ def _max_pool(builder: Builder, x: Tensor, window: PoolingWindow) -> tuple[Tenso
 
 
 def _first_match(x: Tensor, best: Tensor, window: PoolingWindow) -> Expr:
-    """The flat input position of the first tap that holds the maximum."""
-    found = ex.const(0, DType.I64)
+    """The flat input position of the first tap that holds the maximum.
+
+    Chosen among distances from the window's start, which fit 32 bits: half the vectors of 64.
+    """
+    starts = [window.start(d, at) for d, at in enumerate(positions(best.shape)[-window.ndim :])]
+    start = ix.flat(window.sizes, starts)
+    found = ex.const(0, DType.I32)
     every = list(taps(x, best.shape, window, _lowest(x.dtype)))
     for i, (value, mask, where) in enumerate(reversed(every)):
         same = ex.apply("eq", value, best.value)
         if x.dtype.is_float:
             same = ex.apply("lor", same, ex.apply("isnan", value))
-        here = ex.index_value(ix.flat(window.sizes, where))
+        distance = ix.add(ix.flat(window.sizes, where), ix.mul(start, -1))
+        assert isinstance(distance, int), "taps are at fixed places of a window"
+        here = ex.const(distance, DType.I32)
         found = ex.apply("where", ex.apply("land", mask, same), here, found) if i else here
-    return found
+    return ex.apply("add", ex.index_value(start), ex.cast(found, DType.I64))
 
 
 def covering_windows(
