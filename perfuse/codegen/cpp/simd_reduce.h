@@ -92,47 +92,34 @@ template <class T, bool GREATEST, class P> struct Arg {
   typedef vform<T> value;
   value v = all<value>(GREATEST ? lowest<T>() : highest<T>());
   vec<P> v_at = splat<P>(-1);
-  static PF_INLINE bool beats(T x, T y) {
-    if constexpr (is_float<T>) {
-      if (y != y) return false;
-      if (x != x) return true;
-    }
-    return GREATEST ? x > y : x < y;
+  typedef typename ints<sizeof(P)>::u U;  // in which no position is the largest
+  static PF_INLINE mask better(value x, value y) {
+    if constexpr (is_same<T, bool>) return GREATEST ? land(x, lnot(y)) : land(lnot(x), y);
+    else if constexpr (is_float<T>) return land(lnot(GREATEST ? le(x, y) : ge(x, y)), eq(y, y));
+    else return GREATEST ? gt(x, y) : lt(x, y);
   }
-  PF_INLINE void step(value x, vec<P> at) { step_n(x, at, lanes); }
-  PF_INLINE void step_n(value x, vec<P> at, int n) {
-    mask better;
-    if constexpr (is_same<T, bool>) better = GREATEST ? land(x, lnot(v)) : land(lnot(x), v);
-    else if constexpr (is_float<T>) better = land(lnot(GREATEST ? le(x, v) : ge(x, v)), eq(v, v));
-    else better = GREATEST ? gt(x, v) : lt(x, v);
-    if (n < lanes) better = land(better, first_lanes(n));
-    v = where(better, x, v);
-    v_at = where(better, at, v_at);
+  PF_INLINE void take(mask m, value x, vec<P> at) {
+    v = where(m, x, v);
+    v_at = where(m, at, v_at);
   }
+  PF_INLINE void step(value x, vec<P> at) { take(better(x, v), x, at); }
+  PF_INLINE void step_n(value x, vec<P> at, int n) { take(land(better(x, v), first_lanes(n)), x, at); }
   PF_INLINE void merge(const Arg& o) {
-    for (int i = 0; i < lanes; i++) {
-      if (o.v_at[i] < 0) continue;
-      const T a = lane(v, i), b = lane(o.v, i);
-      if (v_at[i] < 0 || beats(b, a) || (!beats(a, b) && o.v_at[i] < v_at[i])) set(i, b, o.v_at[i]);
+    const mask wins = better(o.v, v), loses = better(v, o.v);
+    take(lor(wins, land(lnot(loses), lt((vec<U>)o.v_at, (vec<U>)v_at))), o.v, o.v_at);
+  }
+  // The lanes with the best value of all.
+  PF_INLINE mask best() const {
+    if constexpr (is_same<T, bool>) {
+      const mask wanted = GREATEST ? v : lnot(v);
+      return hany(wanted) ? wanted : splat(true);
+    } else {
+      const T x = GREATEST ? hmax(v) : hmin(v);
+      return x != x ? ne(v, v) : eq(v, splat<T>(x));
     }
-  }
-  static PF_INLINE T lane(value x, int i) {
-    if constexpr (is_same<T, bool>) return x.bits[i] != 0;
-    else return x[i];
-  }
-  PF_INLINE void set(int i, T x, P at) {
-    if constexpr (is_same<T, bool>) v.bits[i] = x ? -1 : 0;
-    else v[i] = x;
-    v_at[i] = at;
   }
   PF_INLINE int64_t finish() const {
-    T best = lane(v, 0);
-    int64_t at = v_at[0];
-    for (int i = 1; i < lanes; i++) {
-      const T x = lane(v, i);
-      if (v_at[i] < 0) continue;
-      if (at < 0 || beats(x, best) || (!beats(best, x) && v_at[i] < at)) { best = x; at = v_at[i]; }
-    }
+    const P at = (P)hmin(where(best(), (vec<U>)v_at, splat<U>(U(-1))));
     return at < 0 ? 0 : at;
   }
 };
