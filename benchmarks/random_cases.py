@@ -160,7 +160,10 @@ def argmax(d: Draw) -> Kernel:
 def int_reduction(d: Draw) -> Kernel:
     dim = d.one(0, 1)
     function = d.one(
-        lambda x: x.sum(dim), lambda x: x.amax(dim), lambda x: x.argmin(dim), lambda x: (x > 3).sum(dim)
+        lambda x: x.sum(dim),
+        lambda x: x.amax(dim),
+        lambda x: x.argmin(dim),
+        lambda x: (x > 3).sum(dim),
     )
     return function, [d.ints(100, matrix(d), d.dtype)]
 
@@ -469,7 +472,7 @@ def heads(d: Draw) -> Kernel:
     x, y = d.floats((b, t, h * s)), d.floats((b, h, t, s))
     return d.one(
         lambda x, y: x.view(b, t, h, s).transpose(1, 2) + y,
-        lambda x, y: (x + y.transpose(1, 2).reshape(b, t, h * s)),
+        lambda x, y: x + y.transpose(1, 2).reshape(b, t, h * s),
         lambda x, y: (x.view(b, t, h, s).permute(0, 2, 3, 1) * 0.125).contiguous(),
     ), [x, y]
 

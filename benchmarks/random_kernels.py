@@ -131,7 +131,9 @@ def differs(got: Any, eager: Any) -> bool:
         x, y = a.double(), b.double()
         if a.shape != b.shape or a.dtype != b.dtype:
             return True
-        if not torch.allclose(x, y, rtol=0.05, atol=0.05 * float(y.abs().mean())+1e-3, equal_nan=True):
+        if not torch.allclose(
+            x, y, rtol=0.05, atol=0.05 * float(y.abs().mean()) + 1e-3, equal_nan=True
+        ):
             return True
     return False
 
@@ -161,6 +163,7 @@ def ratio(row: dict[str, Any], rival: str) -> float:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """A row a draw, the worst first, then a mean for each class."""
+
     def worst(row: dict[str, Any]) -> float:
         ratios = [ratio(row, rival) for rival in ("eager", "inductor") if rival in row["us"]]
         return min((r for r in ratios if not math.isnan(r)), default=0.0)
@@ -173,13 +176,20 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         what = " ".join(row["args"]) + (" trained" if row["trains"] else "")
         what += "".join(f" **{k}: {v[:60]}**" for k, v in row["failures"].items())
         lines.append("| " + " | ".join([row["seed"], what[:140], *us, *ratios]) + " |")
-    lines += ["", "| class | draws | of eager | least | of the peer | least |", "|---|---|---|---|---|---|"]
-    for name in KINDS:
-        drawn = [r for r in rows.values() if r["seed"].split("-")[0] == name]
-        lines.append(f"| {name} | {len(drawn)} | {summary(drawn, 'eager')} | {summary(drawn, 'inductor')} |")
-    everything = list(rows.values())
-    lines.append(f"| all | {len(rows)} | {summary(everything, 'eager')} | {summary(everything, 'inductor')} |")
+    lines += [
+        "",
+        "| class | draws | of eager | least | of the peer | least |",
+        "|---|---|---|---|---|---|",
+    ]
+    groups = {name: [r for r in rows.values() if kind_of(r) == name] for name in KINDS}
+    for name, found in (*groups.items(), ("all", list(rows.values()))):
+        ratios = f"{summary(found, 'eager')} | {summary(found, 'inductor')}"
+        lines.append(f"| {name} | {len(found)} | {ratios} |")
     return "\n".join(lines)
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    return str(row["seed"]).split("-")[0]
 
 
 def summary(rows: list[dict[str, Any]], rival: str) -> str:

@@ -45,7 +45,7 @@ def padded(source: Callable[[Tensor, Any], Tensor]) -> Callable[..., Tensor]:
             size, (before, after) = x.shape[-1 - i], padding[2 * i : 2 * i + 2]
             steps = torch.arange(-before, size + after, device=x.device)
             indices[-1 - i] = source(steps, size).view(-1, *[1] * i)
-        result = torch.ops.aten._unsafe_index(x, indices)
+        result: Tensor = torch.ops.aten._unsafe_index(x, indices)
         wanted = memory_format_of(x) if lies_channels_last(x) else torch.contiguous_format
         return result.contiguous(memory_format=wanted)
 
@@ -53,7 +53,8 @@ def padded(source: Callable[[Tensor, Any], Tensor]) -> Callable[..., Tensor]:
 
 
 def reflected(at: Tensor, size: Any) -> Tensor:
-    return size - 1 - (size - 1 - at.abs()).abs()
+    folded: Tensor = size - 1 - (size - 1 - at.abs()).abs()
+    return folded
 
 
 def replicated(at: Tensor, size: Any) -> Tensor:

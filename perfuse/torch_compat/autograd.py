@@ -15,7 +15,6 @@ from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import as_stored, overlaps
 
-
 _RESAMPLING = """
 upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
 _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d

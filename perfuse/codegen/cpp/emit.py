@@ -151,8 +151,8 @@ class Emitter(emitter.Emitter[Names, Value]):
         """A comparison of evenly spaced positions with a value that all lanes share."""
         if e.op not in _MIRRORED or self.lane is None:
             return None
-        sides = ((e.op, *e.args), (_MIRRORED[e.op], *reversed(e.args)))
-        for op, place, limit in sides:
+        first, second = e.args
+        for op, place, limit in ((e.op, first, second), (_MIRRORED[e.op], second, first)):
             if place.op == "index" and limit.dtype is DType.I64:
                 step = ix.coefficient_of(place.attr, self.lane)
                 is_even = isinstance(step, int) and 0 < step <= _LONGEST_STEP

@@ -7,6 +7,7 @@ better: each load is a gather with a fixed stride, and masks and addresses are t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ _QUOTIENT, _STRIDED, _GATHERED, _GATHERED_MASKED = 4.0, 1.5, 2.0, 5.0
 # An outer axis has to be this much better.
 _MARGIN = 0.6
 _TYPICAL_SIZE = 64
+# Fewer items are not spread evenly over threads; with fewer elements one thread does it all.
+_LEAST_ITEMS, _ONE_THREAD = 16, 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,19 @@ class LaneCosts:
 
     def best(self, axes: Sequence[Axis]) -> Axis | None:
         """An axis other than the last one that is better by far."""
-        costs = {a: self.per_element(a, axes[-1]) for a in axes if a.atom is not None}
-        if axes[-1] not in costs:
+        *rest, last = axes
+        can = [a for i, a in enumerate(rest) if a.atom is not None and self._has_items(axes, i)]
+        if last.atom is None or not can:
             return None
+        costs = {a: self.per_element(a, last) for a in can}
         best = min(costs, key=lambda a: costs[a])
-        return best if costs[best] < _MARGIN * costs[axes[-1]] else None
+        return best if costs[best] < _MARGIN * self.per_element(last, last) else None
+
+    def _has_items(self, axes: Sequence[Axis], place: int) -> bool:
+        """Whether lanes along this axis leave enough items for threads."""
+        sizes = [a.size if isinstance(a.size, int) else _TYPICAL_SIZE for a in axes]
+        num_items = math.prod(sizes[:place]) * -(-sizes[place] // self.lanes)
+        return num_items >= _LEAST_ITEMS or math.prod(sizes) < _ONE_THREAD
 
     def per_element(self, axis: Axis, last: Axis) -> float:
         assert axis.atom is not None
@@ -57,20 +68,19 @@ class LaneCosts:
         made = {m.loop.out for m in self.members}
         total, seen = 0.0, set[Expr]()
         for m in self.members:
-            total += self._access(m.loop.index, lane)
+            total += self._access(m.loop.index, lane, is_masked=False)
             for e in ex.walk(m.loop.value, seen):
                 if e.op == "load" and e.buffer not in made:
                     is_masked = bool(e.args) and lane in e.args[0].variables()
                     is_tiled = tile is not None and ix.coefficient_of(e.index, tile) == 1
                     is_tiled = is_tiled and not e.args
                     total += _TILED if is_tiled else self._access(e.index, lane, is_masked)
-                elif e.op == "index":
-                    total += _POSITIONS + self._quotients(e.index, lane) if _uses(e, lane) else 0.0
                 elif lane in e.variables():
-                    total += 1.0
+                    is_place = e.op == "index"
+                    total += _POSITIONS + self._quotients(e.index, lane) if is_place else 1.0
         return total
 
-    def _access(self, index: Dim, lane: Atom, is_masked: bool = False) -> float:
+    def _access(self, index: Dim, lane: Atom, is_masked: bool) -> float:
         stride = ix.coefficient_of(index, lane)
         if stride == 0:
             return _MASKED if is_masked else 0.0
@@ -85,7 +95,3 @@ class LaneCosts:
     def _quotients(self, index: Dim, lane: Atom) -> float:
         found = {d for d in divisions([index]) if lane in ix.atoms_of(d.numerator)}
         return self.lanes * _QUOTIENT * len(found)
-
-
-def _uses(e: Expr, lane: Atom) -> bool:
-    return lane in e.variables()
