@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from perfuse.lower.families.upsample import _whole_factor
 from tests.unit.lower.rows import Row
 from tests.unit.lower.samples import bf16, f32, i64, special
 
@@ -81,3 +83,10 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_matches_eager(row: Row) -> None:
     row.check()
+
+
+def test_a_factor_is_found_while_tensors_have_no_data() -> None:
+    """A graph may be lowered while its capture is traced, where comparing tensors fails."""
+    with FakeTensorMode():
+        assert _whole_factor(7, 14, 2.0, exact=False) == 2
+        assert _whole_factor(5, 15, None, exact=True) == 3
