@@ -1,4 +1,4 @@
-"""`python -m perfuse`: the `perfuse` command, for environments whose scripts are not on the path."""
+"""`python -m perfuse`: the `perfuse` command, where scripts are not on the path."""
 
 from perfuse.cli import main
 

@@ -32,16 +32,33 @@ def first_as_eager(rule: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
-def padded_as_eager(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A rule for reflecting or repeating the edges, with eager's strides. PyTorch 2.11 loses them:
-    it asks for the layout of what it indexed, where eager asks for that of the input."""
+def padded(source: Callable[[Tensor, Any], Tensor]) -> Callable[..., Tensor]:
+    """Padding by elements at positions of their own, looked up in all dimensions at once.
+
+    It has eager's strides: on a CPU the layout of the input.
+    """
 
     def decomposed(x: Tensor, padding: list[int]) -> Tensor:
-        is_last = lies_channels_last(x)
-        wanted = memory_format_of(x) if is_last else torch.contiguous_format
-        return rule(x, padding).contiguous(memory_format=wanted)
+        count = len(padding) // 2
+        indices: list[Tensor | None] = [None] * x.dim()
+        for i in range(count):
+            size, (before, after) = x.shape[-1 - i], padding[2 * i : 2 * i + 2]
+            steps = torch.arange(-before, size + after, device=x.device)
+            indices[-1 - i] = source(steps, size).view(-1, *[1] * i)
+        result: Tensor = torch.ops.aten._unsafe_index(x, indices)
+        wanted = memory_format_of(x) if lies_channels_last(x) else torch.contiguous_format
+        return result.contiguous(memory_format=wanted)
 
     return decomposed
+
+
+def reflected(at: Tensor, size: Any) -> Tensor:
+    folded: Tensor = size - 1 - (size - 1 - at.abs()).abs()
+    return folded
+
+
+def replicated(at: Tensor, size: Any) -> Tensor:
+    return at.clamp(0, size - 1)
 
 
 def roll(x: Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) -> Any:

@@ -9,7 +9,7 @@ Kept whole, on purpose:
 - var, var_mean, sum, mean, amax, cumsum: reductions and scans that lowering knows;
 - embedding, embedding_dense_backward, index, index_put, gather, scatter: indexed loads and stores;
 - _to_copy, view, expand, permute, slice, cat, constant_pad_nd: they only move an index;
-- avg_pool, max_pool: windows, which as index arithmetic would be many more nodes;
+- avg_pool, max_pool, im2col, col2im: windows, which as index arithmetic would be many more nodes;
 - as_strided_copy, diagonal_copy, unfold_copy: PyTorch's formulas for these hold the storage offset
   that was traced, which nothing guards;
 - rand, rand_like, bernoulli, randint: lowered with the program's own seed.
@@ -74,11 +74,10 @@ new_zeros ones ones_like tril_indices triu_indices zero zeros zeros_like
 
 MOVEMENT = """
 _unsafe_masked_index _unsafe_masked_index_put_accumulate block_diag channel_shuffle
-diag_embed diagonal_backward im2col col2im index_add index_copy
+diag_embed diagonal_backward index_add index_copy
 isin masked_fill pixel_shuffle pixel_unshuffle
-reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
-reflection_pad2d_backward reflection_pad3d_backward replication_pad1d replication_pad2d
-replication_pad3d rot90 select_backward slice_backward
+reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+rot90 select_backward slice_backward
 split_with_sizes_copy stack t take tril triu unbind unfold_backward unsafe_split
 unsafe_split_with_sizes transpose_copy unsqueeze_copy squeeze_copy
 expand_copy view_copy alias_copy t_copy permute_copy
@@ -123,6 +122,8 @@ OWN: dict[str, Decomposition] = {
     "aten.log_sigmoid_forward.default": pointwise.log_sigmoid_forward,
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
     "aten.lerp.Scalar": pointwise.lerp,
+    **{f"aten.reflection_pad{n}d.default": layouts.padded(layouts.reflected) for n in (1, 2, 3)},
+    **{f"aten.replication_pad{n}d.default": layouts.padded(layouts.replicated) for n in (1, 2, 3)},
     "aten.roll.default": layouts.roll,
     "aten.narrow_copy.default": layouts.narrow_copy,
     "aten.split.Tensor": layouts.split,
@@ -169,10 +170,7 @@ def _as_eager(op: OpOverload, rule: Decomposition) -> Decomposition:
         return INVALID[name](rule)
     if "backward" in name:
         return rule
-    if "batch_norm" in name:
-        return layouts.first_as_eager(rule)
-    is_padding = name.startswith(("aten.reflection_pad", "aten.replication_pad"))
-    return layouts.padded_as_eager(rule) if is_padding else rule
+    return layouts.first_as_eager(rule) if "batch_norm" in name else rule
 
 
 def decomposition_table(*, fallback_random: bool = False) -> dict[OpOverload, Decomposition]:

@@ -117,7 +117,7 @@ def _factor(axis: Axis, indices: Sequence[Dim], least: int = LEAST_FACTOR) -> in
     if atom is None:
         return None
     factors = set()
-    for division in _divisions(indices):
+    for division in divisions(indices):
         stride = ix.coefficient_of(division.numerator, atom)
         if isinstance(division.divisor, int) and isinstance(stride, int) and stride:
             factors.add(division.divisor // math.gcd(stride, division.divisor))
@@ -128,14 +128,14 @@ def _is_part(factor: int, size: Dim) -> bool:
     return ix.exact_div(size, factor) not in (None, 0, 1)
 
 
-def _divisions(indices: Sequence[Dim]) -> Iterator[Division]:
+def divisions(indices: Sequence[Dim]) -> Iterator[Division]:
     """Quotients and remainders in these indices, also inside one another."""
     for index in indices:
         for monomial, _ in index.terms if isinstance(index, Index) else ():
             for atom in monomial:
                 if isinstance(atom, Division):
                     yield atom
-                    yield from _divisions(atom.operands)
+                    yield from divisions(atom.operands)
 
 
 def _split_at(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._guards import TracingContext
 from torch.fx.experimental._backward_state import BackwardState
@@ -13,6 +14,11 @@ from torch.fx.experimental._backward_state import BackwardState
 from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import as_stored, overlaps
+
+_RESAMPLING = """
+upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d
+""".split()
 
 
 def aot_compile_graph(
@@ -39,7 +45,7 @@ def aot_compile_graph(
 
         return boxed
 
-    with _own_settings(), _tangents_without_overlap():
+    with _own_settings(), _tangents_without_overlap(), _whole_resampling():
         compiled: Callable[..., Any] = aot_module_simplified(
             module,
             example_inputs,
@@ -115,6 +121,29 @@ def _tangents_without_overlap() -> Iterator[None]:
         yield
     finally:
         patched.from_tensor = staticmethod(original)
+
+
+@contextmanager
+def _whole_resampling() -> Iterator[None]:
+    """Resampling is differentiated as one op, as eager does.
+
+    PyTorch's Python dispatcher replaces it by indexing before autograd sees it, so that its
+    gradient would be a scatter: seven times as slow as eager's kernel on a CPU.
+    """
+    packets = [getattr(torch.ops.aten, name, None) for name in _RESAMPLING]
+    overloads = [getattr(p, name, None) for p in packets for name in ("default", "vec")]
+    ops: list[Any] = [op for op in overloads if op is not None]
+    replaced = [(op, dict(op.py_kernels)) for op in ops]
+    for op in ops:
+        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+            op.py_kernels.pop(key, None)
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in replaced:
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
 
 
 @dataclass(frozen=True, slots=True)

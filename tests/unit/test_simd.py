@@ -352,6 +352,35 @@ def test_overflow_of_e4m3_can_be_nan(tmp_path: Path) -> None:
     assert y.tolist() == [0x7E, 0x7E, 0x7F, 0x7F, 0xFF, 0x7F, 0x7F, 0x38]
 
 
+# Vector code of double: (reference in long double, largest error in ulp).
+OF_DOUBLE = {
+    "exp": (np.exp, 1.0),
+    "expm1": (np.expm1, 1.8),
+    "log": (np.log, 1.0),
+    "log1p": (np.log1p, 1.1),
+    "tanh": (np.tanh, 2.6),
+}
+
+
+@pytest.mark.parametrize("name", OF_DOUBLE)
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="needs a wider float")
+def test_double_in_ulp(lib: ctypes.CDLL, name: str) -> None:
+    rng = np.random.default_rng(1)
+    scaled = [rng.standard_normal(20_000) * s for s in (1e-300, 1e-9, 0.1, 1, 10, 300, 1e9, 1e300)]
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 5e-324, 709.78, 709.79, -745.1, -745.2]
+    x = np.concatenate([np.array([*special, 1e-310, -708.5, 2, -2]), *scaled])
+    got = np.empty_like(x)
+    call(lib, f"ud_{name}", x, got, len(x))
+    reference, bound = OF_DOUBLE[name]
+    with np.errstate(all="ignore"):
+        exact = reference(x.astype(np.longdouble))
+        nearest = exact.astype(np.float64)
+        error = np.abs(got - exact) / np.spacing(np.abs(nearest))
+    error[same(got, nearest)] = 0
+    i = int(np.nan_to_num(error, nan=np.inf).argmax())
+    assert error[i] <= bound, f"{error[i]:.2f} ulp at {x[i]!r}: got {got[i]}, exact {exact[i]}"
+
+
 @pytest.mark.parametrize("name", BINARY)
 def test_binary(lib: ctypes.CDLL, name: str) -> None:
     a, b = samples(1), samples(2)

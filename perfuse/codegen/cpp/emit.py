@@ -71,12 +71,25 @@ class Names(emitter.Names):
         return f"pf::{name}(int64_t({numerator}), int64_t({divisor}))"
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """How positions, each a step after that of the lane before, compare with a limit."""
+
+    op: str
+    place: Dim
+    step: Dim | None
+    limit: Expr
+
+
 Scope = emitter.Scope[Value]
 Resolver = emitter.Resolver[Value]
 
 # Functions for lanes that are contiguous, a step apart, or anywhere.
 _LOADS = ("loadv", "load_strided", "gather")
 _STORES = ("storev", "store_strided", "scatter")
+# Comparisons, and what they are with their operands exchanged.
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+_LONGEST_STEP = 1 << 20  # the steps of all lanes fit 32 bits
 # The forms of min and max for a limit that is not NaN.
 _LIMITS = {"min": "pf::low", "max": "pf::high"}
 
@@ -131,9 +144,26 @@ class Emitter(emitter.Emitter[Names, Value]):
         return Value(text if is_vector else f"int64_t({text})", e.dtype, is_vector)
 
     def operands(self, e: Expr) -> tuple[Expr, ...]:
-        return self._function(e)[1]
+        placed = self._placed(e)
+        return self._function(e)[1] if placed is None else (placed.limit,)
+
+    def _placed(self, e: Expr) -> Placed | None:
+        """A comparison of evenly spaced positions with a value that all lanes share."""
+        if e.op not in _MIRRORED or self.lane is None:
+            return None
+        first, second = e.args
+        for op, place, limit in ((e.op, first, second), (_MIRRORED[e.op], second, first)):
+            if place.op == "index" and limit.dtype is DType.I64:
+                step = ix.coefficient_of(place.attr, self.lane)
+                is_even = isinstance(step, int) and 0 < step <= _LONGEST_STEP
+                if is_even and self.lane not in limit.variables():
+                    return Placed(op, place.attr, step, limit)
+        return None
 
     def computed(self, e: Expr, args: list[Value]) -> Value:
+        if (placed := self._placed(e)) is not None:
+            limit = f"{self.index(placed.place)}, {args[0].text}"
+            return Value(f"pf::{placed.op}_places<{placed.step}>({limit})", e.dtype, 1)
         lanes = max((a.lanes for a in args), default=0)
         spelled = [a.vector if lanes else a.text for a in args]
         if e.op == "cast":

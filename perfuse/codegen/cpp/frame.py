@@ -13,7 +13,7 @@ from perfuse.context import Context
 from perfuse.ir import index as ix
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis, Buffer
-from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.plan import Kernel, Member, static_product
 
 
 class CppFrame(KernelFrame[Names, Value]):
@@ -36,7 +36,13 @@ class CppFrame(KernelFrame[Names, Value]):
         self.shape: KernelShape = shape_of(kernel, self.lanes)
 
     def accumulator(self, member: Member) -> str:
-        return f"{ACCUMULATOR[member.loop.kind]}<{COMPUTE_TYPE[member.loop.value.dtype]}>"
+        place = f", {self.place_type(member)}" if member.loop.kind.is_position else ""
+        return f"{ACCUMULATOR[member.loop.kind]}<{COMPUTE_TYPE[member.loop.value.dtype]}{place}>"
+
+    def place_type(self, member: Member) -> str:
+        """The type of positions among those that a loop reduces."""
+        count = static_product([a.size for a in member.loop.axes if a.reduced])
+        return "int32_t" if count is not None and count < 1 << 31 else "int64_t"
 
     def count(self, axes: tuple[Axis, ...]) -> str:
         return " * ".join(f"int64_t({self.dim(a.size)})" for a in axes) or "int64_t(1)"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from perfuse.codegen.cpp.frame import CppFrame
 from perfuse.codegen.cpp.partials import Partials
-from perfuse.codegen.cpp.scatter import scan_item, scatter_item
+from perfuse.codegen.cpp.scan import Scan
+from perfuse.codegen.cpp.scatter import scatter_item
 from perfuse.codegen.cpp.shape import TILE_ROWS
 from perfuse.codegen.cpp.sweep import Sweeps
 from perfuse.codegen.writer import Writer
@@ -122,6 +123,6 @@ def _item(frame: CppFrame, sweeps: Sweeps, w: Writer) -> None:
     if frame.shape.is_scatter:
         scatter_item(frame, w)
     elif frame.shape.is_scan:
-        scan_item(frame, w)
+        Scan(frame).item(w)
     else:
         sweeps.item(w)

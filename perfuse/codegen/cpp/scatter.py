@@ -1,33 +1,15 @@
-"""Scatters (stores at data-dependent positions) and scans."""
+"""Scatters: stores at data-dependent positions."""
 
 from __future__ import annotations
 
-from perfuse.codegen.cpp.emit import Emitter, Scope, Value
+from perfuse.codegen.cpp.emit import Emitter, Scope
 from perfuse.codegen.cpp.frame import CppFrame
-from perfuse.codegen.cpp.spelling import COMBINE, COMPUTE_TYPE, identity
 from perfuse.codegen.writer import Writer
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import ARGUMENTS, Axis, LoopKind
 from perfuse.schedule.plan import Member
-
-
-def scan_item(frame: CppFrame, w: Writer) -> None:
-    """One row of a scan, element by element; floats accumulate in double, as eager's do."""
-    (m,) = frame.kernel.members
-    axis = frame.shape.columns[-1]
-    wide = DType.F64 if m.loop.value.dtype.is_float else m.loop.value.dtype
-    cpp = COMPUTE_TYPE[wide]
-    w.line(f"{cpp} running = {identity(m.loop.kind, wide)};")
-    with w.block(frame.loop_over(axis)):
-        known = frozenset(a.atom for a in (*frame.shape.rows, axis) if a.atom is not None)
-        emitter = Emitter(frame.names, Scope(w, known, None), None, None, lambda e: None)
-        value = emitter.value(m.loop.value)
-        w.line(f"running = {COMBINE[m.loop.kind]}(running, {cpp}({value.text}));")
-        target = frame.buffers[m.loop.out].dtype.compute
-        text = f"pf::cast<{COMPUTE_TYPE[target]}>(running)"
-        emitter.store(m.loop.out, m.loop.index, Value(text, target, False))
 
 
 def scatter_item(frame: CppFrame, w: Writer) -> None:

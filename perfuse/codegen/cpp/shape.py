@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfuse.codegen.cpp.lane_choice import LaneCosts
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.program import Axis
@@ -51,7 +52,7 @@ def shape_of(kernel: Kernel, lanes: int) -> KernelShape:
     rows = tuple(a for a in kernel.axes if not a.reduced)
     columns = tuple(a for a in kernel.axes if a.reduced)
     if Role.SCAN in roles:
-        return KernelShape(rows, columns, None, is_scan=True)
+        return _scan_shape(kernel, rows, columns, lanes)
     if Role.SCATTER in roles:
         return _scatter_shape(kernel)
     if not columns:
@@ -73,6 +74,11 @@ def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...], lanes: int) -> KernelSh
     *rest, column = rows
     lane = _looping(column)
     tile = transposed_axis(kernel)
+    costs = LaneCosts(kernel.members, lanes, tile)
+    other = costs.best(rows) if kernel.batch is None and lane is not None else None
+    if other is not None:
+        at = rows.index(other)
+        return KernelShape(rows[:at], rows[at + 1 :], other, block=lanes, is_vertical=True)
     if tile is not None:
         others = tuple(a for a in rest if a is not tile)
         return KernelShape(others, (tile, column), lane, tile_axis=tile, block=TILE_COLUMNS)
@@ -89,6 +95,22 @@ def _is_reread(kernel: Kernel, outer: Axis, lane: Axis) -> bool:
     along = [r for r in loads if lane.atom in r.variables()]
     same = [r for r in along if outer.atom not in r.variables()]
     return outer.atom is not None and len(same) >= _REREAD and 3 * len(same) >= len(along)
+
+
+def _scan_shape(
+    kernel: Kernel, rows: tuple[Axis, ...], columns: tuple[Axis, ...], lanes: int
+) -> KernelShape:
+    """Lanes along rows that are next to each other in memory, else along the scan."""
+    index = kernel.members[0].loop.index
+    for axis in rows:
+        if axis.atom is not None and ix.coefficient_of(index, axis.atom) == 1:
+            others = tuple(a for a in rows if a is not axis)
+            return KernelShape(others, columns, axis, None, lanes, is_vertical=True, is_scan=True)
+    # One by one, integers are added in a cycle each, floats in several.
+    column, is_float = columns[-1], kernel.members[0].loop.value.dtype.is_float
+    is_short = isinstance(column.size, int) and column.size < lanes
+    lane = _looping(column) if is_float and not is_short else None
+    return KernelShape(rows, columns, lane, is_scan=True)
 
 
 def _scatter_shape(kernel: Kernel) -> KernelShape:

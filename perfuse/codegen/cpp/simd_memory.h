@@ -45,16 +45,28 @@ template <int SIZE> PF_FN void copy_n(void* to, const void* from, int n) {
 #else
 #define PF_POINTER(T) T*
 #endif
-// Raw lanes under masks of 16 bits. A partial vector put together in memory is one that the machine waits for.
+// Raw lanes under masks of 16 bits; those of 64 bits in two halves. A partial vector put together in memory is one
+// that the machine waits for.
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && PF_LANES == 16
 #define PF_MASKED 1
+typedef vec_n<long long, 8>::type eight;
 template <class T> PF_FN vec<T> load_bits(const T* p, unsigned short k) {
-  if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_loaddqusi512_mask((const int*)p, vec<int>{}, k);
+  if constexpr (sizeof(T) == 8) {
+    struct { eight low, high; } r;
+    r.low = __builtin_ia32_loaddqudi512_mask((const long long*)p, eight{}, (unsigned char)k);
+    r.high = __builtin_ia32_loaddqudi512_mask((const long long*)p + 8, eight{}, (unsigned char)(k >> 8));
+    return bits_as<vec<T>>(r);
+  } else if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_loaddqusi512_mask((const int*)p, vec<int>{}, k);
   else if constexpr (sizeof(T) == 2) return (vec<T>)__builtin_ia32_loaddquhi256_mask((const PF_POINTER(short))p, vec<short>{}, k);
   else return (vec<T>)__builtin_ia32_loaddquqi128_mask((const PF_POINTER(char))p, vec<char>{}, k);
 }
 template <class T> PF_FN void store_bits(T* p, vec<T> v, unsigned short k) {
-  if constexpr (sizeof(T) == 4) __builtin_ia32_storedqusi512_mask((int*)p, (vec<int>)v, k);
+  if constexpr (sizeof(T) == 8) {
+    struct halves { eight low, high; };
+    const halves r = bits_as<halves>(v);
+    __builtin_ia32_storedqudi512_mask((long long*)p, r.low, (unsigned char)k);
+    __builtin_ia32_storedqudi512_mask((long long*)p + 8, r.high, (unsigned char)(k >> 8));
+  } else if constexpr (sizeof(T) == 4) __builtin_ia32_storedqusi512_mask((int*)p, (vec<int>)v, k);
   else if constexpr (sizeof(T) == 2) __builtin_ia32_storedquhi256_mask((PF_POINTER(short))p, (vec<short>)v, k);
   else __builtin_ia32_storedquqi128_mask((PF_POINTER(char))p, (vec<char>)v, k);
 }
@@ -63,7 +75,7 @@ PF_FN unsigned short first_bits(int n) { return n >= lanes ? 0xffff : n > 0 ? (1
 
 template <class S> PF_FN vcompute<S> loadv_n(const S* p, int n) {
 #ifdef PF_MASKED
-  if constexpr (sizeof(S) <= 4) return from_raw<S>(load_bits((const raw<S>*)p, first_bits(n)));
+  return from_raw<S>(load_bits((const raw<S>*)p, first_bits(n)));
 #elif defined(__AVX2__) && PF_LANES == 8
   if constexpr (sizeof(S) == 4) {
     const vec<int> first = (vec<int>)(vec<int>{0, 1, 2, 3, 4, 5, 6, 7} < vec<int>{} + n);
@@ -78,7 +90,7 @@ template <class S> PF_FN vcompute<S> loadv_n(const S* p, int n) {
 template <class S> PF_FN void storev_n(S* p, vcompute<S> v, int n) {
   const vraw<S> r = to_raw<S>(v);
 #ifdef PF_MASKED
-  if constexpr (sizeof(S) <= 4) return store_bits((raw<S>*)p, r, first_bits(n));
+  return store_bits((raw<S>*)p, r, first_bits(n));
 #endif
   if (n >= lanes) __builtin_memcpy(p, &r, sizeof r);
   else if (n > 0) copy_n<sizeof(S)>(p, &r, n);
@@ -145,7 +157,29 @@ template <class T, class F> PF_FN vec<T> from_lanes(F f) {
   return bits_as<vec<T>>(r);
 }
 
+// Every other of 31 elements, of two vectors that overlap in one: none beyond the last is read.
+template <class V> PF_FN V every_other(V a, V b) {
+#ifdef __clang__
+#define PF_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PF_SHUFFLE(...) __builtin_shuffle(a, b, V{__VA_ARGS__})
+#endif
+#if PF_LANES == 16
+  return PF_SHUFFLE(0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29, 31);
+#else
+  return PF_SHUFFLE(0, 2, 4, 6, 9, 11, 13, 15);
+#endif
+#undef PF_SHUFFLE
+}
 template <class S> PF_FN vcompute<S> load_strided(const S* p, int64_t stride) {
+  if constexpr (sizeof(S) == 4) {
+    if (stride == 2) {
+      vec<int32_t> a, b;
+      __builtin_memcpy(&a, p, sizeof a);
+      __builtin_memcpy(&b, p + lanes - 1, sizeof b);
+      return from_raw<S>((vraw<S>)every_other(a, b));
+    }
+  }
   return from_raw<S>(from_lanes<raw<S>>([=](int i) { return raw_at(p + i * stride); }));
 }
 // What is left of a row, strided, is read by a call: a branch for each lane of fifty loads takes g++ longer than all
@@ -177,16 +211,19 @@ template <class S> PF_CALLED vcompute<S> gather_n(const S* base, vec<int64_t> at
     if (i < n) r[i] = raw_at(base + at[i]);
   return from_raw<S>(r);
 }
-template <class S> PF_FN vcompute<S> gather_mask(const S* base, vec<int64_t> at, mask m, compute<S> fill) {
-  vraw<S> r{};
-  for (int i = 0; i < lanes; i++)
-    if (m.bits[i]) r[i] = raw_at(base + at[i]);
-  return where(m, from_raw<S>(r), all<vcompute<S>>(fill));
+// The lanes that must not be read read what the first of the others does: branches that depend on data cost more.
+template <class S> PF_CALLED vcompute<S> gather_mask(const S* base, vec<int64_t> at, mask m, compute<S> fill) {
+  const uint32_t bits = mask_bits(m);
+  if (bits == 0) return all<vcompute<S>>(fill);
+  int64_t index[lanes];
+  __builtin_memcpy(index, &at, sizeof at);
+  const int64_t other = index[__builtin_ctz(bits)];
+  return where(m, gather(base, where(m, at, splat<int64_t>(other))), all<vcompute<S>>(fill));
 }
 // The raw lanes of a mask, the others 0: the machine's masked load where it has one for the size.
 template <class T> PF_FN vec<T> load_raw_mask(const T* p, mask m) {
 #ifdef PF_MASKED
-  if constexpr (sizeof(T) <= 4) return load_bits(p, mask_bits(m));
+  return load_bits(p, mask_bits(m));
 #elif defined(__AVX2__) && PF_LANES == 8
   if constexpr (sizeof(T) == 4) return (vec<T>)__builtin_ia32_maskloadd256((const vec<int>*)p, m.bits);
 #endif

@@ -89,65 +89,96 @@ template <class T> struct All {
   PF_INLINE bool finish() const { return hall(v); }
 };
 
-// The position of the greatest (least) value; NaN beats all, the first of equals wins.
-template <class T, bool GREATEST> struct Arg {
+// The position of the greatest (least) value; NaN beats all, the first of equals wins. Where nothing beat the first
+// value of all, every element is that, and position 0 the first of them. P holds the positions: half as many
+// instructions where 32 bits do.
+template <class T, bool GREATEST, class P> struct Arg {
   typedef vform<T> value;
-  value v = all<value>(T(0));
-  vec<int64_t> v_at = splat<int64_t>(-1);
-  static PF_INLINE bool beats(T x, T y) {
-    if constexpr (is_float<T>) {
-      if (y != y) return false;
-      if (x != x) return true;
-    }
-    return GREATEST ? x > y : x < y;
+  value v = all<value>(GREATEST ? lowest<T>() : highest<T>());
+  vec<P> v_at = splat<P>(-1);
+  typedef typename ints<sizeof(P)>::u U;  // in which no position is the largest
+  static PF_INLINE mask better(value x, value y) {
+    if constexpr (is_same<T, bool>) return GREATEST ? land(x, lnot(y)) : land(lnot(x), y);
+    else if constexpr (is_float<T>) return land(lnot(GREATEST ? le(x, y) : ge(x, y)), eq(y, y));
+    else return GREATEST ? gt(x, y) : lt(x, y);
   }
-  PF_INLINE void step(value x, vec<int64_t> at) { step_n(x, at, lanes); }
-  PF_INLINE void step_n(value x, vec<int64_t> at, int n) {
-    mask better;
-    if constexpr (is_same<T, bool>) better = GREATEST ? land(x, lnot(v)) : land(lnot(x), v);
-    else if constexpr (GREATEST) better = gt(x, v);
-    else better = lt(x, v);
-    if constexpr (is_float<T>) better = lor(land(better, lnot(isnan(v))), land(isnan(x), lnot(isnan(v))));
-    better = land(lor(better, lt(v_at, splat<int64_t>(0))), first_lanes(n));
-    v = where(better, x, v);
-    v_at = where(better, at, v_at);
+  PF_INLINE void take(mask m, value x, vec<P> at) {
+    v = where(m, x, v);
+    v_at = where(m, at, v_at);
   }
+  PF_INLINE void step(value x, vec<P> at) { take(better(x, v), x, at); }
+  PF_INLINE void step_n(value x, vec<P> at, int n) { take(land(better(x, v), first_lanes(n)), x, at); }
   PF_INLINE void merge(const Arg& o) {
-    for (int i = 0; i < lanes; i++) {
-      if (o.v_at[i] < 0) continue;
-      const T a = lane(v, i), b = lane(o.v, i);
-      if (v_at[i] < 0 || beats(b, a) || (!beats(a, b) && o.v_at[i] < v_at[i])) set(i, b, o.v_at[i]);
+    const mask wins = better(o.v, v), loses = better(v, o.v);
+    take(lor(wins, land(lnot(loses), lt((vec<U>)o.v_at, (vec<U>)v_at))), o.v, o.v_at);
+  }
+  // The lanes with the best value of all.
+  PF_INLINE mask best() const {
+    if constexpr (is_same<T, bool>) {
+      const mask wanted = GREATEST ? v : lnot(v);
+      return hany(wanted) ? wanted : splat(true);
+    } else {
+      const T x = GREATEST ? hmax(v) : hmin(v);
+      return x != x ? ne(v, v) : eq(v, splat<T>(x));
     }
-  }
-  static PF_INLINE T lane(value x, int i) {
-    if constexpr (is_same<T, bool>) return x.bits[i] != 0;
-    else return x[i];
-  }
-  PF_INLINE void set(int i, T x, int64_t at) {
-    if constexpr (is_same<T, bool>) v.bits[i] = x ? -1 : 0;
-    else v[i] = x;
-    v_at[i] = at;
   }
   PF_INLINE int64_t finish() const {
-    T best = lane(v, 0);
-    int64_t at = v_at[0];
-    for (int i = 1; i < lanes; i++) {
-      const T x = lane(v, i);
-      if (v_at[i] < 0) continue;
-      if (at < 0 || beats(x, best) || (!beats(best, x) && v_at[i] < at)) { best = x; at = v_at[i]; }
-    }
+    const P at = (P)hmin(where(best(), (vec<U>)v_at, splat<U>(U(-1))));
     return at < 0 ? 0 : at;
   }
 };
-template <class T> using ArgMax = Arg<T, true>;
-template <class T> using ArgMin = Arg<T, false>;
+template <class T, class P> using ArgMax = Arg<T, true, P>;
+template <class T, class P> using ArgMin = Arg<T, false, P>;
 
 // What an accumulator holds lane by lane, for kernels whose lanes are different rows.
 template <class A> PF_FN auto by_lane(const A& a) {
   if constexpr (requires { a.by_lane(); }) return a.by_lane();
   else return a.v;
 }
-template <class T, bool G> PF_FN vec<int64_t> by_lane(const Arg<T, G>& a) { return a.v_at; }
+template <class T, bool G, class P> PF_FN vec<int64_t> by_lane(const Arg<T, G, P>& a) {
+  return convert<int64_t>(where(lt(a.v_at, vec<P>{}), vec<P>{}, a.v_at));
+}
+
+// A vector of running results that go on from `carry`, which becomes the last of them. Within a vector of the machine
+// they take a step for each power of two; only one operation of each such vector waits for the one before.
+template <int N, class V> PF_FN V moved_up(V v, V first) {
+  constexpr int count = sizeof(V) / sizeof(v[0]);
+#ifdef __clang__
+#define PF_MOVED(...) __builtin_shufflevector(first, v, __VA_ARGS__)
+#else
+#define PF_MOVED(...) __builtin_shuffle(first, v, decltype(v < v){__VA_ARGS__})
+#endif
+  if constexpr (count == 8 && N == 1) return PF_MOVED(0, 8, 9, 10, 11, 12, 13, 14);
+  else if constexpr (count == 8 && N == 2) return PF_MOVED(0, 1, 8, 9, 10, 11, 12, 13);
+  else if constexpr (count == 8 && N == 4) return PF_MOVED(0, 1, 2, 3, 8, 9, 10, 11);
+  else if constexpr (count == 4 && N == 1) return PF_MOVED(0, 4, 5, 6);
+  else if constexpr (count == 4 && N == 2) return PF_MOVED(0, 1, 4, 5);
+  else {
+    for (int i = 0; i < count; i++)
+      if (i >= N) first[i] = v[i - N];
+    return first;
+  }
+#undef PF_MOVED
+}
+#define PF_RUNNING(NAME, OP, FIRST)                                                \
+  template <class T> PF_FN vec<T> NAME(vec<T> v, T& carry) {                       \
+    auto x = bits_as<parts<vec<T>>>(v);                                            \
+    for (int p = 0; p < num_parts<vec<T>>; p++) {                                  \
+      auto& part = x.part[p];                                                      \
+      constexpr int count = lanes / num_parts<vec<T>>;                             \
+      const auto first = decltype(x.part[p] + part){} + T(FIRST);                  \
+      if constexpr (count > 1) part = moved_up<1>(part, first) OP part;           \
+      if constexpr (count > 2) part = moved_up<2>(part, first) OP part;           \
+      if constexpr (count > 4) part = moved_up<4>(part, first) OP part;           \
+      if constexpr (count > 8) part = moved_up<8>(part, first) OP part;           \
+      const T last = part[count - 1];                                              \
+      part = part OP carry;                                                        \
+      carry = carry OP last;                                                       \
+    }                                                                              \
+    return bits_as<vec<T>>(x);                                                     \
+  }
+PF_RUNNING(running_sum, +, 0) PF_RUNNING(running_product, *, 1)
+#undef PF_RUNNING
 
 // Memory of the calling thread that grows and is used again; `slot` tells apart what lives at once.
 PF_FN char* scratch(int slot, int64_t bytes) {
@@ -215,6 +246,8 @@ PF_FN int64_t checked(int64_t at, int64_t size, int64_t from_end, int64_t* statu
   return 0;
 }
 PF_FN vec<int64_t> checked_n(vec<int64_t> at, int64_t size, int64_t from_end, int64_t* status, int n) {
+  at = where(first_lanes(n), at, splat<int64_t>(0));
+  if (__builtin_expect(hall(land(ge(at, splat<int64_t>(0)), lt(at, splat(size)))), 1)) return at;
   for (int i = 0; i < lanes; i++) at[i] = i < n ? checked(at[i], size, from_end, status) : 0;
   return at;
 }

@@ -198,6 +198,21 @@ template <class X, class F> PF_FN mask compare_parts(F f, X a, X b) {
     else return mask{__builtin_convertvector(a OP b, vec<int32_t>)};                             \
   }
 PF_COMPARE(eq, ==) PF_COMPARE(ne, !=) PF_COMPARE(lt, <) PF_COMPARE(le, <=) PF_COMPARE(gt, >) PF_COMPARE(ge, >=)
+
+// How first, first + STEP, ... compare with a limit: in 32 bits a lane, which is half a vector of positions.
+PF_FN int32_t distance(int64_t first, int64_t limit) {
+  constexpr int64_t most = 1 << 30;
+  int64_t d;
+  if (__builtin_sub_overflow(limit, first, &d)) d = limit;
+  return int32_t(d < -most ? -most : d > most ? most : d);
+}
+#define PF_COMPARE_PLACES(NAME, OP)                                                      \
+  template <int32_t STEP> PF_FN mask NAME##_places(int64_t first, int64_t limit) {       \
+    return mask{iota<int32_t>(0) * STEP OP splat<int32_t>(distance(first, limit))};      \
+  }
+PF_COMPARE_PLACES(eq, ==) PF_COMPARE_PLACES(ne, !=) PF_COMPARE_PLACES(lt, <)
+PF_COMPARE_PLACES(le, <=) PF_COMPARE_PLACES(gt, >) PF_COMPARE_PLACES(ge, >=)
+#undef PF_COMPARE_PLACES
 #undef PF_COMPARE
 
 PF_FN mask land(mask a, mask b) { return mask{a.bits & b.bits}; }

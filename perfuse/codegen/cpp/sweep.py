@@ -361,7 +361,7 @@ class Sweeps:
     def _fold(self, emitter: Emitter, m: Member, u: int) -> None:
         arguments = [emitter.value(m.loop.value).vector]
         if m.loop.kind.is_position:
-            arguments.append(self._position())
+            arguments.append(self._position(self.frame.place_type(m)))
         # Lanes that are separate rows may hold anything past the end, unless all are combined.
         is_partial = emitter.tail is not None and (not self.shape.is_vertical or m.role == Role.ALL)
         live = emitter.tail if is_partial else "1" if self.shape.lane is None else None
@@ -369,9 +369,9 @@ class Sweeps:
         passed = ", ".join(arguments if live is None else [*arguments, live])
         emitter.line(f"{self._accumulator(m, u)}.{method}({passed});")
 
-    def _position(self) -> str:
+    def _position(self, kind: str) -> str:
         """The place of an element among those reduced."""
         text = self.frame.flat_column()
         if self.shape.is_vertical or self.shape.lane is None:
-            return f"pf::splat(int64_t({text}))"
-        return f"pf::iota<int64_t>({text})"
+            return f"pf::splat({kind}({text}))"
+        return f"pf::iota<{kind}>({text})"

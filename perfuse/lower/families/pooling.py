@@ -16,7 +16,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.lower.builder import Builder
 from perfuse.lower.families.pointwise import op
-from perfuse.lower.families.views import all_inside, guarded, inside, reindex_unchecked
+from perfuse.lower.families.views import all_inside, guarded, inside, reindex_unchecked, reshape
 from perfuse.lower.layout import dense_order, dense_strides
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, positions
@@ -155,16 +155,42 @@ def _max_pool(builder: Builder, x: Tensor, window: PoolingWindow) -> tuple[Tenso
 
 
 def _first_match(x: Tensor, best: Tensor, window: PoolingWindow) -> Expr:
-    """The flat input position of the first tap that holds the maximum."""
-    found = ex.const(0, DType.I64)
+    """The flat input position of the first tap that holds the maximum.
+
+    Chosen among distances from the window's start, which fit 32 bits: half the vectors of 64.
+    """
+    starts = [window.start(d, at) for d, at in enumerate(positions(best.shape)[-window.ndim :])]
+    start = ix.flat(window.sizes, starts)
+    found = ex.const(0, DType.I32)
     every = list(taps(x, best.shape, window, _lowest(x.dtype)))
     for i, (value, mask, where) in enumerate(reversed(every)):
         same = ex.apply("eq", value, best.value)
         if x.dtype.is_float:
             same = ex.apply("lor", same, ex.apply("isnan", value))
-        here = ex.index_value(ix.flat(window.sizes, where))
+        distance = ix.add(ix.flat(window.sizes, where), ix.mul(start, -1))
+        assert isinstance(distance, int), "taps are at fixed places of a window"
+        here = ex.const(distance, DType.I32)
         found = ex.apply("where", ex.apply("land", mask, same), here, found) if i else here
-    return found
+    return ex.apply("add", ex.index_value(start), ex.cast(found, DType.I64))
+
+
+def covering_windows(
+    at: Sequence[Dim], window: PoolingWindow
+) -> Iterator[tuple[list[Dim], list[Dim], Expr]]:
+    """(position of the window, place within it, mask) of those that cover an input position."""
+    for steps in itertools.product(*(range(r) for r in window.reach)):
+        mask = ex.const(True, DType.BOOL)
+        where: list[Dim] = []
+        within: list[Dim] = []
+        for d, step in enumerate(steps):
+            shifted = ix.add(at[d], window.padding[d])
+            out = ix.add(ix.floordiv(shifted, window.stride[d]), -step)
+            mask = ex.apply("land", mask, inside(out, window.outs[d]))
+            place = ix.add(at[d], ix.mul(window.start(d, out), -1))
+            mask = ex.apply("land", mask, inside(place, window.kernel[d]))
+            where.append(out)
+            within.append(place)
+        yield where, within, mask
 
 
 def covering(
@@ -173,16 +199,7 @@ def covering(
     """The windows that cover each input position: (read a tensor there, position, mask)."""
     lead = len(shape) - window.ndim
     at = positions(shape)
-    for steps in itertools.product(*(range(r) for r in window.reach)):
-        mask = ex.const(True, DType.BOOL)
-        where: list[Dim] = []
-        for d, step in enumerate(steps):
-            shifted = ix.add(at[lead + d], window.padding[d])
-            out = ix.add(ix.floordiv(shifted, window.stride[d]), -step)
-            mask = ex.apply("land", mask, inside(out, window.outs[d]))
-            within = ix.add(at[lead + d], ix.mul(window.start(d, out), -1))
-            mask = ex.apply("land", mask, inside(within, window.kernel[d]))
-            where.append(out)
+    for where, _, mask in covering_windows(at[lead:], window):
 
         def read(x: Tensor, where: list[Dim] = where, mask: Expr = mask) -> Expr:
             moved = reindex_unchecked(x, shape, [*at[:lead], *where])
@@ -214,3 +231,48 @@ def max_pool2d_with_indices_backward(
         chosen = ex.apply("land", mask, ex.apply("eq", read(indices), own))
         parts.append(ex.apply("where", chosen, read(grad), zero))
     return Tensor(x.shape, grad.dtype, summed(parts))
+
+
+@lowers("aten.im2col.default")
+def im2col(
+    builder: Builder, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> Tensor:
+    """The windows as columns: a row for each channel and tap."""
+    window = window_of(x, 2, kernel, stride, padding, dilation)
+    lead = x.ndim - 2
+    full = (*x.shape[:lead], *window.kernel, *window.outs)
+    at = positions(full)
+    taps, outs = at[lead : lead + 2], at[lead + 2 :]
+    where = [
+        ix.add(window.start(d, outs[d]), ix.mul(taps[d], window.dilation[d])) for d in range(2)
+    ]
+    moved = reindex_unchecked(in_memory(builder, x), full, [*at[:lead], *where])
+    zero = ex.cast(ex.const(0, DType.I64), moved.value.dtype)
+    value = guarded(moved.value, all_inside(where, window.sizes), zero)
+    rows = ix.mul(x.shape[lead - 1], window.num_taps)
+    return reshape(
+        builder, Tensor(full, x.dtype, value), [*x.shape[: lead - 1], rows, math.prod(window.outs)]
+    )
+
+
+@lowers("aten.col2im.default")
+def col2im(
+    builder: Builder, x: Tensor, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> Tensor:
+    """Each position sums the taps of the windows over it."""
+    lead = x.ndim - 2
+    taps = math.prod(kernel)
+    channels = ix.exact_div(x.shape[lead], taps)
+    assert channels is not None, "col2im checks its sizes"
+    shape = (*x.shape[:lead], channels, *size)
+    window = window_of(Tensor(shape, x.dtype, x.value), 2, kernel, stride, padding, dilation)
+    if any(d != 1 for d in window.dilation) or math.prod(window.reach) > MOST_TAPS:
+        raise CannotLower("folding with dilation or many windows per position")
+    full = [*shape[: lead + 1], *window.kernel, *window.outs]
+    columns = reshape(builder, in_memory(builder, x), full)
+    at = positions(shape)
+    parts = []
+    for where, within, mask in covering_windows(at[lead + 1 :], window):
+        moved = reindex_unchecked(columns, shape, [*at[: lead + 1], *within, *where])
+        parts.append(guarded(moved.value, mask, ex.const(0, moved.value.dtype)))
+    return Tensor(shape, x.dtype, summed(parts))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
@@ -38,12 +37,17 @@ def _whole_factor(size: Any, out: Any, scale: float | None, *, exact: bool) -> i
     """out // size, if eager's float arithmetic picks just these sources."""
     if not (isinstance(size, int) and isinstance(out, int)) or size == 0 or out % size:
         raise CannotLower("resampling by a fractional factor")
-    ratio = torch.tensor(size / out if scale is None else 1 / scale, dtype=torch.float32)
-    steps = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)
-    source = (steps * ratio).floor().long().clamp_max(size - 1)
-    if not torch.equal(source, torch.arange(out) // (out // size)):
+    ratio = _as_float32(size / out if scale is None else 1 / scale)
+    shift, factor = (0.5 if exact else 0.0), out // size
+    sources = (min(int(_as_float32((at + shift) * ratio)), size - 1) for at in range(out))
+    if any(source != at // factor for at, source in enumerate(sources)):
         raise CannotLower("resampling whose index rounding is not an integer quotient")
     return out // size
+
+
+def _as_float32(x: float) -> float:
+    """Rounded as eager's arithmetic is. Not by tensors: where this is traced, they have no data."""
+    return ctypes.c_float(x).value
 
 
 def _factors(

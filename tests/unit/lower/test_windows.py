@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import pytest
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from perfuse.lower.families.upsample import _whole_factor
 from tests.unit.lower.rows import Row
 from tests.unit.lower.samples import bf16, f32, i64, special
 
 IMAGE = f32(2, 3, 8, 9)
+COLUMNS = f32(2, 18, 20)
 ROWS = [
+    Row("unfold", lambda x: F.unfold(x, 3, padding=1), (IMAGE,), grad=True),
+    Row("unfold_dilated", lambda x: F.unfold(x, 3, dilation=2, padding=2), (IMAGE,)),
+    Row("unfold_strided", lambda x: F.unfold(x.exp(), (3, 2), stride=(2, 3)), (IMAGE,), grad=True),
+    Row("unfold_unbatched", lambda x: F.unfold(x, 2, stride=2), (f32(3, 8, 6),), grad=True),
+    Row("fold", lambda x: F.fold(x * 2, (6, 7), 3), (COLUMNS,), grad=True),
+    Row("fold_strided", lambda x: F.fold(x, (8, 9), 3, stride=2, padding=1), (COLUMNS,), grad=True),
+    Row("fold_gaps", lambda x: F.fold(x, (11, 14), 2, stride=3), (f32(2, 8, 20),), grad=True),
+    Row("pad_reflect", lambda x: F.pad(x * 2, (3, 0, 2, 1), mode="reflect"), (IMAGE,), grad=True),
+    Row("pad_replicate", lambda x: F.pad(x, (3, 0, 2, 1), mode="replicate"), (IMAGE,)),
+    Row("pad_reflect_1d", lambda x: F.pad(x, (3, 4), mode="reflect"), (f32(2, 3, 9),), grad=True),
+    Row("nearest_grad", lambda x: F.interpolate(x, scale_factor=2).relu(), (IMAGE,), grad=True),
+    Row("nearest_grad_part", lambda x: F.interpolate(x, scale_factor=1.5), (IMAGE,), grad=True),
+    Row("bilinear_grad", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (IMAGE,),
+        grad=True),
+    Row("bicubic_grad", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), (IMAGE,),
+        grad=True),
     Row("max_pool2d", lambda x: F.max_pool2d(x, 2), (IMAGE,)),
     Row("max_pool2d_indices", lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), (IMAGE,)),
     Row("max_pool2d_ceil", lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True, return_indices=True),
@@ -64,3 +83,10 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_matches_eager(row: Row) -> None:
     row.check()
+
+
+def test_a_factor_is_found_while_tensors_have_no_data() -> None:
+    """A graph may be lowered while its capture is traced, where comparing tensors fails."""
+    with FakeTensorMode():
+        assert _whole_factor(7, 14, 2.0, exact=False) == 2
+        assert _whole_factor(5, 15, None, exact=True) == 3
