@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from perfuse.codegen.cpp.lane_choice import LaneCosts
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Indirect
+from perfuse.ir.dtype import DType
 from perfuse.ir.program import Axis
 from perfuse.schedule.plan import Kernel, Member, Role
 from perfuse.schedule.transposed import transposed_axis
@@ -106,10 +107,12 @@ def _scan_shape(
         if axis.atom is not None and ix.coefficient_of(index, axis.atom) == 1:
             others = tuple(a for a in rows if a is not axis)
             return KernelShape(others, columns, axis, None, lanes, is_vertical=True, is_scan=True)
-    # One by one, integers are added in a cycle each, floats in several.
-    column, is_float = columns[-1], kernel.members[0].loop.value.dtype.is_float
+    # One by one, integers are added in a cycle each, floats in several. In another order than one by
+    # one, doubles may overflow: floats do not, since they accumulate in double.
+    column, dtype = columns[-1], kernel.members[0].loop.value.dtype
     is_short = isinstance(column.size, int) and column.size < lanes
-    lane = _looping(column) if is_float and not is_short else None
+    is_quicker = dtype.is_float and dtype is not DType.F64 and not is_short
+    lane = _looping(column) if is_quicker else None
     return KernelShape(rows, columns, lane, is_scan=True)
 
 

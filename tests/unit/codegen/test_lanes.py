@@ -47,6 +47,16 @@ def test_a_running_sum_is_nan_from_where_it_is_undefined() -> None:
     assert torch.equal(got[:3], torch.tensor([1.0, INF, INF])) and got[3:].isnan().all()
 
 
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
+def test_doubles_overflow_where_they_do_one_by_one(scan: Callable[[Tensor, int], Tensor]) -> None:
+    """A product of large numbers after a zero is 0, not NaN; a sum may pass through less."""
+    x = torch.tensor(
+        [[0.0, 1e200, 1e200, 3], [-1.5e308, 1e308, 1e308, -1e308]], dtype=torch.float64
+    ).repeat(2, 8)
+    compiled = torch.compile(lambda x: scan(x, 1), backend="perfuse")
+    assert torch.equal(compiled(x), scan(x, 1))
+
+
 @pytest.mark.parametrize("simd", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_positions_of_extremes(simd: str, dim: int) -> None:
