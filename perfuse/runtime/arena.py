@@ -8,7 +8,8 @@ all. Calls that overlap, in threads or inside of each other, have different aren
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import ref
+from typing import Any
+from weakref import WeakSet, ref
 
 import torch
 
@@ -23,12 +24,13 @@ _MOST_RATIO = 8
 class Arena:
     """Memory, and whether a call uses it."""
 
-    __slots__ = ("__weakref__", "_free", "is_outgrown", "memory", "num_bytes")
+    __slots__ = ("__weakref__", "_free", "frames", "is_outgrown", "memory", "num_bytes")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.num_bytes = memory.numel()
         self.is_outgrown = False  # a larger one serves the same programs
+        self.frames: WeakSet[Any] = WeakSet()  # whose windows hold its memory
         self._free: list[None] = []  # has an item while no call uses it: popping is atomic
 
     def take(self) -> bool:
@@ -42,6 +44,14 @@ class Arena:
     def leave(self) -> None:
         """End the call that has it."""
         self._free.append(None)
+
+    def outgrow(self) -> None:
+        """Release its memory, unless a call uses it: frames over it are not used again."""
+        self.is_outgrown = True
+        if self.take():
+            for frame in self.frames:
+                frame.windows = []
+            self.memory = self.memory.new_empty(0)
 
 
 class Arenas:
@@ -59,10 +69,10 @@ class Arenas:
                 is_alike = num_bytes <= arena.num_bytes <= num_bytes * _MOST_RATIO
                 if is_alike and not arena.is_outgrown and arena.take():
                     return arena
-            made = Arena(empty((num_bytes,), (1,), torch.uint8))
             for arena in every:
                 if arena.num_bytes < num_bytes <= arena.num_bytes * _MOST_RATIO:
-                    arena.is_outgrown = True
+                    arena.outgrow()
+            made = Arena(empty((num_bytes,), (1,), torch.uint8))
             self._all = tuple(map(ref, (*every, made)))
             return made
 

@@ -35,7 +35,7 @@ class CpuFrame:
     """Tables, arena and windows for one call at a time."""
 
     __slots__ = (
-        *("arena", "is_in_call", "pointers", "pointers_at"),
+        *("__weakref__", "arena", "is_in_call", "pointers", "pointers_at"),
         *("sizes", "sizes_at", "start", "status", "windows"),
     )
 
@@ -53,6 +53,7 @@ class CpuFrame:
         for place, offset in host.fixed_pointers:
             self.pointers[place] = first + self.start + offset
         self.windows = [window(arena.memory[self.start :], made) for made in host.windows]
+        arena.frames.add(self)
 
     def __del__(self) -> None:
         """Leave the arena to others if the call failed: its frame goes with it."""

@@ -31,6 +31,12 @@ NEAR = 4
 GPU_ARENA_BYTES = 1 << 20
 _GPU_ARENA_SHARES = (1, 4, 16)
 
+# On a CPU: temporaries from the size on that the pool serves, then those from a fourth of it on.
+_ARENA_SHARES = (1, 4)
+
+# The part of a program's peak that is worth allocations of its own for large temporaries.
+_LEAST_SAVING = 1 / 64
+
 # Calls that only create a tensor of one number.
 _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default"})
 
@@ -54,14 +60,22 @@ def fuse(program: Program, context: Context) -> Plan:
 def place(plan: Plan, context: Context) -> Plan:
     """The plan with memory for its temporaries.
 
-    An arena lasts as long as the call: with a budget, where large temporaries stay out of it they
-    last as long as they are needed.
+    An arena lasts as long as the call, and large temporaries outside of it as long as they are
+    needed, but each takes a call of the allocator: so they are where that lowers the peak, with a
+    budget by any amount.
     """
-    plain = _placed(plan, context)
-    if context.settings.memory_budget is None:
-        return plain
-    apart = _placed(plan, context, plan.thresholds.pool_bytes)
-    return min(plain, apart, key=lambda p: _peak(p, context))
+    best = _placed(plan, context)
+    if context.target.gpu is not None:
+        return best
+    least = 0.0 if context.settings.memory_budget is not None else _LEAST_SAVING
+    for share in _ARENA_SHARES:
+        largest = plan.thresholds.pool_bytes // share
+        if best.arena_bytes < largest:
+            continue
+        apart = _placed(plan, context, largest)
+        if _peak(apart, context) < (1 - least) * _peak(best, context):
+            best = apart
+    return best
 
 
 def _peak(plan: Plan, context: Context) -> int:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import perfuse
 from perfuse.context import Context
 from perfuse.graph.channels_last import lay_channels_last, lay_joint_channels_last
 from tests.harness.compare import assert_as_good_as_eager, norm_complaints
@@ -62,7 +63,40 @@ def dense(x: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(x, w, padding=1).relu()
 
 
+def gathered(x: Tensor, plane: Tensor, point: Tensor) -> Tensor:
+    return F.conv2d(dense(dense(x, plane), plane), point) + 1
+
+
+def strided(x: Tensor, plane: Tensor, point: Tensor) -> Tensor:
+    return F.conv2d(dense(dense(x, plane), plane), point, stride=2) + 1
+
+
+GATHERED = (torch.randn(2, 8, 5, 7), torch.randn(8, 8, 3, 3), torch.randn(16, 8, 1, 1))
+
+
+def test_points_of_small_images_are_channels_last_on_their_own() -> None:
+    made = lay_channels_last(traced(gathered, *GATHERED), Context.default())
+    target = torch.ops.aten.convolution.default
+    layouts = [
+        node.args[0].meta["val"].is_contiguous(memory_format=LAST)
+        for node in made.graph.find_nodes(op="call_function", target=target)
+    ]
+    assert layouts == [False, False, True]
+    got, expected = made(*GATHERED), gathered(*GATHERED)
+    assert got.stride() == expected.stride()
+    assert_as_good_as_eager(got, expected, gathered(*(t.double() for t in GATHERED)))
+
+
+def test_points_of_small_images_are_matmuls_in_both_directions() -> None:
+    given = [t.clone().requires_grad_() for t in GATHERED]
+    shown = perfuse.explain(gathered, *given)
+    assert shown.stage("graph").count("aten.convolution.default") == 2
+    assert shown.stage("graph").count("aten.convolution_backward.default") == 2
+
+
 OTHERS: dict[str, Any] = {
+    "1x1 points of large images": (gathered, (torch.randn(2, 8, 6, 7), *GATHERED[1:])),
+    "1x1 points with a stride": (strided, GATHERED),
     "all channels, several points": (dense, (GIVEN[0], torch.randn(16, 3, 3, 3))),
     "double": (block, tuple(t.double() for t in GIVEN)),
     "two convolutions": (pair, PAIR),

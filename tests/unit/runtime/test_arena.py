@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,8 @@ from torch import Tensor
 from perfuse import config
 from perfuse.runtime.arena import ARENAS, Arena, Arenas
 from perfuse.runtime.pool import release_memory
+from perfuse.testing import peak_memory
+from tests.harness.compare import assert_as_good_as_eager
 
 KIB = 1 << 10
 
@@ -54,6 +57,27 @@ def test_a_larger_arena_replaces_a_smaller_one() -> None:
     large.leave()
     assert small.is_outgrown and not large.is_outgrown
     assert arenas.taken(100 * KIB, empty) is large
+
+
+class Holder:
+    """A frame: its windows are views of an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.windows = [arena.memory[:8]]
+        arena.frames.add(self)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_outgrown_arena_releases_its_memory_unless_a_call_uses_it(is_used: bool) -> None:
+    arenas = Arenas()
+    small = arenas.taken(100 * KIB, empty)
+    frame, memory = Holder(small), weakref.ref(small.memory)
+    if not is_used:
+        small.leave()
+    arenas.taken(300 * KIB, empty)
+    assert small.is_outgrown
+    assert (memory() is not None) is is_used
+    assert len(frame.windows) == is_used
 
 
 def test_arenas_of_other_magnitudes_are_left_alone() -> None:
@@ -101,6 +125,20 @@ def test_a_step_keeps_one_arena() -> None:
     assert len(live()) == 1
 
 
+def test_programs_hold_one_arena_at_a_time() -> None:
+    x, w = inputs(rows=600)
+    functions = [torch.compile(chained(n), backend="perfuse", dynamic=False) for n in range(2)]
+
+    def both() -> None:
+        for fn, rows in zip(functions, (300, 600), strict=True):
+            fn(x[:rows], w)
+
+    both()
+    release_memory()
+    # The arena of the second program, and its result.
+    assert peak_memory(both) < (2 * 600 + 64) * 128 * 4
+
+
 def test_a_call_inside_another_has_an_arena_of_its_own() -> None:
     x, w = inputs()
     inner = torch.compile(chained(3), backend="perfuse")
@@ -130,7 +168,10 @@ def test_a_failed_call_leaves_its_arena() -> None:
     def looks_up(x: Tensor, w: Tensor, at: Tensor) -> Tensor:
         return torch.sin(x @ w)[at] @ w
 
-    compiled = torch.compile(looks_up, backend="perfuse")
+    # A size that no temporary has: all of them are in the arena.
+    compiled = torch.compile(
+        looks_up, backend="perfuse", options={"thresholds.pool_bytes": 1 << 22}
+    )
     good, bad = torch.arange(300), torch.full((300,), 300)
     compiled(x, w, good)
     (arena,) = live()
@@ -169,3 +210,24 @@ def test_released_memory_is_gone() -> None:
     release_memory()
     assert live() == []
     torch.testing.assert_close(compiled(x, w), chained(2)(x, w))
+
+
+def test_large_temporaries_are_apart_where_the_peak_comes_later() -> None:
+    """One of 1 MiB is dead when a result of 4 MiB is made; that needs the sum of another."""
+
+    def fn(x: Tensor, w: Tensor, large: Tensor) -> Tensor:
+        return large * (torch.sin(x @ w) @ w).sum()
+
+    x, w, large = torch.randn(512, 512), torch.randn(512, 512), torch.randn(1024, 1024)
+    compiled = torch.compile(fn, backend="perfuse")
+    exact = fn(x.double(), w.double(), large.double())
+    assert_as_good_as_eager(compiled(x, w, large), fn(x, w, large), exact)
+    release_memory()
+    assert peak_memory(lambda: compiled(x, w, large)) < 5.1 * KIB * KIB
+
+
+def test_large_temporaries_share_an_arena_where_the_peak_is_theirs() -> None:
+    x, w = inputs(rows=1024)
+    compiled = torch.compile(chained(0), backend="perfuse")
+    compiled(x, w)
+    assert live()
