@@ -107,8 +107,8 @@ def _scan_shape(
         if axis.atom is not None and ix.coefficient_of(index, axis.atom) == 1:
             others = tuple(a for a in rows if a is not axis)
             return KernelShape(others, columns, axis, None, lanes, is_vertical=True, is_scan=True)
-    # One by one, integers are added in a cycle each, floats in several. In another order than one by
-    # one, doubles may overflow: floats do not, since they accumulate in double.
+    # One by one, integers are added in a cycle each, floats in several. In another order doubles
+    # may overflow elsewhere: floats do not, since they accumulate in double.
     column, dtype = columns[-1], kernel.members[0].loop.value.dtype
     is_short = isinstance(column.size, int) and column.size < lanes
     is_quicker = dtype.is_float and dtype is not DType.F64 and not is_short
