@@ -22,7 +22,6 @@ _STAGE = "after schedule"
 def verify_plan(plan: Plan) -> None:
     """Raise SpecError at the first step that breaks the rules."""
     _check_coverage(plan)
-    _check_versions(plan)
     made = given_names(plan.program)
     _, last_read = first_and_last(step.reads() for step in plan.steps)
     for number, step in enumerate(plan.steps):
@@ -45,6 +44,7 @@ def verify_plan(plan: Plan) -> None:
     for output in plan.program.outputs:
         if isinstance(output, Opaque) and output.name not in made:
             raise SpecError(f"{_STAGE}: no step makes the result {output.name}")
+    _check_versions(plan)
     _check_places(plan)
     _check_over(plan)
     verify_memory(plan)
@@ -81,18 +81,14 @@ def _check_versions(plan: Plan) -> None:
 
 def _order_of_nodes(plan: Plan) -> Iterator[tuple[int, int]]:
     """The numbers of steps, and those of the program's nodes that they run."""
-    calls = {
-        (*node.makes(), *node.mutates): number
-        for number, node in enumerate(plan.program.nodes)
-        if isinstance(node, LibraryCall)
-    }
+    calls = {id(node): number for number, node in enumerate(plan.program.nodes)}
     for at, step in enumerate(plan.steps):
         run: list[LibraryCall | None] = [None if isinstance(step, Kernel) else step]
         if isinstance(step, Kernel):
             yield from ((at, member.number) for member in step.members)
             run = [step.attention, step.grouped]
             run += step.contraction.matmuls if step.contraction is not None else ()
-        known = [calls.get((*call.makes(), *call.mutates)) for call in run if call is not None]
+        known = [calls.get(id(call)) for call in run if call is not None]
         yield from ((at, number) for number in known if number is not None)
 
 

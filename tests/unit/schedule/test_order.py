@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perfuse.errors import SpecError
 from perfuse.schedule import schedule
 from perfuse.schedule.lifetimes import lifetimes
 from perfuse.schedule.plan import Kernel
@@ -65,3 +67,6 @@ def test_what_is_updated_in_place_is_multiplied_before() -> None:
     calls = [step for step in plan.steps if not isinstance(step, Kernel)]
     assert calls[1].op.startswith("aten.mm"), plan
     verify_plan(plan)
+    late = (*(step for step in plan.steps if step is not calls[1]), calls[1])
+    with pytest.raises(SpecError, match="in another order than the program"):
+        verify_plan(replace(plan, steps=late))

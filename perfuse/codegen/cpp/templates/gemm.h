@@ -256,7 +256,7 @@ template <int MOST, class F> PF_FN void in_groups(int64_t rows, F f) {
 // c[R][C] (+)= a[R][depth] times C rows of b that are `step` apart; rows of `a` are padded with 0 to whole vectors.
 template <int R, int C, class S>
 PF_FN void dots(int64_t depth, const float* __restrict a, int64_t lda, const S* __restrict b, int64_t step,
-                float* __restrict c, int64_t ldc, bool adds) {
+                float* __restrict c, int64_t ldc, bool adds = false) {
   constexpr int U = R == 1 ? 2 : 1;  // one row alone has too few sums to hide the latency of an addition
   vec<float> sum[U][R][C] = {};
   int64_t k = 0;
