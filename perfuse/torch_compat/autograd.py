@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._decomp.decompositions import upsample_compute_output_size
 from torch._functorch._aot_autograd import descriptors as _descriptors
 from torch._guards import TracingContext
 from torch.fx.experimental._backward_state import BackwardState
 
 from perfuse.torch_compat.graphs import GraphKind
+from perfuse.torch_compat.sizes import is_known_empty
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import as_stored, overlaps
 
@@ -130,20 +132,42 @@ def _whole_resampling() -> Iterator[None]:
     PyTorch's Python dispatcher replaces it by indexing before autograd sees it, so that its
     gradient would be a scatter: seven times as slow as eager's kernel on a CPU.
     """
-    packets = [getattr(torch.ops.aten, name, None) for name in _RESAMPLING]
-    overloads = [getattr(p, name, None) for p in packets for name in ("default", "vec")]
-    ops: list[Any] = [op for op in overloads if op is not None]
-    replaced = [(op, dict(op.py_kernels)) for op in ops]
-    for op in ops:
-        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+    packets = [getattr(torch.ops.aten, name) for name in _RESAMPLING]
+    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+    replaced = [(op, dict(op.py_kernels)) for p in packets for op in (p.default, p.vec)]
+    for op, _ in replaced:
+        for key in keys:
             op.py_kernels.pop(key, None)
         op._dispatch_cache.clear()
+    for packet, (op, kernels) in zip(packets, replaced[1::2], strict=True):
+        op.py_kernels[keys[1]] = _resampled(packet.default, kernels[keys[1]])
     try:
         yield
     finally:
         for op, kernels in replaced:
+            op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+def _resampled(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Resampling to sizes or by factors as `op`: PyTorch's own kernel takes no symbolic sizes.
+
+    Where a shape function of the op or of its gradient refuses the sizes, `rule` is traced: of an
+    empty batch, and symbolic ones where the gradient has no such function in Python.
+    """
+    backward = getattr(torch.ops.aten, f"{op.__name__.split('.')[0]}_backward").default
+    takes_symbols = DispatchKey.Meta in backward.py_kernels
+
+    def resampled(x: torch.Tensor, given: Any, *args: Any) -> Any:
+        *options, factors = args
+        sizes = upsample_compute_output_size(x.shape, given, factors)  # type: ignore[no-untyped-call]
+        is_symbolic = not all(isinstance(n, int) for n in (*x.shape, *sizes))
+        if is_known_empty(x) or (is_symbolic and not takes_symbols):
+            return rule(x, given, *args)
+        return op(x, sizes, *options, *(factors or [None] * len(sizes)))
+
+    return resampled
 
 
 @dataclass(frozen=True, slots=True)
