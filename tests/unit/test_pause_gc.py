@@ -97,6 +97,25 @@ def test_inside_a_capture_the_pause_lasts_to_its_end() -> None:
     assert gc.isenabled()
 
 
+def test_a_capture_that_ends_in_another_thread_leaves_no_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Seen(list[bool]):
+        """Pauses of a capture that another thread ends just after they were looked at."""
+
+        def __bool__(self) -> bool:
+            was_paused = len(self) > 0
+            pause_gc._paused = []
+            gc.enable()
+            return was_paused
+
+    gc.disable()
+    monkeypatch.setattr(pause_gc, "_paused", Seen([True]))
+    with pause_gc.paused_gc():
+        pass
+    assert gc.isenabled()
+
+
 def test_a_backward_is_compiled_without_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
     is_collecting: list[bool] = []
     original = trace.load_or_compile
