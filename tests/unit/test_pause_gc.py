@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,7 +117,9 @@ def test_a_capture_that_ends_in_another_thread_leaves_no_pause(
     assert gc.isenabled()
 
 
-def test_a_backward_is_compiled_without_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_is_compiled_without_collecting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     is_collecting: list[bool] = []
     original = trace.load_or_compile
 
@@ -125,8 +128,9 @@ def test_a_backward_is_compiled_without_collecting(monkeypatch: pytest.MonkeyPat
         return original(*args)
 
     monkeypatch.setattr(trace, "load_or_compile", load_or_compile)
-    x = torch.randn(4, requires_grad=True)
-    result = torch.compile(lambda x: x.sin().exp(), backend="perfuse")(x)
-    assert is_collecting == [False] and gc.isenabled()
-    result.sum().backward()
-    assert is_collecting == [False, False] and gc.isenabled()
+    with config.patch({"cache.dir": str(tmp_path)}):  # where no run before left the capture
+        x = torch.randn(4, requires_grad=True)
+        result = torch.compile(lambda x: x.sin().exp(), backend="perfuse")(x)
+        assert is_collecting == [False] and gc.isenabled()
+        result.sum().backward()
+        assert is_collecting == [False, False] and gc.isenabled()
