@@ -40,12 +40,14 @@ def _resume(_: Any) -> None:
 @contextmanager
 def paused_gc() -> Iterator[None]:
     """Pause while compiling; inside a capture, which ends the pause itself, do nothing."""
-    is_capturing = bool(_paused)
-    _pause(None)
+    # Never pause for another to resume: a capture in another thread may be over by then.
+    is_outermost = not _paused
+    if is_outermost:
+        _pause(None)
     try:
         yield
     finally:
-        if not is_capturing:
+        if is_outermost:
             _resume(None)
 
 

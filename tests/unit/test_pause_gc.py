@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +98,28 @@ def test_inside_a_capture_the_pause_lasts_to_its_end() -> None:
     assert gc.isenabled()
 
 
-def test_a_backward_is_compiled_without_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_ends_in_another_thread_leaves_no_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Seen(list[bool]):
+        """Pauses of a capture that another thread ends just after they were looked at."""
+
+        def __bool__(self) -> bool:
+            was_paused = len(self) > 0
+            pause_gc._paused = []
+            gc.enable()
+            return was_paused
+
+    gc.disable()
+    monkeypatch.setattr(pause_gc, "_paused", Seen([True]))
+    with pause_gc.paused_gc():
+        pass
+    assert gc.isenabled()
+
+
+def test_a_backward_is_compiled_without_collecting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     is_collecting: list[bool] = []
     original = trace.load_or_compile
 
@@ -106,8 +128,9 @@ def test_a_backward_is_compiled_without_collecting(monkeypatch: pytest.MonkeyPat
         return original(*args)
 
     monkeypatch.setattr(trace, "load_or_compile", load_or_compile)
-    x = torch.randn(4, requires_grad=True)
-    result = torch.compile(lambda x: x.sin().exp(), backend="perfuse")(x)
-    assert is_collecting == [False] and gc.isenabled()
-    result.sum().backward()
-    assert is_collecting == [False, False] and gc.isenabled()
+    with config.patch({"cache.dir": str(tmp_path)}):  # where no run before left the capture
+        x = torch.randn(4, requires_grad=True)
+        result = torch.compile(lambda x: x.sin().exp(), backend="perfuse")(x)
+        assert is_collecting == [False] and gc.isenabled()
+        result.sum().backward()
+        assert is_collecting == [False, False] and gc.isenabled()
