@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -132,22 +134,46 @@ def _whole_resampling() -> Iterator[None]:
     PyTorch's Python dispatcher replaces it by indexing before autograd sees it, so that its
     gradient would be a scatter: seven times as slow as eager's kernel on a CPU.
     """
-    packets = [getattr(torch.ops.aten, name) for name in _RESAMPLING]
-    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-    replaced = [(op, dict(op.py_kernels)) for p in packets for op in (p.default, p.vec)]
-    for op, _ in replaced:
-        for key in keys:
-            op.py_kernels.pop(key, None)
-        op._dispatch_cache.clear()
-    for packet, (op, kernels) in zip(packets, replaced[1::2], strict=True):
-        op.py_kernels[keys[1]] = _resampled(packet.default, kernels[keys[1]])
+    kept = _resampling_rules()
+    with _resampling_lock:
+        _tracers.append(None)
+        if len(_tracers) == 1:
+            for op, (_, whole) in kept.items():
+                _set_rules(op, whole)
     try:
         yield
     finally:
-        for op, kernels in replaced:
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+        with _resampling_lock:
+            _tracers.pop()
+            if not _tracers:
+                for op, (rules, _) in kept.items():
+                    _set_rules(op, rules)
+
+
+_REPLACING = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_tracers: list[None] = []  # threads may trace at once: the last one brings PyTorch's rules back
+_resampling_lock = Lock()
+
+
+@cache
+def _resampling_rules() -> dict[Any, tuple[dict[Any, Any], dict[Any, Any]]]:
+    """PyTorch's rules of each op that replace it, by dispatch key, and ours."""
+    composite = DispatchKey.CompositeImplicitAutograd
+    found = {}
+    for packet in (getattr(torch.ops.aten, name) for name in _RESAMPLING):
+        for op in (packet.default, packet.vec):
+            rules = {key: op.py_kernels[key] for key in _REPLACING if key in op.py_kernels}
+            is_sized = op is packet.vec and composite in rules
+            whole = {composite: _resampled(packet.default, rules[composite])} if is_sized else {}
+            found[op] = rules, whole
+    return found
+
+
+def _set_rules(op: Any, rules: dict[Any, Any]) -> None:
+    for key in _REPLACING:
+        op.py_kernels.pop(key, None)
+    op.py_kernels.update(rules)
+    op._dispatch_cache.clear()
 
 
 def _resampled(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
