@@ -254,7 +254,7 @@ def test_what_no_guard_asked_for_serves_every_value() -> None:
 
 
 def test_exchanged_entries_are_refused() -> None:
-    x = torch.randn(8)
+    x = torch.rand(8)  # no sum near zero, where one rounding is a large relative error
     again(lambda x: x.sin() + 1, x), again(lambda x: x.cos() + 1, x)
     root = open_store(Context.default()).root
     assert root is not None
