@@ -20,7 +20,7 @@ from perfuse.torch_compat.ops import is_view_op
 aten = torch.ops.aten
 
 # The view that shows what an update wrote, with the same arguments.
-_SHOWING = {
+_SHOWING: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
     aten.diagonal_scatter.default: aten.diagonal.default,
@@ -86,10 +86,10 @@ def _steps(root: Node, node: Node, seen: set[Node]) -> list[Step] | None:
 
 def _way_back(user: Node, node: Node) -> Step | None:
     """The view of `user` that shows `node`, which it was made of."""
-    shown = _SHOWING.get(user.target)  # type: ignore[arg-type]
+    shown = _SHOWING.get(user.target)
     if shown is not None and len(user.args) > 1 and user.args[1] is node and not user.kwargs:
         return shown, user.args[2:]
-    rule = _INVERSES.get(user.target)  # type: ignore[arg-type]
+    rule = _INVERSES.get(user.target)
     if rule is None or user.args[0] is not node or user.kwargs:
         return None
     return user.target, rule(user.args[1:])
