@@ -76,12 +76,12 @@ def _steps(root: Node, node: Node, seen: set[Node]) -> list[Step] | None:
         found = _steps(root, node.args[0], seen)
         if found is not None:
             return [*found, (node.target, node.args[1:])]
-    for user in node.users:
-        back = _way_back(user, node)
-        found = None if back is None else _steps(root, user, seen)
-        if back is not None and found is not None:
-            return [*found, back]
-    return None
+    ways = [(user, back) for user in node.users if (back := _way_back(user, node)) is not None]
+    if len(ways) != 1:  # what is written to two places is a view of one of them only
+        return None
+    user, back = ways[0]
+    found = _steps(root, user, seen)
+    return None if found is None else [*found, back]
 
 
 def _way_back(user: Node, node: Node) -> Step | None:
@@ -108,7 +108,7 @@ _INVERSES: dict[Any, Callable[[Sequence[Any]], Sequence[Any]]] = {
 
 
 def _applied(builder: NodeBuilder, base: Node, result: Node, steps: list[Step]) -> Node | None:
-    """The views of an input; None if they do not lead to a result's shape."""
+    """The views of an input; None if its strides allow no such view."""
     made, calls = base, []
     for target, args in steps:
         try:

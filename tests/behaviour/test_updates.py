@@ -406,3 +406,27 @@ def test_views_of_an_overwritten_input_are_in_its_memory(
         assert got.stride() == expected.stride()
         assert got.storage_offset() == expected.storage_offset()
         assert got.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("update", [_add, _double_rows])
+def test_views_of_a_buffer_overwritten_in_training_are_in_its_memory(
+    update: Callable[[Tensor], None],
+) -> None:
+    def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        update(x)
+        return (x * w).sum(), x[:, : x.shape[1] - 1]
+
+    program = torch.compile(step, backend="perfuse", dynamic=True)
+    for rows, columns, start, stop in ((10, 12, 2, 10), (9, 16, 3, 9), (7, 20, 4, 14)):
+        mine = torch.arange(float(rows * columns)).reshape(rows, columns)
+        theirs = mine.clone()
+        w, v = (torch.full((stop - start,), 2.0, requires_grad=True) for _ in range(2))
+        loss, got = program(mine[:, start:stop], w)
+        expected_loss, expected = step(theirs[:, start:stop], v)
+        loss.backward()
+        expected_loss.backward()
+        assert torch.equal(got, expected) and torch.equal(mine, theirs)
+        assert w.grad is not None and v.grad is not None and torch.equal(w.grad, v.grad)
+        assert got.stride() == expected.stride()
+        assert got.storage_offset() == expected.storage_offset()
+        assert got.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
