@@ -53,7 +53,7 @@ def as_views_of_inputs(graph: Graph, aliases: Sequence[OverwrittenAlias]) -> Non
 
 
 def _new_value(given: Node, returned: Any) -> tuple[Node | None, Node]:
-    """What an input is overwritten with, here or by the caller, and the node to take views of."""
+    """The value an input is overwritten with, here or by the caller, and the node to view."""
     for user in given.users:
         if user.target is aten.copy_.default and user.args[0] is given:
             value = user.args[1]
@@ -64,7 +64,7 @@ def _new_value(given: Node, returned: Any) -> tuple[Node | None, Node]:
 def _steps(root: Node, node: Node, seen: set[Node]) -> list[Step] | None:
     """The views that lead from a value to another one; None if they are not known.
 
-    A view that was updated is no view of the whole in the graph: the whole is made of it.
+    A view that was updated is not a view of the whole in the graph: the whole is made of it.
     """
     if node is root:
         return []
