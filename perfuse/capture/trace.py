@@ -18,13 +18,14 @@ from perfuse.capture.observe import Observer, cut_observers
 from perfuse.capture.pause_gc import paused_gc
 from perfuse.capture.replay import replayed
 from perfuse.context import Context
+from perfuse.graph.alias_results import as_views_of_inputs
 from perfuse.graph.decompositions import decomposition_table
 from perfuse.graph.partition import Cut, Joint
 from perfuse.graph.passes import DYNAMO_PASSES, run_passes
 from perfuse.graph_cache import Executable, load_or_compile
 from perfuse.pipeline import Compiled
 from perfuse.runtime.host_names import Call
-from perfuse.torch_compat.autograd import aot_compile_graph
+from perfuse.torch_compat.autograd import aot_compile_graph, overwritten_aliases
 from perfuse.torch_compat.graphs import GraphKind
 
 
@@ -58,6 +59,8 @@ class Capture:
 
     def take(self, kind: GraphKind, graph: GraphModule) -> Call:
         """Pass on one of the graphs."""
+        if kind is not GraphKind.BACKWARD:
+            as_views_of_inputs(graph.graph, overwritten_aliases())
         self.graphs[kind] = graph
         return self.run(kind, graph)
 

@@ -252,6 +252,47 @@ def _reason_not_simple(found: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+@dataclass(frozen=True, slots=True)
+class OverwrittenAlias:
+    """A result that shares memory with an overwritten input: places in the graph."""
+
+    result: int
+    of_input: int
+    value: int | None  # the result that the caller overwrites the input with, if the graph does not
+
+
+def overwritten_aliases() -> list[OverwrittenAlias]:
+    """The aliases that AOTAutograd restores by the strides and offsets of what a graph returns.
+
+    It repeats the views themselves where they depend on no size. Inputs whose own strides change,
+    tensor subclasses and ordered effects have other places.
+    """
+    tracing = TracingContext.try_get()
+    found: Any = None if tracing is None else tracing.fw_metadata
+    if found is None or found.tokens:
+        return []
+    if {type(meta).__name__ for meta in found.subclass_inp_meta or ()} - {"PlainTensorMeta"}:
+        return []
+    returned = list(found.mutated_inp_runtime_indices)
+    return [
+        OverwrittenAlias(len(returned) + place, base, _place_in(returned, base))
+        for place, info in enumerate(found.output_info)
+        if info.output_type.name == "alias_of_input" and not _is_repeated(info)
+        for base in (info.base_idx,)
+        if found.input_info[base].mutates_data and not found.input_info[base].mutates_metadata
+    ]
+
+
+def _place_in(values: Sequence[int], value: int) -> int | None:
+    return values.index(value) if value in values else None
+
+
+def _is_repeated(info: Any) -> bool:
+    """Whether AOTAutograd makes a view of an input by the ops that made it."""
+    views = info.view_meta_sequence
+    return views is not None and not any(view.has_symbolic_inputs for view in views.sequence)
+
+
 def static_inputs() -> tuple[int, ...]:
     """The inputs of the graph being compiled that are parameters or buffers of modules."""
     tracing = TracingContext.try_get()

@@ -367,3 +367,66 @@ def test_a_decoding_step_moves_no_cache(repeats: bool) -> None:
     assert torch.equal(ours.keys, eager.keys) and torch.equal(ours.values, eager.values)
     cache = ours.keys.numel() * 4
     assert sum(kernel.num_bytes for kernel in graph.kernels) < 3 * cache  # each read once
+
+
+def _add(x: Tensor) -> None:
+    x.add_(1)
+
+
+def _double_rows(x: Tensor) -> None:
+    x[1:].mul_(2)
+
+
+@pytest.mark.parametrize("update", [_add, _double_rows])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, : x.shape[1] - 1],
+        lambda x: x.t()[x.shape[1] // 2 :],
+        lambda x: x.unflatten(1, (2, x.shape[1] // 2)),
+        lambda x: x.chunk(2, 1)[1],
+        lambda x: x.as_strided((2, 3), x.stride(), x.storage_offset()),
+    ],
+)
+def test_views_of_an_overwritten_input_are_in_its_memory(
+    update: Callable[[Tensor], None], view: Callable[[Tensor], Tensor]
+) -> None:
+    """Views that depend on sizes had the strides and the offset of the new value."""
+
+    def updated(x: Tensor) -> Tensor:
+        update(x)
+        return view(x)
+
+    program = torch.compile(updated, backend="perfuse", dynamic=True)
+    for rows, columns, start, stop in ((10, 12, 2, 10), (9, 16, 3, 9), (7, 20, 4, 14)):
+        mine = torch.arange(float(rows * columns)).reshape(rows, columns)
+        theirs = mine.clone()
+        got, expected = program(mine[:, start:stop]), updated(theirs[:, start:stop])
+        assert torch.equal(got, expected) and torch.equal(mine, theirs)
+        assert got.stride() == expected.stride()
+        assert got.storage_offset() == expected.storage_offset()
+        assert got.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("update", [_add, _double_rows])
+def test_views_of_a_buffer_overwritten_in_training_are_in_its_memory(
+    update: Callable[[Tensor], None],
+) -> None:
+    def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        update(x)
+        return (x * w).sum(), x[:, : x.shape[1] - 1]
+
+    program = torch.compile(step, backend="perfuse", dynamic=True)
+    for rows, columns, start, stop in ((10, 12, 2, 10), (9, 16, 3, 9), (7, 20, 4, 14)):
+        mine = torch.arange(float(rows * columns)).reshape(rows, columns)
+        theirs = mine.clone()
+        w, v = (torch.full((stop - start,), 2.0, requires_grad=True) for _ in range(2))
+        loss, got = program(mine[:, start:stop], w)
+        expected_loss, expected = step(theirs[:, start:stop], v)
+        loss.backward()
+        expected_loss.backward()
+        assert torch.equal(got, expected) and torch.equal(mine, theirs)
+        assert w.grad is not None and v.grad is not None and torch.equal(w.grad, v.grad)
+        assert got.stride() == expected.stride()
+        assert got.storage_offset() == expected.storage_offset()
+        assert got.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
