@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from perfuse.graph.facts import COMPARED, DONATED, RECOMPUTED, attribute_of
+from perfuse.graph.facts import DONATED, RECOMPUTED, ROUNDED, attribute_of
 from perfuse.torch_compat.guards import graph_assumptions
 from perfuse.torch_compat.ops import OpOverload
 from perfuse.torch_compat.sizes import sym_expression, symbol_facts
@@ -43,7 +43,7 @@ def aten_text(module: GraphModule) -> str:
 
 
 # Marks of a call that change what is generated for it.
-_MARKS = {RECOMPUTED: "recomputed", COMPARED: "compared"}
+_MARKS = {RECOMPUTED: "recomputed", ROUNDED: "rounded"}
 
 
 def spell_node(

@@ -21,9 +21,9 @@ DONATED = "perfuse_donated"
 # merged with them, their results would stay in memory until the later reader.
 RECOMPUTED = "perfuse_recomputed"
 
-# The mark of a value that one half of a training step compares with what the other chose from it:
-# both must see the same bits.
-COMPARED = "perfuse_compared"
+# The mark of a value that is rounded to its dtype before anything reads it, as if it came from
+# memory: both halves of a training step compute it, and must see the same bits.
+ROUNDED = "perfuse_rounded"
 
 # The mark of a value that the forward computes for the backward: never recomputed.
 EARLY = "perfuse_early"

@@ -15,11 +15,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.config import Settings
 from perfuse.context import Context
+from perfuse.graph.aliases import is_view
 from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import (
     DONATED,
     NUM_RESULTS,
     RECOMPUTED,
+    ROUNDED,
+    is_part,
     is_sym,
     output_leaves,
     output_node,
@@ -134,11 +137,15 @@ class Joint:
         recomputed before they are read.
         """
         saved = _grouped(chosen, self)
-        backward, copied = _backward(self, saved, frozenset(wanted) - {*chosen})
+        forward = _forward(self, saved)
+        backward = _backward(self, saved, frozenset(wanted) - {*chosen})
+        copied = backward.copied()
+        for half in (forward, backward):
+            half.round_alike(forward.copied() & copied)
         again = (n for n in self.module.graph.nodes if n in copied and n in self.roles.forward)
         return Cut(
-            module_of(self.module, _forward(self, saved)),
-            module_of(self.module, backward),
+            module_of(self.module, forward.graph),
+            module_of(self.module, backward.graph),
             self.num_results,
             tuple(saved.tensors),
             tuple(n for n in again if n.op == "call_function" and n not in chosen),
@@ -262,7 +269,18 @@ class _Extract:
         """The nodes computed here, once or twice."""
         return {node for node, _ in self._copy}
 
-    def finish(self, values: list[Any], descriptions: list[Any] | None) -> Graph:
+    def round_alike(self, nodes: set[Node]) -> None:
+        """Mark these values as rounded: the other half computes them too.
+
+        A saved maximum or sum is of what the forward reads. Elements that the backward recomputes
+        without the roundings of the forward do not belong to it: their exponentials would be off
+        by the rounding of a logit.
+        """
+        for (node, _), copied in self._copy.items():
+            if node in nodes and _is_rounded_result(node):
+                copied.meta[ROUNDED] = True
+
+    def finish(self, values: list[Any], descriptions: list[Any] | None) -> None:
         for node in values:
             if isinstance(node, Node):
                 self.need(node)
@@ -270,7 +288,13 @@ class _Extract:
         out = self.graph.output(tuple(copies))
         if descriptions is not None:
             out.meta["desc"] = descriptions
-        return self.graph
+
+
+def _is_rounded_result(node: Node) -> bool:
+    """Whether an op computes numbers of fewer bits than it calculates with."""
+    result = tensor_of(node)
+    is_narrow = result is not None and result.dtype in (torch.bfloat16, torch.float16)
+    return is_narrow and node.op == "call_function" and not is_part(node) and not is_view(node)
 
 
 def _descriptions(graph: Graph) -> list[Any] | None:
@@ -279,7 +303,7 @@ def _descriptions(graph: Graph) -> list[Any] | None:
     return None if found is None else list(found)
 
 
-def _forward(joint: Joint, saved: Saved) -> Graph:
+def _forward(joint: Joint, saved: Saved) -> _Extract:
     graph, num_results = joint.module.graph, joint.num_results
     extract = _Extract([*joint.inputs.primals, *joint.inputs.forward_seeds])
     for node in graph.nodes:
@@ -294,11 +318,11 @@ def _forward(joint: Joint, saved: Saved) -> Graph:
             saved_output_description(i, first_unchecked <= i < len(saved.tensors))
             for i in range(len(kept))
         ]
-    return extract.finish([*output_leaves(graph)[:num_results], *kept], descriptions)
+    extract.finish([*output_leaves(graph)[:num_results], *kept], descriptions)
+    return extract
 
 
-def _backward(joint: Joint, saved: Saved, remade: frozenset[Node]) -> tuple[Graph, set[Node]]:
-    """The backward's graph, and the nodes of the joint graph that are in it."""
+def _backward(joint: Joint, saved: Saved, remade: frozenset[Node]) -> _Extract:
     graph, inputs, num_results = joint.module.graph, joint.inputs, joint.num_results
     others = [*inputs.tangents, *inputs.backward_seeds, *inputs.states]
     extract = _Extract([*saved.sizes, *saved.tensors, *saved.others, *others], remade)
@@ -310,8 +334,8 @@ def _backward(joint: Joint, saved: Saved, remade: frozenset[Node]) -> tuple[Grap
             extract.need(node)
     descriptions = _descriptions(graph)
     half = None if descriptions is None else descriptions[num_results:]
-    result = extract.finish(output_leaves(graph)[num_results:], half)
-    for node in result.nodes:
+    extract.finish(output_leaves(graph)[num_results:], half)
+    for node in extract.graph.nodes:
         if node.op in ("call_function", "get_attr"):
             node.meta["autograd_backward"] = True
-    return result, extract.copied()
+    return extract

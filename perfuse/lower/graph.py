@@ -14,7 +14,7 @@ from torch.fx import Node as FxNode
 from perfuse.context import Context
 from perfuse.errors import UnsupportedCast
 from perfuse.graph.blame import working_on
-from perfuse.graph.facts import COMPARED, DONATED
+from perfuse.graph.facts import DONATED, ROUNDED
 from perfuse.graph.quantised import rounded_to_eight_bits
 from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, addressed_bases, storage_treatment
@@ -379,9 +379,7 @@ class _Lowering:
         """Put a value into memory when inlining it into its users would cost more."""
         if not isinstance(result, Tensor):
             return result
-        if node in self.compared or node.meta.get(COMPARED) or node in self.quantised:
-            # An element and the maximum it is compared with must be rounded in the same way, and
-            # what is rounded to eight bits as eager rounds it before.
+        if self._is_rounded(node, result):
             result = Tensor(result.shape, result.dtype, ex.round_to(result.value, result.dtype))
         if not is_view_op(node.target) and is_shown_often(node):
             return own_memory(self.builder, result, expected)
@@ -396,6 +394,17 @@ class _Lowering:
         if value.cost > _MOST_COST or value.num_loads > _MOST_LOADS:
             return self._realized(result, expected)
         return result
+
+    def _is_rounded(self, node: FxNode, result: Tensor) -> bool:
+        """Whether all readers of a value see it rounded to its dtype.
+
+        An element and the maximum it is compared with must be rounded in the same way, what is
+        rounded to eight bits as eager rounds it before, and what is returned (to a backward too)
+        as it is in memory.
+        """
+        if node in self.compared or node.meta.get(ROUNDED) or node in self.quantised:
+            return True
+        return result.value.op != "load" and is_returned_and_read(node)
 
     def _frees_operand(self, node: FxNode, result: Tensor) -> bool:
         """Whether users should read a returned value, not the result of a call that it is made of.

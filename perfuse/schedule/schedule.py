@@ -206,8 +206,7 @@ def _kernel(
         if is_used_elsewhere or is_shared or is_late:
             stored.add(out)
     made = Kernel(name, axes, members, frozenset(stored))
-    if not fuser.is_gpu:  # where a row is in registers from its first sweep to its last
-        made = replace(made, members=rounded_as_stored(made, program.buffers))
+    made = replace(made, members=rounded_as_stored(made, program.buffers))
     num_bytes = arena.kernel_bytes(made, program.buffers)
     return replace(made, num_bytes=num_bytes, num_flops=_flops(made))
 

@@ -42,20 +42,19 @@ def _rounded_kind(writers: list[Node]) -> DType | None:
 
 
 def rounded_as_stored(kernel: Kernel, buffers: Mapping[str, Buffer]) -> tuple[Member, ...]:
-    """The members, with values that later sweeps read from memory rounded for the first one too.
+    """The members, with values that go to memory rounded for those who read them on the way too.
 
-    The mean of values that are not rounded, subtracted from rounded ones, leaves the rounding of
-    them all: as much as the deviation itself, where a row is nearly constant.
+    What another sweep, kernel or graph reads is rounded. The mean of values that are not, taken
+    from rounded ones, leaves the rounding of them all: as much as the deviation itself, where a
+    row is nearly constant.
     """
-    members = list(kernel.members)
-    sweeps: dict[str, set[int]] = {}  # that read a value, or what is recomputed from it
-    for place, member in reversed(list(enumerate(kernel.members))):
+    read = {load.buffer for member in kernel.members for load in member.loop.reads()}
+
+    def rounded(member: Member) -> Member:
         loop = member.loop
-        used, is_stored = sweeps.get(loop.out, set()), loop.out in kernel.stored
-        if is_stored and member.is_map and member.stage in used and max(used) > member.stage:
-            value = ex.round_to(loop.value, buffers[loop.out].dtype)
-            members[place] = replace(member, loop=replace(loop, value=value))
-        recomputed = used if member.is_map and not is_stored else set()
-        for read in loop.reads():
-            sweeps.setdefault(read.buffer, set()).update({member.stage}, recomputed)
-    return tuple(members)
+        if not member.is_map or loop.out not in kernel.stored & read:
+            return member
+        value = ex.round_to(loop.value, buffers[loop.out].dtype)
+        return replace(member, loop=replace(loop, value=value))
+
+    return tuple(map(rounded, kernel.members))

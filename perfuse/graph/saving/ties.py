@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.graph.aliases import is_view
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import COMPARED, is_part, packet_name, tensor_of
+from perfuse.graph.facts import ROUNDED, is_part, packet_name, tensor_of
 
 _COMPARISONS = frozenset({"eq", "ge", "gt", "isclose", "le", "lt", "ne"})
 
@@ -34,7 +34,7 @@ def mark_compared(gm: GraphModule) -> GraphModule:
     def marked(node: Node, new: GraphCopy) -> Node:
         copied = new.copy(node)
         if node in compared:
-            copied.meta[COMPARED] = True
+            copied.meta[ROUNDED] = True
         return copied
 
     return copy_but_for(gm, marked) if compared else gm

@@ -1,0 +1,119 @@
+"""Values of a small float are the same numbers for all who read them.
+
+A maximum, a sum or a mean is taken from elements that are rounded, because they are in memory, or
+from ones that are not. Whoever uses it with the elements, in another sweep, kernel or graph, must
+see the same ones: otherwise a saturated softmax is off by the rounding of its logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perfuse import config
+from tests.behaviour.row import randn
+from tests.harness.backend import compiled
+from tests.harness.compare import norm_complaints
+
+Program = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]
+
+
+def contrastive(a: Tensor, b: Tensor) -> Tensor:
+    """Logits read by rows and by columns are stored in the forward, and recomputed afterwards."""
+    logits, wanted = a @ b.t() / 0.02, torch.arange(a.shape[0])
+    return F.cross_entropy(logits, wanted) + F.cross_entropy(logits.t(), wanted)
+
+
+def with_bias(a: Tensor, b: Tensor) -> Tensor:
+    logits, wanted = a @ b.t() * 50 + a.mean(1, keepdim=True), torch.arange(a.shape[0])
+    return F.cross_entropy(logits, wanted) + F.cross_entropy(logits.t(), wanted)
+
+
+def returned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """What the caller gets is rounded, and so is what the sum is taken of."""
+    logits = (a @ b.t()) * 50 + 1
+    return logits, torch.logsumexp(logits, 1).sum() - logits.diagonal().sum()
+
+
+def of_several_kernels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel over rows stores the logits, the one over columns reads them, the last both."""
+    logits = (a @ b.t()) * 50 - a.sum(1, keepdim=True)
+    rows, columns = torch.softmax(logits, 1), torch.softmax(logits, 0)
+    return (rows * columns).diagonal().log().sum(), (rows - columns).square().sum()
+
+
+def with_mean(a: Tensor, b: Tensor) -> Tensor:
+    logits = (a @ b.t()) * 50
+    logits = logits + logits.mean()
+    sums = torch.logsumexp(logits, 1)
+    return F.cross_entropy(logits, torch.arange(a.shape[0])) + 0.01 * sums.square().mean()
+
+
+def nearly_constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    x = ((a @ b.t()) * 0.01 + 100) * 1.5
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).square().mean(1, keepdim=True)
+    return ((x - mean) * torch.rsqrt(variance + 1e-3)).pow(3).sum(), x.sum(0)
+
+
+PROGRAMS: tuple[Program, ...] = (
+    contrastive,
+    with_bias,
+    returned,
+    of_several_kernels,
+    with_mean,
+    nearly_constant,
+)
+
+
+def close_pair(dtype: torch.dtype) -> list[Tensor]:
+    """Rows of length one, each near one of the others: their softmax is saturated."""
+    a = F.normalize(randn(33, 40), dim=1)
+    b = F.normalize(a + 0.05 * randn(40, 33).t(), dim=1)
+    return [x.to(dtype).requires_grad_() for x in (a, b)]
+
+
+def results(program: Program, inputs: list[Tensor]) -> list[Tensor]:
+    """The results, and the gradients of their sum, the large ones at a smaller weight."""
+    made = program(*inputs)
+    outputs = made if isinstance(made, tuple) else (made,)
+    weights = [torch.ones_like(o) if o.dim() == 0 else torch.full_like(o, 0.01) for o in outputs]
+    gradients = torch.autograd.grad(outputs, inputs, weights)
+    return [x.detach() for x in (*outputs, *gradients)]
+
+
+def check(program: Program, dtype: torch.dtype) -> None:
+    inputs = close_pair(dtype)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    exact = results(program, wide)
+    eager = results(program, inputs)
+    assert not norm_complaints(results(compiled(program), inputs), eager, exact)
+
+
+@pytest.mark.parametrize("level", (1, 3))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_gradients_belong_to_the_forward(program: Program, level: int) -> None:
+    with config.patch(recompute_level=level):
+        check(program, torch.bfloat16)
+
+
+def test_halves() -> None:
+    check(contrastive, torch.float16)
+
+
+def test_in_a_region_of_autocast() -> None:
+    def in_region(a: Tensor, b: Tensor) -> tuple[Tensor, ...] | Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return contrastive(a, b)
+
+    inputs = close_pair(torch.float32)
+    exact = results(contrastive, [x.detach().double().requires_grad_() for x in inputs])
+    eager, got = results(in_region, inputs), results(compiled(in_region), inputs)
+    rounding = torch.finfo(torch.bfloat16).eps
+    for mine, theirs, wanted in zip(got, eager, exact, strict=True):
+        limit = 2 * (theirs - wanted).norm() + rounding * wanted.norm()
+        assert (mine - wanted).norm() <= limit
