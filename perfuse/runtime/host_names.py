@@ -15,7 +15,7 @@ from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.graph import aligned_matmul, chunk_ops, random_ops
 from perfuse.ir.matmul import MATMULS
 from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
-from perfuse.torch_compat.ops import bare_op, recurrent_layer
+from perfuse.torch_compat.ops import bare_op, recurrent_layer, recurrent_layer_backward
 
 # Importing them defines the custom ops that a host program may call.
 assert all((aligned_matmul, chunk_ops, random_ops))
@@ -84,7 +84,10 @@ _BINDINGS: dict[str, Any] = {
 }
 _BINDINGS |= {"perfuse.grouped_matmul.out": grouped_matmul}
 _BINDINGS |= {"perfuse.grouped_outer.out": grouped_outer}
-_BINDINGS |= {"aten.mkldnn_rnn_layer.default": recurrent_layer}
+_BINDINGS |= {
+    "aten.mkldnn_rnn_layer.default": recurrent_layer,
+    "aten.mkldnn_rnn_layer_backward.default": recurrent_layer_backward,
+}
 
 
 def resolve_op(name: str) -> Any:
