@@ -30,6 +30,7 @@ from perfuse.lower.builder import Builder, same_layout
 from perfuse.lower.fallback import AtenCall
 from perfuse.lower.layout import dense_strides, own_strides, reaches_outside
 from perfuse.lower.mutations import Mutations
+from perfuse.lower.offsets import learn_offset
 from perfuse.lower.origins import Origins
 from perfuse.lower.registry import CannotLower, lowering_of
 from perfuse.lower.result_windows import EagerWindows, may_overlap, own_memory
@@ -185,6 +186,7 @@ class _Lowering:
 
     def _call(self, node: FxNode) -> None:
         expected = node.meta.get("val")
+        learn_offset(node, self.symbols)
         if isinstance(expected, torch.SymInt):
             if not self._is_data_dependent(node):
                 self.values[node] = self.symbols.dim(expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,8 @@ class Symbols:
         self.derived: list[SizeFormula] = []  # in order of definition
         self._known: set[str] = set()  # sizes of arguments, and what calls before have found
         self._given: dict[sympy.Expr, str] = {}  # numbers the program has, and their names there
+        self._defined: dict[str, tuple[str, ...]] = {}  # by name, what its formula needs of data
+        self._places: dict[tuple[sympy.Expr, sympy.Expr], SizeFormula] = {}  # by index and size
         self._least: dict[str, int] = {}  # by symbol, as first met: a symbol has one spelling
         self._converted: dict[sympy.Expr, Dim] = {}  # a chain has the same sizes at every step
 
@@ -74,6 +76,35 @@ class Symbols:
         if any(map(is_from_data, expr.free_symbols)):
             self._given.setdefault(expr, name)
             self._known.add(name)
+
+    def is_unknown_symbol(self, value: int | torch.SymInt) -> bool:
+        """Whether it is one symbol from data that nothing so far gives."""
+        expr = None if isinstance(value, int) else value.node.expr
+        return expr is not None and is_from_data(expr) and expr.name not in self._known
+
+    def define(self, value: torch.SymInt, formula: str, *parts: int | torch.SymInt) -> None:
+        """A symbol that is not negative has the value of this formula, with the parts as {}."""
+        name = value.node.expr.name
+        self._least[name] = max(least_values(value)[name], 0)
+        self._defined[name] = self._derive(name, formula, parts).inputs
+
+    def place(self, index: int | torch.SymInt, size: int | torch.SymInt) -> Dim:
+        """The place along an axis that an index means, which the host checks."""
+        pair = _expr(index), _expr(size)
+        if pair not in self._places:
+            name = f"z{len(self.derived)}"
+            self._places[pair] = self._derive(name, "place_of({0}, {1})", (index, size))
+        made = self._places[pair]
+        return ix.symbol(made.symbol, 0, is_from_data=bool(made.inputs))
+
+    def _derive(self, name: str, formula: str, parts: Sequence[int | torch.SymInt]) -> SizeFormula:
+        exprs = [*map(_expr, parts)]
+        inputs = dict.fromkeys(name for expr in exprs for name in self._data_in(expr))
+        text = formula.format(*(host_formula(expr, self._given) for expr in exprs))
+        made = SizeFormula(name, text, tuple(inputs))
+        self.derived.append(made)
+        self._known.add(name)
+        return made
 
     def unknown(self, sizes: Iterable[Dim]) -> list[str]:
         """The symbols from data that neither an argument nor a call so far gives."""
@@ -143,9 +174,14 @@ class Symbols:
         if expr in self._given:
             return [self._given[expr]]
         if expr.is_Symbol:
-            return [expr.name] if is_from_data(expr) else []
+            own = [expr.name] if is_from_data(expr) else []
+            return [*self._defined.get(expr.name, own)]
         names = (name for argument in expr.args for name in self._data_in(argument))
         return list(dict.fromkeys(names))
+
+
+def _expr(number: int | torch.SymInt) -> sympy.Expr:
+    return sympy.sympify(number if isinstance(number, int) else number.node.expr)
 
 
 def _least(expr: sympy.Expr) -> int:

@@ -32,6 +32,7 @@ from perfuse.precision.fp8_region import (
 from perfuse.precision.policy import Policy
 from perfuse.precision.rules import ALIASES, TABLES, Rule
 from perfuse.torch_compat.autocast import is_enabling, is_in_backward
+from perfuse.torch_compat.dynamo import left_to_python
 from perfuse.torch_compat.ops import OpOverload, OpOverloadPacket
 
 Rules = Mapping[str, Rule | str]
@@ -123,6 +124,7 @@ class PrecisionMode(TorchFunctionMode):
         self.names = policy.names
         self.caches = caches
 
+    @left_to_python
     def __torch_function__(
         self,
         func: Callable[..., Any],

@@ -14,6 +14,7 @@ from perfuse.precision.conversion import GRADIENT_HISTORY, OPERAND_HISTORY, Conv
 from perfuse.precision.fp8_linear import check_scaling, fp8_linear
 from perfuse.precision.layer_rules import WEIGHT_DTYPES
 from perfuse.precision.recipe import RECIPES, Recipe, Scaling, recipe_of
+from perfuse.torch_compat.dynamo import left_to_python
 
 OLDEST_GPU = (8, 9)  # compute capability of the first GPUs that multiply FP8
 Fp8 = str | Recipe | Conversion  # what the argument `recipe` of a region may be
@@ -29,6 +30,7 @@ class Fp8Mode(TorchFunctionMode):
         rules = recipe.rules
         self.min_features, self.multiple = rules.min_features, rules.multiple
 
+    @left_to_python
     def __torch_function__(
         self,
         func: Callable[..., Any],

@@ -15,7 +15,8 @@ from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.graph import aligned_matmul, chunk_ops, random_ops
 from perfuse.ir.matmul import MATMULS
 from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
-from perfuse.torch_compat.ops import bare_op, recurrent_layer
+from perfuse.runtime.size_formula import place_of
+from perfuse.torch_compat.ops import bare_op, recurrent_layer, recurrent_layer_backward
 
 # Importing them defines the custom ops that a host program may call.
 assert all((aligned_matmul, chunk_ops, random_ops))
@@ -84,7 +85,10 @@ _BINDINGS: dict[str, Any] = {
 }
 _BINDINGS |= {"perfuse.grouped_matmul.out": grouped_matmul}
 _BINDINGS |= {"perfuse.grouped_outer.out": grouped_outer}
-_BINDINGS |= {"aten.mkldnn_rnn_layer.default": recurrent_layer}
+_BINDINGS |= {
+    "aten.mkldnn_rnn_layer.default": recurrent_layer,
+    "aten.mkldnn_rnn_layer_backward.default": recurrent_layer_backward,
+}
 
 
 def resolve_op(name: str) -> Any:
@@ -100,7 +104,7 @@ def resolve_op(name: str) -> Any:
 def run_host(host: HostSource, names: dict[str, Any], constants: Mapping[str, Any]) -> Call:
     """The function that the text of a host program defines, with these names and its ops."""
     names |= {"torch": torch, "math": math, "as_strided": torch.as_strided}
-    names |= {"with_strides": with_strides, "addresses": addresses}
+    names |= {"with_strides": with_strides, "addresses": addresses, "place_of": place_of}
     for op in host.ops:
         names[function_name(op)] = constants[op] if op.startswith("py:") else resolve_op(op)
     names |= {name: value for name, value in constants.items() if not name.startswith("py:")}

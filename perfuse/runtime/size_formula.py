@@ -8,9 +8,17 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+
+def place_of(index: int, size: int) -> int:
+    """The place that an index means, which counts from the end where it is negative."""
+    if not -size <= index < size:
+        raise IndexError(f"select(): index {index} out of range for a dimension of size {size}")
+    return index + size if index < 0 else index
+
+
 _BUILTINS = (max, min, abs, int, float, round)
 FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "math": math}
-FUNCTIONS |= {function.__name__: function for function in _BUILTINS}
+FUNCTIONS |= {function.__name__: function for function in (*_BUILTINS, place_of)}
 
 
 def evaluate(formula: CodeType, sizes: Mapping[str, int]) -> Any:

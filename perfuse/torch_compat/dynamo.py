@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from perfuse.forking import ForkLock
 
 Function = Callable[..., Any]
+Method = TypeVar("Method", bound=Function)
 FAKE_TENSORS = "torch._subclasses.fake_tensor"  # the logger of PyTorch's fake tensors
 
 _TURN = ForkLock()  # the state that is put aside is global to the process
@@ -137,6 +138,18 @@ class GraphBreak:
         last = frames[-1]
         line = f"{last.filename}:{last.lineno}, in {last.name}: {last.line or ''}"
         return GraphBreak("\n  ".join(reason), line)
+
+
+def left_to_python(method: Method) -> Method:
+    """A method that Dynamo traces as part of what calls it, and never compiles for itself.
+
+    PyTorch calls a function mode from C++, for each call of a frame that Dynamo gave up. Dynamo
+    would compile the mode then, with the call of one moment for a constant: no guard is on it.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
+    return method
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -70,7 +70,8 @@ def flop_formula(op: OpOverload) -> Callable[..., Any] | None:
     # PyTorch counts attention on GPUs alone; the CPU's has the same arguments in the same order.
     packet = _SAME_FLOPS.get(op.overloadpacket, op.overloadpacket)
     formula: Callable[..., Any] | None = formulas.get(packet)
-    return formula
+    first = _ATTENTION_OPERANDS.get(packet)
+    return formula if formula is None or first is None else partial(_with_all_heads, formula, first)
 
 
 _FLASH = "_scaled_dot_product_flash_attention"
@@ -78,6 +79,18 @@ _SAME_FLOPS = {
     getattr(torch.ops.aten, f"{_FLASH}_for_cpu{half}"): getattr(torch.ops.aten, f"{_FLASH}{half}")
     for half in ("", "_backward")
 }
+_ATTENTION_OPERANDS = {  # where the query is among the arguments; keys and values are next
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention{half}"): int(bool(half))
+    for kind in ("flash", "efficient", "cudnn")
+    for half in ("", "_backward")
+}
+
+
+def _with_all_heads(formula: Callable[..., Any], first: int, *args: Any, **options: Any) -> Any:
+    """PyTorch 2.11 does not count attention in which several heads of the query share a key's."""
+    num_heads = args[first][1]
+    shared = [torch.Size((x[0], num_heads, *x[2:])) for x in args[first + 1 : first + 3]]
+    return formula(*args[: first + 1], *shared, *args[first + 3 :], **options)
 
 
 def has_fast_matmuls(dtype: torch.dtype) -> bool:
@@ -128,3 +141,26 @@ def recurrent_layer(*args: Any) -> Any:
     """`aten.mkldnn_rnn_layer`, which keeps what its backward needs only where gradients are on."""
     with torch.set_grad_enabled(args[-1]), torch._C._AutoDispatchBelowAutograd():
         return torch.ops.aten.mkldnn_rnn_layer.default(*args)
+
+
+def recurrent_layer_backward(*args: Any) -> Any:
+    """`aten.mkldnn_rnn_layer_backward`, with gradients of the types that they were traced with.
+
+    They are float32, but PyTorch 2.11 traces them with the types of the operands.
+    """
+    results = torch.ops.aten.mkldnn_rnn_layer_backward.default(*args)
+    dtype = args[0].dtype
+    if dtype is torch.float32 or _knows_recurrent_gradients():
+        return results
+    return tuple(result.to(dtype) for result in results)
+
+
+@cache
+def _knows_recurrent_gradients() -> bool:
+    """Whether gradients of a recurrent layer in half precision are traced as float32."""
+    x = torch.empty(1, 1, 1, dtype=torch.bfloat16, device="meta")
+    matrix, vector = x[0].expand(4, 1), x[0, 0].expand(4)
+    operands = (x, matrix, matrix, vector, vector, x[0], x[0], x, x[0], x[0], x, None, None)
+    options: tuple[Any, ...] = (False, 2, 1, 1, True, True, False, [], False, x)  # 2: an LSTM
+    first = torch.ops.aten.mkldnn_rnn_layer_backward.default(*operands, *options)[0]
+    return bool(first.dtype is torch.float32)

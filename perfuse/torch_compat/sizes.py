@@ -4,7 +4,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_symbols, guard_or_false
+from torch.fx.experimental.symbolic_shapes import (
+    free_symbols,
+    guard_or_false,
+    statically_known_true,
+)
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 
@@ -19,8 +23,8 @@ def free_symbols_of(value: Any) -> set[Any]:
 
 
 def is_from_data(symbol: Any) -> bool:
-    """Whether a symbol stands for a data-dependent number: a size, or a float."""
-    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+    """Whether it is a symbol that stands for a data-dependent number: a size, or a float."""
+    return symbol.is_Symbol and symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
 def has_hint(size: Any) -> bool:
@@ -64,6 +68,19 @@ def least_values(value: torch.SymInt) -> dict[str, int]:
 def is_known_empty(x: torch.Tensor) -> bool:
     """Whether it is known to be empty while tracing; data-dependent sizes count as not empty."""
     return bool(guard_or_false(x.numel() == 0))
+
+
+def is_known_negative(number: Any) -> bool:
+    """Whether a number, or one behind a symbol, is known to be less than zero while tracing."""
+    return bool(statically_known_true(number < 0))
+
+
+def is_known_place(index: Any, size: Any) -> bool:
+    """Whether it is known while tracing that there is such a place, counted from either end.
+
+    PyTorch 2.13 guards on that when it traces a selection, 2.11 does not.
+    """
+    return bool(statically_known_true(index < size) and statically_known_true(index >= -size))
 
 
 def sym_leaves(values: Iterable[Any]) -> Iterator[Any]:

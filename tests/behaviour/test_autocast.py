@@ -218,6 +218,16 @@ def test_an_lstm_runs_in_the_region_around_compiled_code() -> None:
     assert all(map(torch.equal, got, eager))
 
 
+@pytest.mark.parametrize("backend", ["eager", "perfuse"])
+def test_dynamo_compiles_no_region(backend: str) -> None:
+    """It gives up the frame, and would go on with the mode that PyTorch calls in it."""
+    torch.manual_seed(0)
+    module, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    with torch.backends.mkldnn.flags(enabled=False), perfuse.autocast("cpu"):
+        got = torch.compile(lambda x: module(x)[0], backend=backend)(x)
+        assert torch.equal(got, module(x)[0])
+
+
 def has_low_precision_lstm() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

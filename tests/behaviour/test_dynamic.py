@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.exc import TorchRuntimeError
 
 import perfuse
 from tests.behaviour.row import randn
@@ -125,3 +126,26 @@ def test_sizes_by_formula() -> None:
         x = randn(size, 3)
         exact = sizes_by_formula(x.double())
         assert_as_good_as_eager(compiled(x), sizes_by_formula(x), exact)
+
+
+def _row(x: Tensor, index: int) -> Tensor:
+    return x[index].exp()
+
+
+def _with_row(x: Tensor, index: int) -> Tensor:
+    x = x.clone()
+    x[index] = 5
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [_row, _with_row])
+def test_index_that_changes(function: Callable[[Tensor, int], Tensor]) -> None:
+    """Counted from either end, and refused where there is nothing, also unlike the call before."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="perfuse", dynamic=True)
+    x = randn(20, 3)
+    for index in (3, 4, -1, -2, 19, -20):
+        torch.testing.assert_close(compiled(x, index), function(x, index))
+    for index in (20, -21):
+        with pytest.raises((IndexError, TorchRuntimeError)):
+            compiled(x, index)

@@ -16,6 +16,7 @@ from perfuse.capture.request import Request
 from perfuse.pipeline import plan_graph
 from perfuse.schedule.plan import Plan
 from tests.harness.backend import compiled
+from tests.harness.float8 import cpu_takes_row_scales
 from tests.harness.torchao import needs_torchao, quantised, with_recipe
 from tests.unit.schedule.test_transposed import assert_no_copies, scaled_matmuls
 
@@ -50,6 +51,8 @@ class Mlp(nn.Module):
 
 def check_training_step(module: nn.Module, recipe: str) -> None:
     """At most a few values are rounded to another code: norms add in another order than eager."""
+    if recipe.startswith("rowwise") and not cpu_takes_row_scales():
+        pytest.skip("eager has no scales of rows on a CPU")
     module, x = with_recipe(module.bfloat16(), recipe), torch.randn(2, 16, 64).bfloat16()
     got = gradients(module, compiled(module, fullgraph=True), x)
     for mine, theirs in zip(got, gradients(module, module, x), strict=True):

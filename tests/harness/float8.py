@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -313,6 +313,20 @@ def all_three(x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, *_: A
     return [mm(grad, columns), mm(grad.t().contiguous(), a.t().contiguous().t())]
 
 
+@cache
+def cpu_takes_row_scales() -> bool:
+    """Whether eager multiplies with scales of rows on a CPU, as PyTorch 2.11 does not.
+
+    Eager itself is asked: what a build can do is not in its version.
+    """
+    codes, scales = torch.ones(16, 16).to(E4M3), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(codes, codes.t(), scales, scales.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ScaledMatmul:
     """A program with `torch._scaled_mm`; scales of tensors or of rows, with a bias or without."""
@@ -321,9 +335,14 @@ class ScaledMatmul:
     function: Callable[..., Any]
     has_row_scales: bool = False
     bias: torch.dtype | None = None
+    makes_row_scales: bool = False
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_by_row(self) -> bool:
+        return self.has_row_scales or self.makes_row_scales
 
     def inputs(self, num_rows: int = 16, device: str = "cpu") -> list[Any]:
         x, weight = halves(num_rows, 64), halves(48, 64, seed=1)
@@ -343,7 +362,7 @@ SCALED_MATMULS = (
     ScaledMatmul("row scales and bias", partial(with_weight, out=_BF16), True, _BF16),
     ScaledMatmul("transposed first", partial(with_weight, out=_BF16, is_first_transposed=True)),
     ScaledMatmul("quantised by tensor", quantised_both),
-    ScaledMatmul("quantised by row", partial(quantised_both, axis=-1)),
+    ScaledMatmul("quantised by row", partial(quantised_both, axis=-1), makes_row_scales=True),
     ScaledMatmul("made column-major", made_column_major),
     ScaledMatmul("training step", all_three),
 )

@@ -13,7 +13,13 @@ from perfuse.ir.program import Loop, LoopKind, View, sizes_from_data
 from perfuse.lower.builder import Builder, axes_over, unsqueeze_dims
 from perfuse.lower.families.indexing import checked_index, data_index, places_of
 from perfuse.lower.families.pointwise import element
-from perfuse.lower.families.views import clamp_slice, guarded, inside, reindex_unchecked
+from perfuse.lower.families.views import (
+    clamp_slice,
+    guarded,
+    inside,
+    place_along,
+    reindex_unchecked,
+)
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor, expand, positions, reindex
 
@@ -269,8 +275,7 @@ def _where_inside(x: Tensor, src: Tensor, source: Sequence[Dim], mask: ex.Expr) 
 def select_scatter(builder: Builder, x: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
     refuse_overlap(builder)
     dim %= x.ndim
-    if isinstance(index, int) and index < 0:
-        index = ix.add(index, x.shape[dim])
+    index = place_along(builder, index, x.shape[dim])
     at = positions(src.shape)
     is_safe = ix.is_nonnegative(index) and not sizes_from_data([index])
     if is_safe and updated(

@@ -12,10 +12,12 @@ from perfuse.ir.atoms import Division
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim, Index
+from perfuse.ir.program import sizes_from_data
 from perfuse.lower.builder import Builder, unsqueeze_dims
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor, permuted, positions, reindex
+from perfuse.torch_compat.sizes import is_known_negative, is_known_place
 
 
 @lowers("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default",
@@ -188,11 +190,22 @@ def slice_(
     return reindex(x, shape, source)
 
 
+def place_along(builder: Builder, index: Dim, size: Dim) -> Dim:
+    """Where an index, the last argument, is along an axis of the first, which is the one before.
+
+    Below zero it counts from the end. The host checks an index that depends on data, and one that
+    tracing did not compare with the size.
+    """
+    traced, axis, number = (builder.arguments[place] for place in (0, -2, -1))
+    if sizes_from_data([index]) or not is_known_place(number, traced.shape[axis]):
+        return builder.symbols.place(number, traced.shape[axis])
+    return ix.add(index, size) if is_known_negative(number) else index
+
+
 @lowers("aten.select.int", "aten.select_copy.int")
 def select(builder: Builder, x: Tensor, dim: int, index: Any) -> Tensor:
     dim %= x.ndim
-    if isinstance(index, int) and index < 0:
-        index = ix.add(index, x.shape[dim])
+    index = place_along(builder, index, x.shape[dim])
     shape = [s for i, s in enumerate(x.shape) if i != dim]
     source = list(positions(shape))
     source.insert(dim, index)
