@@ -13,7 +13,8 @@ import torch
 
 from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.graph import aligned_matmul, chunk_ops, random_ops
-from perfuse.ir.matmul import MATMULS
+from perfuse.ir.matmul import CHANGING_LINEAR, MATMULS
+from perfuse.runtime.changing_linear import changing_linear
 from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
 from perfuse.torch_compat.ops import bare_op, recurrent_layer
 
@@ -84,6 +85,7 @@ _BINDINGS: dict[str, Any] = {
 }
 _BINDINGS |= {"perfuse.grouped_matmul.out": grouped_matmul}
 _BINDINGS |= {"perfuse.grouped_outer.out": grouped_outer}
+_BINDINGS |= {CHANGING_LINEAR: changing_linear}
 _BINDINGS |= {"aten.mkldnn_rnn_layer.default": recurrent_layer}
 
 

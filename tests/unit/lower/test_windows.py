@@ -13,7 +13,6 @@ from tests.unit.lower.rows import Row
 from tests.unit.lower.samples import bf16, f32, i64, special
 
 
-
 def with_nans(x: Tensor) -> Tensor:
     return x.masked_fill(x > 0, float("nan"))
 
