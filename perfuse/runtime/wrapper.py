@@ -161,8 +161,7 @@ def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
 def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> Any:
     num_outputs, without_grad, fixed = facts.num_outputs, facts.without_grad, facts.tangents
     is_autocast, num_sizes = facts.is_autocast, facts.num_saved_sizes
-    is_dynamic = bool(facts.sizes or num_sizes)
-    edges_behind = _edge_finder()
+    is_dynamic, edges_behind = bool(facts.sizes or num_sizes), _edge_finder()
 
     class CompiledGraph(torch.autograd.Function):
         """One graph's forward and backward; both are run with gradients off."""
@@ -178,8 +177,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             if is_dynamic:
                 ctx.sizes = _sizes_of(args, facts)
                 ctx.saved_sizes = [results.pop() for _ in range(num_sizes)][::-1]
-            edges = edges_behind(args)
-            ctx.num_edges = len(edges)
+            ctx.num_edges = len(edges := edges_behind(args))
             ctx.save_for_backward(*results[num_outputs:], *edges)
             ctx.set_materialize_grads(False)
             if without_grad:
