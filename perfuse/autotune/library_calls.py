@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfuse.candidates.library import CpuMatmul
-from perfuse.decision import Choice
+from perfuse.decision import Choice, library
 from perfuse.ir.dtype import DType
+from perfuse.ir.matmul import rival_call
 from perfuse.ir.program import BufferKind, Matmul, Program
 from perfuse.schedule.plan import Plan
 from perfuse.schedule.size_hints import have_hints, value_of
@@ -42,7 +43,7 @@ def cpu_matmul_of(node: Matmul, program: Program, least_work: int) -> CpuMatmul 
 def with_library_call(plan: Plan, choices: Mapping[str, Choice]) -> Plan:
     """The plan with matmuls computed by other calls, by the names of their results."""
     tuned = {
-        step.out: replace(step, choice=choices[step.out], reason=_REASON)
+        step.out: replace(step, choice=_for_sizes_of(step, choices[step.out]), reason=_REASON)
         for step in plan.steps
         if isinstance(step, Matmul) and choices.get(step.out, step.choice) != step.choice
     }
@@ -53,3 +54,12 @@ def with_library_call(plan: Plan, choices: Mapping[str, Choice]) -> Plan:
     program = replace(plan.program, nodes=nodes, buffers=buffers)
     steps = tuple(tuned.get(s.out, s) if isinstance(s, Matmul) else s for s in plan.steps)
     return replace(plan, program=program, steps=steps)
+
+
+def _for_sizes_of(matmul: Matmul, choice: Choice) -> Choice:
+    """The choice, or the call in its place where the sizes of a matmul change."""
+    rival = rival_call(choice.name)
+    sizes = (*matmul.operands.a.shape, *matmul.operands.b.shape)
+    if rival is None or not rival.of_changing_sizes or all(isinstance(n, int) for n in sizes):
+        return choice
+    return library(rival.of_changing_sizes)

@@ -31,6 +31,9 @@ sigmoid_backward sign signbit silu sin sinc sinh smooth_l1_loss softplus softshr
 sqrt square sub tan tanh tanh_backward threshold threshold_backward trunc where xlogy
 """.split()
 
+# Ops whose eager kernels write to memory with the layout of their input, like empty_like's.
+_LIKE_INPUT = (torch.ops.aten.hardtanh.default, torch.ops.aten.nan_to_num.default)
+
 # Powers of a number, and the op that multiplies by them: the kernel's powers are contiguous.
 _POWERS = (torch.ops.aten.pow.Scalar, torch.ops.aten.ldexp.Tensor)
 
@@ -74,6 +77,8 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[tuple[list[int], li
     if op in _POWERS and len(found) > 1:
         size = found[1][0]
         found[1] = (size, _strides_of(size, range(len(size))))
+    if op in _LIKE_INPUT:
+        found.append(([], []))  # as with a number, what is contiguous too is not preferred
     return found
 
 
@@ -102,7 +107,8 @@ def _strides_of(shape: Sequence[int], order: Sequence[int]) -> list[int]:
 def _wraps_numbers(op: OpOverload) -> bool:
     """Whether eager makes a tensor of a number: `eq.Scalar` does, `lerp.Scalar` does not."""
     packet, overload = str(op).split(".")[-2:]
-    return overload.startswith("Scalar") and packet != "lerp"
+    named = ("Scalar", "self_scalar", "other_scalar")
+    return overload.startswith(named) and packet != "lerp"
 
 
 def _is_known(x: Tensor) -> bool:

@@ -13,7 +13,8 @@ import torch
 
 from perfuse.codegen.host.source import ArenaWindow, HostSource, function_name
 from perfuse.graph import aligned_matmul, chunk_ops, random_ops
-from perfuse.ir.matmul import MATMULS
+from perfuse.ir.matmul import CHANGING_LINEAR, MATMULS
+from perfuse.runtime.changing_linear import changing_linear
 from perfuse.runtime.grouped_matmul import grouped_matmul, grouped_outer
 from perfuse.runtime.size_formula import place_of
 from perfuse.torch_compat.ops import bare_op, recurrent_layer, recurrent_layer_backward
@@ -89,6 +90,7 @@ _BINDINGS |= {
     "aten.mkldnn_rnn_layer.default": recurrent_layer,
     "aten.mkldnn_rnn_layer_backward.default": recurrent_layer_backward,
 }
+_BINDINGS |= {CHANGING_LINEAR: changing_linear}
 
 
 def resolve_op(name: str) -> Any:

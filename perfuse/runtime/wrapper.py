@@ -16,7 +16,12 @@ from torch import Tensor
 from perfuse.forking import ForkLock
 from perfuse.runtime.host_names import Call, with_strides
 from perfuse.runtime.size_formula import size_value
-from perfuse.torch_compat.autograd import call_backward_directly, function_apply, release_saved
+from perfuse.torch_compat.autograd import (
+    call_backward_directly,
+    function_apply,
+    release_saved,
+    with_edge_to,
+)
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import as_stored, is_as_stored, is_view_of_another
 
@@ -156,7 +161,7 @@ def _on_first_use(make: Callable[[], Call]) -> Callable[[], Call]:
 def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> Any:
     num_outputs, without_grad, fixed = facts.num_outputs, facts.without_grad, facts.tangents
     is_autocast, num_sizes = facts.is_autocast, facts.num_saved_sizes
-    is_dynamic = bool(facts.sizes or num_sizes)
+    is_dynamic, edges_behind = bool(facts.sizes or num_sizes), _edge_finder()
 
     class CompiledGraph(torch.autograd.Function):
         """One graph's forward and backward; both are run with gradients off."""
@@ -172,7 +177,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             if is_dynamic:
                 ctx.sizes = _sizes_of(args, facts)
                 ctx.saved_sizes = [results.pop() for _ in range(num_sizes)][::-1]
-            ctx.save_for_backward(*results[num_outputs:])
+            ctx.num_edges = len(edges := edges_behind(args))
+            ctx.save_for_backward(*results[num_outputs:], *edges)
             ctx.set_materialize_grads(False)
             if without_grad:
                 constant = [outputs[i] for i in without_grad]
@@ -182,6 +188,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             args = [*ctx.saved_sizes, *ctx.saved_tensors] if is_dynamic else [*ctx.saved_tensors]
+            edges = [args.pop() for _ in range(ctx.num_edges)]
             release_saved(ctx)  # the program forgets each after its last use
             for tangent in [t.sized(ctx.sizes) for t in fixed] if is_dynamic else fixed:
                 gradient = gradients[tangent.output]
@@ -189,8 +196,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
                 is_ready = has_strides and is_as_stored(gradient)
                 args.append(gradient if is_ready else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
-                once, leaves = cast(Any, _Once), leaves_behind(ctx)
-                return once.apply(backward(), facts, len(leaves), *leaves, *args)
+                once, sources = cast(Any, _Once), [*edges, *_leaves_before(ctx)]
+                return once.apply(backward(), facts, len(sources), *sources, *args)
             # Unlike a forward, a backward may be called in any global state: no guard checks it.
             return _plainly(backward(), args, is_autocast or is_autocast_enabled())
 
@@ -206,27 +213,42 @@ def _sizes_of(args: Sequence[Any], facts: RuntimeFacts) -> dict[str, int]:
     }
 
 
-def leaves_behind(node: Any) -> list[Tensor]:
-    """All leaves of autograd's graph that gradients flow to from this node."""
-    waiting, seen, leaves = [node], {node}, []
-    while waiting:
-        node = waiting.pop()
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        found = {follower for follower, _ in node.next_functions if follower is not None} - seen
-        seen |= found
-        waiting += found
-    return leaves
+def _edge_finder() -> Callable[[Sequence[Any]], list[Tensor]]:
+    """A function: for each argument that was computed, a stand-in that leads to what made it.
+
+    Dynamo's guards fix which arguments are parameters, or need no gradients: the others are found
+    in the first call.
+    """
+    places: list[int] | None = None
+
+    def edges_behind(args: Sequence[Any]) -> list[Tensor]:
+        nonlocal places
+        if places is None:
+            places = [i for i, a in enumerate(args) if type(a) is Tensor and a.requires_grad]
+        computed = [args[i] for i in places if args[i].grad_fn is not None]
+        if not computed:
+            return computed
+        with torch.enable_grad():
+            return [with_edge_to(tensor) for tensor in computed]
+
+    return edges_behind
+
+
+def _leaves_before(node: Any) -> list[Tensor]:
+    """The leaves among the arguments of this node of autograd's graph."""
+    before = (follower for follower, _ in node.next_functions if hasattr(follower, "variable"))
+    return [follower.variable for follower in before]
 
 
 class _Once(torch.autograd.Function):
     """A backward that can be run, but not differentiated: asking for that is an error."""
 
     @staticmethod
-    def forward(ctx: Any, backward: Call, facts: RuntimeFacts, num_leaves: int, *args: Any) -> Any:
-        # The leaves are arguments only so that their second derivatives are asked for here too.
+    def forward(ctx: Any, backward: Call, facts: RuntimeFacts, num_sources: int, *args: Any) -> Any:
+        # The sources are arguments only so that second derivatives are asked for here too: those of
+        # the compiled graph's own arguments, and of all that these were made from.
         is_autocast = facts.is_autocast or is_autocast_enabled()
-        return _plainly(backward, list(args[num_leaves:]), is_autocast)
+        return _plainly(backward, list(args[num_sources:]), is_autocast)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

@@ -341,3 +341,14 @@ def function_apply(function: Any) -> Callable[..., Any]:
 def call_backward_directly(function: Any) -> None:
     """Let autograd's engine call the backward of a function itself, not what looks it up."""
     function._backward_cls.apply = function.backward
+
+
+_edge_to: Any = torch._C._functions.DelayedError("perfuse: this is only an edge", 1)
+_NOTHING = torch.empty(0)
+
+
+def with_edge_to(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without elements that autograd's graph leads from to what made `tensor`."""
+    edge: torch.Tensor = _edge_to(tensor)
+    edge.data = _NOTHING  # it would keep the memory of `tensor`
+    return edge

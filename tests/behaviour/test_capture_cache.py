@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -190,6 +191,36 @@ def test_second_derivatives_are_refused_for_every_leaf() -> None:
     for leaf in (x, b):
         with pytest.raises(RuntimeError, match="differentiated again"):
             torch.autograd.grad(gradient.square().sum(), leaf, allow_unused=True, retain_graph=True)
+
+
+def test_second_derivatives_are_refused_on_every_way_to_an_argument() -> None:
+    """Those of an argument that was computed, and of what it was computed from; saved or not."""
+    x, b = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    w = torch.randn(3, 3)
+
+    def function(x: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return ((x + b) @ w).tanh().sum()
+
+    middle = x * 2
+    argument, other = middle.sin(), b.exp()
+    (gradient,) = torch.autograd.grad(again(function, argument, other, w), x, create_graph=True)
+    asked = gradient.square().sum()
+    for source in (x, b, middle, argument, other):
+        with pytest.raises(RuntimeError, match="differentiated again"):
+            torch.autograd.grad(asked, source, allow_unused=True, retain_graph=True)
+
+
+def test_what_an_argument_was_computed_from_is_not_kept() -> None:
+    """Only the way to it is: an argument that is not saved may be overwritten, and is freed."""
+    x, b = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    argument = x + b
+    gone = weakref.ref(argument)
+    result = again(lambda x, b: (x + b) * 3, argument, b)
+    argument.mul_(2)
+    del argument
+    assert gone() is None
+    result.sum().backward()
+    assert torch.equal(x.grad, torch.full((4, 3), 3.0))
 
 
 def test_only_some_outputs_get_gradients() -> None:

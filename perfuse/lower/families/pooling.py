@@ -151,27 +151,32 @@ def _max_pool(builder: Builder, x: Tensor, window: PoolingWindow) -> tuple[Tenso
     for value, _, _ in taps(x, shape, window, best):
         best = value if best is _lowest(x.dtype) else ex.apply("max", best, value)
     values = builder.realize(Tensor(shape, x.dtype, best), _laid_as_input(builder, shape))
-    return values, Tensor(shape, DType.I64, _first_match(x, values, window))
+    return values, Tensor(shape, DType.I64, _chosen_tap(x, values, window))
 
 
-def _first_match(x: Tensor, best: Tensor, window: PoolingWindow) -> Expr:
-    """The flat input position of the first tap that holds the maximum.
+def _chosen_tap(x: Tensor, best: Tensor, window: PoolingWindow) -> Expr:
+    """The flat input position of eager's tap: the first that holds the maximum, or the last NaN.
 
     Chosen among distances from the window's start, which fit 32 bits: half the vectors of 64.
     """
     starts = [window.start(d, at) for d, at in enumerate(positions(best.shape)[-window.ndim :])]
     start = ix.flat(window.sizes, starts)
-    found = ex.const(0, DType.I32)
-    every = list(taps(x, best.shape, window, _lowest(x.dtype)))
-    for i, (value, mask, where) in enumerate(reversed(every)):
+    every = [
+        (value, mask, _distance(ix.add(ix.flat(window.sizes, where), ix.mul(start, -1))))
+        for value, mask, where in taps(x, best.shape, window, _lowest(x.dtype))
+    ]
+    *others, (_, _, found) = every
+    for value, mask, here in reversed(others):
         same = ex.apply("eq", value, best.value)
-        if x.dtype.is_float:
-            same = ex.apply("lor", same, ex.apply("isnan", value))
-        distance = ix.add(ix.flat(window.sizes, where), ix.mul(start, -1))
-        assert isinstance(distance, int), "taps are at fixed places of a window"
-        here = ex.const(distance, DType.I32)
-        found = ex.apply("where", ex.apply("land", mask, same), here, found) if i else here
+        found = ex.apply("where", ex.apply("land", mask, same), here, found)
+    for value, _, here in every if x.dtype.is_float else ():  # outside there is no NaN
+        found = ex.apply("where", ex.apply("isnan", value), here, found)
     return ex.apply("add", ex.index_value(start), ex.cast(found, DType.I64))
+
+
+def _distance(value: Dim) -> Expr:
+    assert isinstance(value, int), "taps are at fixed places of a window"
+    return ex.const(value, DType.I32)
 
 
 def covering_windows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from perfuse.decision import Decision, Rival, library
 from perfuse.graph_cache import load_or_compile
 from perfuse.ir.matmul import LINEAR, RIVALS, RivalCall
 from perfuse.ir.program import LibraryCall
+from perfuse.runtime import changing_linear
 from perfuse.schedule.plan import Plan
 from perfuse.testing import fresh_cache
 from tests.harness.compare import assert_as_good_as_eager
@@ -113,6 +115,24 @@ def test_winner_replaces_the_call(context: Context, monkeypatch: pytest.MonkeyPa
     tuned = tune_matmuls(plan, context)
     assert calls(plan) == ["aten.mm.out"] and calls(tuned) == [LINEAR]
     assert tuned.decisions == (chosen(LINEAR),)
+
+
+@pytest.mark.skipif(not RIVALS[0].is_available(), reason="one library only")
+def test_sizes_that_change_are_not_all_of_one_library(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN keeps code for each combination of sizes: it gets some of them, and keeps those."""
+    monkeypatch.setattr(matmuls, "race", lambda *_, **__: chosen(LINEAR))
+    monkeypatch.setattr(changing_linear, "_sizes_of_onednn", set[Any]())
+    monkeypatch.setattr(changing_linear, "_num_of_a_layer", Counter[Any]())
+    torch._dynamo.reset()
+    layer = torch.compile(F.linear, backend="perfuse", dynamic=True)
+    x, w, b = f32(300, 256), f32(256, 256), f32(256)
+    exact = F.linear(x.double(), w.double(), b.double())
+    for num_rows in [*range(200, 230), *range(200, 230)]:
+        got = layer(x[:num_rows], w, b)
+        assert_as_good_as_eager(got, F.linear(x[:num_rows], w, b), exact[:num_rows])
+    assert len(changing_linear._sizes_of_onednn) == changing_linear.MOST_OF_A_LAYER
 
 
 def test_default_that_wins_stays(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ OPS: dict[str, Op] = {
     "relu": lambda x, _: torch.relu(x),
     "silu": lambda x, _: F.silu(x),
     "leaky_relu": lambda x, _: F.leaky_relu(x),
+    "hardtanh": lambda x, _: F.hardtanh(x, -0.5, 0.5),
+    "nan_to_num": lambda x, _: x.nan_to_num(),
     "clamped": lambda x, _: x.clamp(0.1, 0.5),
     "plus_number": lambda x, _: x + 1,
     "less_than_number": lambda _, y: y < 1,
@@ -63,7 +65,7 @@ def all_of(ops: Sequence[Op]) -> Callable[[Tensor, Tensor], list[Tensor]]:
     return lambda x, y: [op(x, y) for op in ops]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 1, 4, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 1, 4, 5), (1, 8, 1, 1)], ids=str)
 def test_traced_strides_are_those_of_eager(shape: tuple[int, ...]) -> None:
     """Sizes of one included: a library call may look at their strides."""
     for x, y in itertools.product(layouts(shape), layouts(shape)):
@@ -108,3 +110,16 @@ def test_a_convolution_gets_strides_of_eager() -> None:
     got, eager = compiled(convolved, "perfuse")(x, w), convolved(x, w)
     torch.testing.assert_close(got, eager)
     assert [g.stride() for g in got] == [e.stride() for e in eager]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_product_gets_strides_of_eager_behind_one_pixel(dynamic: bool) -> None:
+    """One image of one pixel is contiguous too; `hardtanh` keeps the strides it was given."""
+
+    def one_pixel(x: Tensor, w: Tensor) -> Tensor:
+        return torch.einsum("...d,od->...o", F.hardtanh(F.adaptive_max_pool2d(x, 1)), w)
+
+    x, w = torch.rand(1, 8, 6, 5).contiguous(memory_format=torch.channels_last), torch.rand(3, 1)
+    got, eager = compiled(one_pixel, "perfuse", dynamic=dynamic)(x, w), one_pixel(x, w)
+    torch.testing.assert_close(got, eager)
+    assert [got.stride(d) for d in (1, 3)] == [eager.stride(d) for d in (1, 3)]

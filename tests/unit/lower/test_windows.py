@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfuse.lower.families.upsample import _whole_factor
 from tests.unit.lower.rows import Row
 from tests.unit.lower.samples import bf16, f32, i64, special
+
+
+def with_nans(x: Tensor) -> Tensor:
+    return x.masked_fill(x > 0, float("nan"))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
 
 IMAGE = f32(2, 3, 8, 9)
 COLUMNS = f32(2, 18, 20)
@@ -36,6 +47,14 @@ ROWS = [
     Row("max_pool2d_dilated", lambda x: F.max_pool2d(x, 3, 1, 1, 2, return_indices=True), (IMAGE,)),
     Row("max_pool2d_special", lambda x: F.max_pool2d(x, 2, return_indices=True),
         (special(1, 6, 6),)),
+    Row("max_pool1d_nans", lambda x: F.max_pool1d(with_nans(x), 3, 1, 1, return_indices=True),
+        (f32(2, 3, 29),)),
+    Row("max_pool2d_nans", lambda x: F.max_pool2d(with_nans(x), 3, 2, 1, return_indices=True),
+        (IMAGE,)),
+    Row("max_pool2d_nans_last", lambda x: F.max_pool2d(channels_last(with_nans(x)), 2, 1,
+        dilation=2, return_indices=True), (IMAGE,)),
+    Row("max_pool3d_nans", lambda x: F.max_pool3d(with_nans(x), 2, return_indices=True),
+        (f32(1, 2, 4, 6, 4),)),
     Row("max_pool2d_int", lambda x: F.max_pool2d(x, 2), (i64(1, 6, 6),)),
     Row("max_pool2d_grad", lambda x: F.max_pool2d(x, 3, 2, 1), (IMAGE,), grad=True),
     Row("max_pool2d_grad_ceil", lambda x: F.max_pool2d(x.exp(), (2, 3), (2, 1), ceil_mode=True),
