@@ -110,8 +110,51 @@ def test_other_graphs_stay(case: Any) -> None:
     assert lay_channels_last(module, Context.default()) is module
 
 
-def test_gpu_graphs_stay() -> None:
-    module = traced(block, *GIVEN)
+def three(x: Tensor, first: Tensor, second: Tensor, plane: Tensor) -> Tensor:
+    y = dense(dense(x, first), second)
+    return F.conv2d(y, plane, padding=1, groups=plane.shape[0]).relu() + y
+
+
+DENSE = (GIVEN[0], torch.randn(16, 3, 3, 3), torch.randn(16, 16, 3, 3))
+THREE = tuple(t.bfloat16() for t in DENSE)
+PLANE = torch.randn(16, 1, 3, 3).bfloat16()
+
+
+def test_halves_are_channels_last_on_a_gpu() -> None:
+    """Convolutions of one group and depthwise ones, with one transposition at each border."""
+    given, context = (*THREE, PLANE), context_for("sm_90")
+    made = lay_channels_last(traced(three, *given), context)
+    target = torch.ops.aten.convolution.default
+    for node in made.graph.find_nodes(op="call_function", target=target):
+        assert node.args[0].meta["val"].is_contiguous(memory_format=LAST)
+        assert node.meta["val"].is_contiguous(memory_format=LAST)
+    assert sum(call.startswith("clone(") for call in calls(made)) == 2
+    assert_as_good_as_eager(made(*given), three(*given), three(*(t.double() for t in given)))
+    joint = lay_joint_channels_last(traced(three, *given), context)
+    assert lay_channels_last(joint, context) is joint
+
+
+def grouped(x: Tensor, first: Tensor, second: Tensor, groups: Tensor) -> Tensor:
+    return F.conv2d(dense(dense(x, first), second), groups, padding=1, groups=8)
+
+
+def normed(x: Tensor, first: Tensor, second: Tensor, plane: Tensor) -> Tensor:
+    y = F.group_norm(dense(x, first), 4)
+    y = F.group_norm(dense(y, second), 4)
+    return F.conv2d(y, plane, padding=1, groups=plane.shape[0])
+
+
+GPU_OTHERS: dict[str, Any] = {
+    "float32": (block, GIVEN),
+    "group norms": (normed, (*THREE, PLANE)),
+    "several groups": (grouped, (*THREE, torch.randn(16, 2, 3, 3).bfloat16())),
+    "two convolutions": (pair, tuple(t.bfloat16() for t in PAIR)),
+}
+
+
+@pytest.mark.parametrize("case", GPU_OTHERS.values(), ids=GPU_OTHERS.keys())
+def test_other_gpu_graphs_stay(case: Any) -> None:
+    module = traced(case[0], *case[1], decompose=True)
     assert lay_channels_last(module, context_for("sm_90")) is module
 
 
