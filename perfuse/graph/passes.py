@@ -23,6 +23,7 @@ from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.block_masks import drop_unread_lists
 from perfuse.graph.canonicalize import canonicalize
 from perfuse.graph.channels_last import lay_channels_last, lay_joint_channels_last
+from perfuse.graph.conv_bias import split_conv_biases
 from perfuse.graph.conv_matmuls import conv_matmuls
 from perfuse.graph.cse import eliminate_common_subexpressions, share_between_halves
 from perfuse.graph.dead_code import eliminate_dead_code
@@ -70,6 +71,7 @@ JOINT_PASSES: list[PassRow] = [
     ("seed_random", seed_random),
     ("mark_compared", plain(mark_compared)),
     ("row_major", lay_row_major),
+    ("conv_bias", split_conv_biases),
     ("channels_last", lay_joint_channels_last),
 ]
 ATEN_PASSES: list[PassRow] = [
@@ -86,6 +88,7 @@ ATEN_PASSES: list[PassRow] = [
     ("cse_again", plain(eliminate_common_subexpressions)),
     ("fold_norms", plain(fold_norms)),
     ("dead_code_of_norms", plain(eliminate_dead_code)),
+    ("conv_bias", split_conv_biases),
     ("channels_last", lay_channels_last),
     ("conv_matmuls", conv_matmuls),
     ("patch_matmuls", patch_matmuls),
