@@ -3,6 +3,10 @@
 A folded value that is one number everywhere becomes a `full`, which later rooms see through; a
 small table becomes an attribute of the module. Larger ones stay: computing them in a fused loop
 costs less than reading them.
+
+Not so where a GPU program computes constants on the CPU (positions, buckets of distances) and moves
+them: every call would compute them, copy them and wait for the copy. These become attributes on the
+GPU.
 """
 
 from typing import Any
@@ -14,6 +18,7 @@ from torch.fx.node import map_arg
 from perfuse.graph.aliases import Aliases
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import (
+    ancestors,
     attribute_of,
     attributes_of,
     is_pure,
@@ -24,9 +29,12 @@ from perfuse.graph.facts import (
 from perfuse.torch_compat.state import disable_dispatch_modes
 
 MAX_ELEMENTS = 1024
+# What is moved to a GPU: it stays there as long as the program.
+MAX_MOVED_ELEMENTS = 1 << 20
 
 # Constants already. They are cheap, so folding one alone gains nothing.
 _SOURCES = frozenset({"full", "scalar_tensor", "arange"})
+_COPIES = frozenset({"_to_copy", "device_put"})
 
 
 def fold_constants(gm: GraphModule) -> GraphModule:
@@ -40,23 +48,39 @@ def fold_constants(gm: GraphModule) -> GraphModule:
 def _evaluate(gm: GraphModule) -> dict[Node, torch.Tensor]:
     """The value of every constant node that is small enough."""
     values: dict[Node, torch.Tensor] = {}
-    aliases = Aliases.of(gm.graph)
+    aliases, moved = Aliases.of(gm.graph), _moved(gm)
     for node in gm.graph.nodes:
         if aliases.of_node(node).is_mutated:
             continue  # its value is not one value
-        value = _value(gm, node, values)
+        value = _value(gm, node, values, moved)
         if value is not None:
             values[node] = value
     return values
 
 
-def _value(gm: GraphModule, node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
+def _moved(gm: GraphModule) -> frozenset[Node]:
+    """The copies from the CPU to another device, and all that they depend on."""
+    copies = [node for node in gm.graph.nodes if _is_moving(node)]
+    return frozenset(ancestors(copies)) if copies else frozenset()
+
+
+def _is_moving(node: Node) -> bool:
+    made = tensor_of(node)
+    if packet_name(node) not in _COPIES or made is None or made.device.type == "cpu":
+        return False
+    source = tensor_of(node.all_input_nodes[0])
+    return source is not None and source.device.type == "cpu"
+
+
+def _value(
+    gm: GraphModule, node: Node, values: dict[Node, torch.Tensor], moved: frozenset[Node]
+) -> torch.Tensor | None:
+    is_foldable = _is_foldable(node, node in moved)
     if node.op == "get_attr":
         held = attribute_of(gm, str(node.target))
-        is_small = isinstance(held, torch.Tensor) and held.numel() <= MAX_ELEMENTS
-        is_frozen = is_small and not isinstance(held, torch.nn.Parameter)
-        return held if is_frozen and _is_foldable(node) else None
-    if not is_pure(node) or not _is_foldable(node):
+        is_frozen = isinstance(held, torch.Tensor) and not isinstance(held, torch.nn.Parameter)
+        return held if is_frozen and is_foldable else None
+    if not is_pure(node) or not is_foldable:
         return None
     if any(n not in values for n in node.all_input_nodes):
         return None
@@ -66,19 +90,21 @@ def _value(gm: GraphModule, node: Node, values: dict[Node, torch.Tensor]) -> tor
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     try:
         result = call(*args, **kwargs)
-    except (RuntimeError, IndexError):  # of the user's program: raised when it runs
+    except (RuntimeError, IndexError, AssertionError):  # of the user's program, when it runs
         return None
     return result if isinstance(result, torch.Tensor) else None
 
 
-def _is_foldable(node: Node) -> bool:
+def _is_foldable(node: Node, is_moved: bool) -> bool:
     """A small tensor of static shape, of a type whose numbers Python can hold, on the CPU."""
     tensor = tensor_of(node)
-    if tensor is None or tensor.device.type != "cpu" or tensor.dtype.is_complex:
+    if tensor is None or tensor.dtype.is_complex:
+        return False
+    if tensor.device.type != "cpu" and not _is_moving(node):
         return False
     if any(not isinstance(size, int) for size in tensor.shape):
         return False
-    return tensor.numel() <= MAX_ELEMENTS
+    return tensor.numel() <= (MAX_MOVED_ELEMENTS if is_moved else MAX_ELEMENTS)
 
 
 def uniform_value(tensor: torch.Tensor) -> bool | int | float | None:

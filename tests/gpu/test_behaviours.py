@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,64 @@ def test_a_call_does_not_wait_for_the_device(cuda: str) -> None:
     queued.record()
     candidate(x)
     assert not queued.query(), "the call returned only after the work queued before it"
+
+
+def biased(x: Tensor) -> Tensor:
+    """Buckets of distances as T5 and MPNet have them: computed on the CPU, then moved."""
+    distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+    near = distance.abs() < 8
+    far = 8 + (torch.log(distance.abs().float() / 8) * 4).clamp(0, 7).long()
+    return x[:, torch.where(near, distance.abs(), far).to(x.device)].sum(-1)
+
+
+def test_constants_computed_on_the_cpu_are_moved_once(cuda: str) -> None:
+    candidate, x = compiled(biased), torch.randn(40, 64, device=cuda)
+    assert_as_good_as_eager(candidate(x), biased(x), biased(x.double()))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    queued = torch.cuda.Event()
+    queued.record()
+    candidate(x)
+    assert not queued.query(), "the call waited for a copy of what does not change"
+
+
+class Images(nn.Module):
+    """Plain, depthwise and grouped convolutions with biases, norms and pooling."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.planes = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.middle = nn.Conv2d(16, 32, 3, padding=1, groups=groups, bias=False)
+        self.last = nn.Conv2d(32, 16, 1)
+        self.norm = nn.BatchNorm2d(32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.silu(self.planes(F.relu(self.stem(x))))
+        y = F.max_pool2d(self.norm(self.middle(y)), 3, 2, 1)
+        z = self.last(y) * y.mean((2, 3), keepdim=True)[:, :16].sigmoid()
+        return z, y.flatten(1), F.adaptive_avg_pool2d(z, 1).flatten(1)
+
+
+@pytest.mark.parametrize("is_training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_layouts_of_convolutions_stay_inside(groups: int, is_training: bool, cuda: str) -> None:
+    model = Images(groups).to(cuda, torch.bfloat16).train(is_training)
+    x = torch.randn(4, 3, 20, 18, device=cuda, dtype=torch.bfloat16)
+    wide = copy.deepcopy(model).float()
+    results = []
+    for run, given in ((compiled(model), x), (model, x), (wide, x.float())):
+        source = wide if given.dtype == torch.float32 else model
+        source.zero_grad()
+        with torch.set_grad_enabled(is_training):
+            outputs = run(given)
+        if is_training:
+            sum(o.float().square().mean() for o in outputs).backward()
+        gradients = [p.grad for p in source.parameters() if p.grad is not None]
+        results.append([t.detach().clone() for t in (*outputs, *gradients)])
+    got, eager, exact = results
+    assert [t.stride() for t in got[:3]] == [t.stride() for t in eager[:3]]
+    assert not norm_complaints(got, eager, exact)
 
 
 def test_threads_with_streams_of_their_own(cuda: str) -> None:
