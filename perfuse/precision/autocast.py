@@ -90,7 +90,7 @@ def _fp8_region(
     if torch.compiler.is_compiling():
         return _traced_region(device_type, dtype, enabled, cache_enabled, Policy.of(policy), recipe)
     if enabled:
-        check_device(device_type, recipe)
+        check_device(device_type)
     allow_in_graph()
     state = torch.autocast(device_type, dtype, enabled, cache_enabled)
     return PolicyRegion(state, device_type, cache_enabled, Policy.of(policy), recipe)

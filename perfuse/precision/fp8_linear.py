@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from perfuse.errors import Fp8Unavailable
 from perfuse.precision.fp8_matmul import ROWS_MULTIPLE, block_matmul, block_values, scaled_matmul
 from perfuse.precision.quantise import (
     E4M3,
@@ -218,13 +217,6 @@ def _bias_gradient(ctx: Any, gradient: Tensor) -> Tensor | None:
     return gradient.sum(0, dtype=torch.float32).to(ctx.dtypes[2])
 
 
-def check_scaling(device_type: str, scaling: str) -> None:
-    """Report a scaling that no matmul of the device has."""
-    if device_type == "cuda" and scaling == Scaling.BLOCK:
-        hint = "use the recipe 'row' on GPUs."
-        raise Fp8Unavailable("block scales are only supported on CPUs so far", hint=hint)
-
-
 def fp8_linear(
     x: Tensor,
     weight: Tensor,
@@ -238,7 +230,6 @@ def fp8_linear(
 
     Dynamo records the call as it is (`allow_in_graph`): AOTAutograd traces what is in it.
     """
-    check_scaling(x.device.type, scaling)
     keeps = torch.is_grad_enabled()
     rows = x.reshape(-1, x.shape[-1])
     num_rows = rows.shape[0]

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from perfuse.errors import ConfigError, Fp8Unavailable
 from perfuse.precision.conversion import GRADIENT_HISTORY, OPERAND_HISTORY, Conversion
-from perfuse.precision.fp8_linear import check_scaling, fp8_linear
+from perfuse.precision.fp8_linear import fp8_linear
 from perfuse.precision.layer_rules import WEIGHT_DTYPES
 from perfuse.precision.recipe import RECIPES, Recipe, Scaling, recipe_of
 from perfuse.torch_compat.dynamo import left_to_python
@@ -121,11 +121,10 @@ def check_state(recipe: Fp8) -> None:
     )
 
 
-def check_device(device_type: str, recipe: Fp8 = Scaling.ROW) -> None:
-    """Report a device that cannot run FP8 recipes, or not this one."""
+def check_device(device_type: str) -> None:
+    """Report a device that cannot run FP8 recipes."""
     if device_type == "cpu":
         return
-    check_scaling(device_type, scaling_of(recipe))
     if device_type != "cuda":
         raise Fp8Unavailable(f"no FP8 recipes for device type {device_type!r}")
     if not torch.cuda.is_available():

@@ -16,7 +16,7 @@ from perfuse.precision.fp8_region import check_device
 from tests.harness.fp8_training import LIMITS, final_loss
 
 SHAPES = [(64, 256, 128), (33, 256, 384), (1, 512, 256)]
-SCALINGS = [str(scaling) for scaling in Scaling if scaling != Scaling.BLOCK]
+SCALINGS = [str(scaling) for scaling in Scaling]
 BF16 = torch.bfloat16
 # FP8 units add up to 128 products with 14 bits, and the sums of those in float32.
 UNIT_ERROR = 2.0**-12
@@ -88,7 +88,7 @@ def step(model: nn.Module, call: Any, x: Tensor) -> list[Tensor]:
     return [t.detach().float().clone() for t in (result, *gradients)]
 
 
-@pytest.mark.parametrize("precision", [name for name in LIMITS if name != "fp8-block"])
+@pytest.mark.parametrize("precision", LIMITS)
 def test_a_training(precision: str, device: str) -> None:
     expected = final_loss("mlp", None, 100, device=device, compiles=False)
     got = final_loss("mlp", precision, 100, device=device)
