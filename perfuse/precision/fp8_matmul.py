@@ -1,8 +1,8 @@
 """Matmuls of FP8 values with scales: by the library on GPUs, in float32 on CPUs.
 
 A product of two FP8 values is exact in float32, so both add the same terms, and differ in the
-order and the rounding of partial sums alone. So does a GPU's matmul of blocks, which takes their
-values in bfloat16: the library has none for scales of blocks on most GPUs.
+order and the rounding of partial sums alone. The library has no matmul for scales of blocks on most
+GPUs: their values are multiplied in float32 there too.
 """
 
 from __future__ import annotations
@@ -56,12 +56,10 @@ def _by_library(
 
 def block_matmul(a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
     """Multiply two matrices that were quantised by blocks; see `block_values`."""
-    is_gpu = a.device.type == "cuda"
-    result = torch.mm(a, b, out_dtype=torch.float32) if is_gpu else torch.mm(a, b)
+    result = torch.mm(a, b)
     return (result if bias is None else result + bias).to(dtype)
 
 
 def block_values(x: Scaled) -> Tensor:
-    """The operand of `block_matmul`: the quantised values, exactly."""
-    is_gpu = x.values.device.type == "cuda"
-    return dequantised_blocks(x, torch.bfloat16 if is_gpu else torch.float32)
+    """The operand of `block_matmul`: the quantised values, exactly, in float32."""
+    return dequantised_blocks(x, torch.float32)
