@@ -424,5 +424,5 @@ def spell_python(value: Any) -> str:
     if isinstance(value, OpOverload):
         return f"torch.ops.{value}"
     if isinstance(value, HigherOrderOperator):
-        return f"torch.ops.higher_order.{value.name()}"
+        return f"torch.ops.higher_order.{value}"
     raise ValueError(f"no Python text for {value!r} of type {type(value).__name__}")
