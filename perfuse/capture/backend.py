@@ -12,6 +12,7 @@ from perfuse import config
 from perfuse.capture import capture_cache
 from perfuse.capture.device import device_of
 from perfuse.capture.failure import warn_eager
+from perfuse.capture.list_inputs import flat, flattened, takes_lists, with_lists
 from perfuse.capture.modes import settings_for
 from perfuse.capture.observe import cut_observers, observers
 from perfuse.capture.pause_gc import pause_garbage_collection
@@ -53,6 +54,10 @@ def perfuse_backend(
     The settings are read once, here: the backward is compiled under those of its forward.
     """
     check_interpreter()
+    if takes_lists(example_inputs):
+        module_of_tensors = flattened(module, example_inputs)
+        call = perfuse_backend(module_of_tensors, flat(example_inputs), mode=mode, options=options)
+        return with_lists(call, module)
     settings = settings_for(config.snapshot(), mode, options)
     try:
         context = Context.on(device_of(module, example_inputs), settings)

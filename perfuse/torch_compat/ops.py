@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
+from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx.node import has_side_effect

@@ -167,6 +167,31 @@ def overlapping() -> Tensor:
     return torch.arange(19).as_strided((16, 3), (1, 1))
 
 
+def assignment_of_nothing(x: Tensor, v: Tensor, start: int, stop: int, step: int) -> Tensor:
+    """What is assigned has no element, and a stride that is a symbol."""
+    y = x.sin()
+    y[-3, start:stop:step] = v * 2
+    return y
+
+
+def sums_in_booleans(x: Tensor) -> list[Tensor]:
+    found = []
+    for y in (x > 0, x * 0, x[:0], x[:, 0] != 0.5):
+        found += [y.sum(dtype=torch.bool), y.sum(0, dtype=torch.bool, keepdim=True)]
+        found += [y.prod(dtype=torch.bool), y.prod(0, dtype=torch.bool)]
+    return found
+
+
+@torch.compiler.nested_compile_region
+def counting_region(x: Tensor, mean: Tensor) -> Tensor:
+    mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    return (x - mean).relu()
+
+
+def region_that_overwrites_an_input(x: Tensor, mean: Tensor) -> Tensor:
+    return counting_region(counting_region(x, mean), mean)
+
+
 ROWS = (
     Behaviour(
         "overwritten_recomputed", overwritten_while_computed_again, lambda: [randn(1, 8, 33)]
@@ -261,6 +286,14 @@ ROWS = (
         lambda: [randn(2, 6, 99)],
         dynamic=True,
     ),
+    Behaviour(
+        "nothing",
+        assignment_of_nothing,
+        lambda: [randn(3, 6), randn(0), -2, 2, 3],
+        dynamic=True,
+    ),
+    Behaviour("boolean_sums", sums_in_booleans, lambda: [randn(5, 35)]),
+    Behaviour("region", region_that_overwrites_an_input, lambda: [randn(5, 6), randn(6)]),
     Behaviour("flip_scalar", flip_of_a_scalar, lambda: [randn()]),
     # g++ 12 took the kernels for dead code: see GCC_FLAGS in perfuse/target.py.
     Behaviour("both_ends", rows_read_from_both_ends, lambda: [randn(16, 4)]),

@@ -28,7 +28,7 @@ from perfuse.schedule.allocate import leaving_names, seen_by_calls
 from perfuse.schedule.arena import leading_inputs, num_bytes
 from perfuse.schedule.plan import Kernel, Plan, Step
 from perfuse.schedule.turns import Allocation, MemorySource
-from perfuse.torch_compat.ops import OpOverload
+from perfuse.torch_compat.ops import HigherOrderOperator, OpOverload
 
 
 def generate_host(plan: Plan, sources: CppSources, keeps_frames: bool = True) -> HostSource:
@@ -256,6 +256,8 @@ class HostWriter(WatchedMemory):
         if all(isinstance(d, int) for d in (view.offset, *view.shape, *view.strides)):
             return self._window(view, buffer)
         whole = View(view.buffer, buffer.shape, buffer.strides, 0)
+        if not all(isinstance(stride, int) for stride in buffer.strides):  # of no use for so few
+            whole = View(view.buffer, (buffer.num_elements,), (1,), 0)
         return self._strided(self._window(whole, buffer), view)
 
     def _window(self, view: View, buffer: Buffer) -> str:
@@ -421,4 +423,6 @@ def spell_python(value: Any) -> str:
         return f"torch.device({str(value)!r})"
     if isinstance(value, OpOverload):
         return f"torch.ops.{value}"
+    if isinstance(value, HigherOrderOperator):
+        return f"torch.ops.higher_order.{value}"
     raise ValueError(f"no Python text for {value!r} of type {type(value).__name__}")

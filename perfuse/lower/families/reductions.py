@@ -40,11 +40,14 @@ def _sum_like(kind: LoopKind) -> Callable[..., Tensor]:
     ) -> Tensor:
         result = accumulate_dtype(x, dtype)
         widened = Tensor(x.shape, result, ex.cast(x.value, result))
-        return builder.reduce(kind, widened, dims_of(x, dim), result, keepdim)
+        chosen = _OF_TRUTHS[kind] if result is DType.BOOL else kind
+        return builder.reduce(chosen, widened, dims_of(x, dim), result, keepdim)
 
     return lower
 
 
+# What a sum and a product are in booleans.
+_OF_TRUTHS = {LoopKind.SUM: LoopKind.ANY, LoopKind.PROD: LoopKind.ALL}
 sum_over = _sum_like(LoopKind.SUM)
 lowers("aten.sum.default", "aten.sum.dim_IntList")(sum_over)
 lowers("aten.prod.default", "aten.prod.dim_int")(_sum_like(LoopKind.PROD))
