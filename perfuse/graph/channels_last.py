@@ -202,18 +202,12 @@ class _Layouts(Relayout):
         num_images = 1 if node.target is aten.convolution.default else 2
         args: list[Any] = list(map_arg(node.args, new.of.__getitem__))
         args[:num_images] = [_channels_last(a, build) for a in args[:num_images]]
-        made = build.call(node, node.target, *args)
-        if self._is_gpu:
-            made.meta["val"] = _as_on_gpu(made.meta["val"])
+        if not self._is_gpu:
+            return build.call(node, node.target, *args)
+        # PyTorch does not trace the call for a GPU that is not here.
+        made = build.opaque(node, node.target, *args)
+        made.meta["val"] = known_tensor(node).contiguous(memory_format=LAST)
         return made
-
-
-def _as_on_gpu(value: Any) -> Any:
-    """What such a call returns on a GPU, also where it is traced for one on a CPU."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_as_on_gpu, value))
-    is_image = isinstance(value, torch.Tensor) and value.dim() == 4
-    return value.contiguous(memory_format=LAST) if is_image else value
 
 
 def _channels_last(node: Node, build: NodeBuilder) -> Node:
