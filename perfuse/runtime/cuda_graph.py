@@ -7,17 +7,19 @@ What makes a replay right, and what is done where it would not be:
   every replay compares their addresses. Others are copied to memory of the graph before a replay,
   and copied back after it if the program writes to them.
 - Results. A replay writes its results to the same memory each time. Small user results are returned
-as copies. Large ones, saved values and gradients are borrowed: while one of them is still held, the
-program runs without its graph, so that nothing is overwritten. - Everything else (another stream,
-another thread in the middle of a replay, a capture of the
-  user's own, more sizes than are kept) runs without the graph, and is counted with its reason.
+  as copies. Large ones, saved values and gradients are borrowed: while one of them is still held,
+  the program runs without its graph, so that nothing is overwritten.
+- Everything else (another stream, another thread in the middle of a replay, a capture of the user's
+  own, more sizes than are kept) runs without the graph, and is counted with its reason.
 
 Each graph has a memory pool of its own, so that no replay can touch what is borrowed from another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol
@@ -143,6 +145,18 @@ class Recorded:
         )
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage collection: freeing another program's memory or code would end the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy all memory between the first and the last element: strides may overlap."""
     if target.is_contiguous():
@@ -238,7 +252,8 @@ class Replayed:
         own = {number: aligned(given[number]) for number in sorted(sizes.copied)}
         passed = [own.get(k, a) for k, a in enumerate(given)]
         try:
-            recording = self.recorder.record(self.call, passed, self.written)
+            with _without_collection():
+                recording = self.recorder.record(self.call, passed, self.written)
         except Exception as error:  # whatever the driver or an op reports about being recorded
             if not _is_about_capturing(error):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +83,21 @@ def test_parameters_stay_and_inputs_are_copied() -> None:
         w.mul_(1.5)  # in place: read where it is
     assert gpu.num_replays == 5
     assert counters.snapshot() == {"cudagraph.recorded": 1}
+
+
+def test_nothing_is_collected_while_recording() -> None:
+    """What is freed then could end the capture."""
+    seen: list[bool] = []
+
+    def watched(x: torch.Tensor) -> tuple[torch.Tensor]:
+        seen.append(gc.isenabled())
+        return (x + 1,)
+
+    run, _, counters = replayed(watched)
+    for _ in range(3):
+        run(torch.ones(3))
+    assert counters.snapshot() == {"cudagraph.recorded": 1}
+    assert seen[0] and not seen[1] and gc.isenabled()
 
 
 def test_inputs_that_are_written() -> None:
