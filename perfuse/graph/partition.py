@@ -15,14 +15,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from perfuse.config import Settings
 from perfuse.context import Context
-from perfuse.graph.aliases import is_view
 from perfuse.graph.copying import copy_node
 from perfuse.graph.facts import (
     DONATED,
     NUM_RESULTS,
     RECOMPUTED,
     ROUNDED,
-    is_part,
     is_sym,
     output_leaves,
     output_node,
@@ -33,6 +31,7 @@ from perfuse.graph.facts import (
 from perfuse.graph.passes import JOINT_PASSES, run_passes
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.roles import Roles
+from perfuse.graph.saving.roundings import rounded_alike
 from perfuse.torch_compat.autograd import (
     is_backward_state,
     mutated_descriptions,
@@ -140,8 +139,9 @@ class Joint:
         forward = _forward(self, saved)
         backward = _backward(self, saved, frozenset(wanted) - {*chosen})
         copied = backward.copied()
+        in_both = forward.copied() & copied
         for half in (forward, backward):
-            half.round_alike(forward.copied() & copied)
+            half.round_alike(rounded_alike([*saved.tensors, *in_both]) & in_both)
         again = (n for n in self.module.graph.nodes if n in copied and n in self.roles.forward)
         return Cut(
             module_of(self.module, forward.graph),
@@ -270,14 +270,9 @@ class _Extract:
         return {node for node, _ in self._copy}
 
     def round_alike(self, nodes: set[Node]) -> None:
-        """Mark these values as rounded: the other half computes them too.
-
-        A saved maximum or sum is of what the forward reads. Elements that the backward recomputes
-        without the roundings of the forward do not belong to it: their exponentials would be off
-        by the rounding of a logit.
-        """
+        """Mark these values as rounded: the other half computes them too."""
         for (node, _), copied in self._copy.items():
-            if node in nodes and _is_rounded_result(node):
+            if node in nodes:
                 copied.meta[ROUNDED] = True
 
     def finish(self, values: list[Any], descriptions: list[Any] | None) -> None:
@@ -288,13 +283,6 @@ class _Extract:
         out = self.graph.output(tuple(copies))
         if descriptions is not None:
             out.meta["desc"] = descriptions
-
-
-def _is_rounded_result(node: Node) -> bool:
-    """Whether an op computes numbers of fewer bits than it calculates with."""
-    result = tensor_of(node)
-    is_narrow = result is not None and result.dtype in (torch.bfloat16, torch.float16)
-    return is_narrow and node.op == "call_function" and not is_part(node) and not is_view(node)
 
 
 def _descriptions(graph: Graph) -> list[Any] | None:
