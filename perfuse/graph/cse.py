@@ -14,6 +14,7 @@ from perfuse.graph.aliases import Aliases, mutated_inputs
 from perfuse.graph.copying import copied_graph
 from perfuse.graph.facts import RECOMPUTED, has_effects, is_known, is_pure
 from perfuse.torch_compat.graphs import module_of
+from perfuse.torch_compat.sizes import free_symbols_of, is_from_data, sym_leaves
 
 
 class _Opaque(Exception):
@@ -47,6 +48,12 @@ def _copied(graph: Graph, kept: dict[Node, Node]) -> Graph:
     )
 
 
+def _sizes_from_data(node: Node) -> set[Any]:
+    """The data-dependent symbols in a node's value."""
+    leaves = sym_leaves([node.meta.get("val")])
+    return {symbol for leaf in leaves for symbol in free_symbols_of(leaf) if is_from_data(symbol)}
+
+
 class _Sweep:
     """One walk over a graph, with the expressions seen so far."""
 
@@ -77,6 +84,8 @@ class _Sweep:
         first = self._seen.setdefault(key, node)
         if first is node or not self._aliases.can_stand_for(first, node):
             return node
+        if not _sizes_from_data(node) <= _sizes_from_data(first):
+            return node  # sizes after it are by symbols that nothing else would give
         self._aliases.join(node, first)
         return first
 

@@ -43,7 +43,7 @@ _REASONS: dict[Treatment, dict[str, str]] = {
             _sparse_csc_tensor_unsafe _sparse_csr_tensor_unsafe sparse_bsc_tensor sparse_bsr_tensor
             sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor sparse_csr_tensor""",
         "an input takes over the storage of the tensor that is assigned to its data": """
-            set_""",
+            set_ shallow_copy_data_""",
     },
     Treatment.VIEW: {
         "the same elements by another index; what shares memory in eager is one buffer here": """
@@ -77,18 +77,21 @@ _REASONS: dict[Treatment, dict[str, str]] = {
             storage_offset stride sym_is_contiguous sym_storage_offset sym_stride
             _has_same_storage_numel is_same_size dense_dim is_conj is_neg _is_zerotensor is_complex
             is_floating_point is_signed is_inference is_leaf is_coalesced is_distributed is_nonzero
-            cudnn_is_acceptable""",
+            cudnn_is_acceptable _has_compatible_shallow_copy_type""",
         "changes the storage of a tensor: removed by functionalization, or a graph break": """
             as_strided_ resize resize_ resize_as resize_as_ set_data _resize_output
             _resize_output_ _copy_from_and_resize""",
         "of autograd, autocast or TorchScript: no kernel of its own": """
             _fw_primal _make_dual _unpack_dual _ncf_unsqueeze _ncf_view _unwrap_optional __getitem__
             __is__ get keys local_value to_here is_owner is_autocast_cpu_enabled is_autocast_enabled
-            is_grad_enabled is_scripting is_vulkan_available set_grad_enabled _reshape_from_tensor
-            _set_item _cufft_set_plan_cache_max_size _is_all_true _is_any_true _make_dep_token
-            _test_autograd_multiple_dispatch_view _test_autograd_multiple_dispatch_view_copy""",
+            is_grad_enabled is_scripting _is_tracing is_vulkan_available set_grad_enabled
+            _reshape_from_tensor _set_item _cufft_set_plan_cache_max_size _is_all_true _is_any_true
+            _make_dep_token _test_autograd_multiple_dispatch_view
+            _test_autograd_multiple_dispatch_view_copy""",
     },
     Treatment.FOREIGN: {
+        "axes with names, which Dynamo does not trace": """
+            align_to refine_names rename""",
         "sparse, nested, quantised or MKL-DNN tensors, and pinned memory": """
             _coalesced_ _indices _indices_copy _mkldnn_reshape
             _nested_compute_contiguous_strides_offsets _nested_from_padded

@@ -16,6 +16,8 @@ from perfuse.ir.index import Dim
 from perfuse.ir.program import SizeFormula, sizes_from_data
 from perfuse.torch_compat.sizes import UNKNOWN_LEAST, is_from_data, least_values
 
+_PLACE = "place_of({0}, {1})"  # by an index and a size
+
 
 class Symbols:
     """Names the size symbols of one graph, and the sub-expressions only the host can compute."""
@@ -26,6 +28,9 @@ class Symbols:
         self._given: dict[sympy.Expr, str] = {}  # numbers the program has, and their names there
         self._defined: dict[str, tuple[str, ...]] = {}  # by name, what its formula needs of data
         self._places: dict[tuple[sympy.Expr, sympy.Expr], SizeFormula] = {}  # by index and size
+        self._checked: dict[
+            tuple[sympy.Expr, bool], tuple[int, SizeFormula]
+        ] = {}  # by size and end
         self._least: dict[str, int] = {}  # by symbol, as first met: a symbol has one spelling
         self._converted: dict[sympy.Expr, Dim] = {}  # a chain has the same sizes at every step
 
@@ -93,18 +98,32 @@ class Symbols:
         pair = _expr(index), _expr(size)
         if pair not in self._places:
             name = f"z{len(self.derived)}"
-            self._places[pair] = self._derive(name, "place_of({0}, {1})", (index, size))
+            self._places[pair] = self._derive(name, _PLACE, (index, size))
         made = self._places[pair]
         return ix.symbol(made.symbol, 0, is_from_data=bool(made.inputs))
 
+    def check_place(self, index: int, size: int | torch.SymInt) -> None:
+        """Have the host check that there is such a place: of several, the furthest from its end."""
+        key = _expr(size), index < 0
+        if key not in self._checked:
+            self._checked[key] = index, self._derive(f"z{len(self.derived)}", _PLACE, (index, size))
+        known, made = self._checked[key]
+        if abs(index) > abs(known):
+            further = self._formula(made.symbol, _PLACE, (index, size))
+            self.derived[self.derived.index(made)] = further
+            self._checked[key] = index, further
+
     def _derive(self, name: str, formula: str, parts: Sequence[int | torch.SymInt]) -> SizeFormula:
-        exprs = [*map(_expr, parts)]
-        inputs = dict.fromkeys(name for expr in exprs for name in self._data_in(expr))
-        text = formula.format(*(host_formula(expr, self._given) for expr in exprs))
-        made = SizeFormula(name, text, tuple(inputs))
+        made = self._formula(name, formula, parts)
         self.derived.append(made)
         self._known.add(name)
         return made
+
+    def _formula(self, name: str, formula: str, parts: Sequence[int | torch.SymInt]) -> SizeFormula:
+        exprs = [*map(_expr, parts)]
+        inputs = dict.fromkeys(symbol for expr in exprs for symbol in self._data_in(expr))
+        text = formula.format(*(host_formula(expr, self._given) for expr in exprs))
+        return SizeFormula(name, text, tuple(inputs))
 
     def unknown(self, sizes: Iterable[Dim]) -> list[str]:
         """The symbols from data that neither an argument nor a call so far gives."""

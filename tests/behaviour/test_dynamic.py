@@ -149,3 +149,19 @@ def test_index_that_changes(function: Callable[[Tensor, int], Tensor]) -> None:
     for index in (20, -21):
         with pytest.raises((IndexError, TorchRuntimeError)):
             compiled(x, index)
+
+
+def test_place_that_smaller_sizes_have_not() -> None:
+    torch._dynamo.reset()
+
+    def function(x: Tensor) -> Tensor:
+        rows = [torch.select(x, 0, at) for at in (1, -2, 11, -15, 4)]
+        return torch.stack(rows).exp()
+
+    compiled = torch.compile(function, backend="perfuse", dynamic=True)
+    for size in (20, 15):
+        x = randn(size, 3)
+        torch.testing.assert_close(compiled(x), function(x))
+    for size in (14, 11, 1):
+        with pytest.raises((IndexError, TorchRuntimeError)):
+            compiled(randn(size, 3))

@@ -56,6 +56,12 @@ def counted_from_end(x: Tensor) -> tuple[Any, ...]:
     return x[-n].exp(), row.exp(), row.storage_offset(), changed
 
 
+def selected_twice(x: Tensor) -> tuple[Any, ...]:
+    """Each selection has a size of its own, though both are equal."""
+    first, second = x[x > 0], x[x > 0]
+    return first[1:].exp(), second[:-1] * second.shape[0], x[x > 0][2] + x[x > 0].shape[0]
+
+
 def numbers(x: Tensor) -> tuple[Any, ...]:
     kept, n = positive(x)
     more = n * (n + 1) // 2, n % 3, -n, n == 3, abs(n - 5), int(n * 0.5), n**0.5
@@ -225,3 +231,12 @@ def test_index_out_of_range(index: int) -> None:
         x[0] = index
         with pytest.raises(IndexError, match="out of range"):
             compiled(x)
+
+
+def test_place_that_there_may_not_be() -> None:
+    torch._dynamo.reset()
+    compiled = perfuse.compile(lambda x: x[x > 0][4].exp() + x[x > 0][2], fullgraph=True)
+    x = torch.arange(-5.0, 6)
+    torch.testing.assert_close(compiled(x), torch.tensor(5.0).exp() + 3)
+    with pytest.raises((IndexError, RuntimeError), match=r"out of range|assertion failed"):
+        compiled(x - 1)

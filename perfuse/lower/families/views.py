@@ -193,10 +193,15 @@ def slice_(
 def place_along(builder: Builder, index: Dim, size: Dim) -> Dim:
     """Where an index, the last argument, is along an axis of the first, which is the one before.
 
-    Below zero it counts from the end. The host checks an index that depends on data, and one that
-    tracing did not compare with the size.
+    Below zero it counts from the end. The host checks what tracing did not compare with the size,
+    and an index that depends on data.
     """
     traced, axis, number = (builder.arguments[place] for place in (0, -2, -1))
+    if isinstance(index, int):
+        place = ix.add(index, size) if index < 0 else index
+        if not ix.is_nonnegative(place if index < 0 else size - 1 - index):
+            builder.symbols.check_place(index, traced.shape[axis])
+        return place
     if sizes_from_data([index]) or not is_known_place(number, traced.shape[axis]):
         return builder.symbols.place(number, traced.shape[axis])
     return ix.add(index, size) if is_known_negative(number) else index

@@ -22,7 +22,7 @@ assert families  # importing the op families fills the registry
 
 # Words in the names of ops that say something of memory, beyond elements.
 FAMILY = re.compile(
-    r"strid|storage|resize|^_?set_|contiguous|alias|reshape|view|unfold|clone|to_copy|pin_mem|nested"
+    r"strid|storage|resize|^_?set_|shallow_copy|contiguous|alias|reshape|view|unfold|clone|to_copy|pin_mem|nested"
     r"|^is_|^_is_|^__is__|dense_dim|(strided|slice|select|diagonal)_scatter$|slice_inverse"
 )
 
