@@ -168,7 +168,7 @@ def overlapping() -> Tensor:
 
 
 def assignment_of_nothing(x: Tensor, v: Tensor, start: int, stop: int, step: int) -> Tensor:
-    """What is assigned has no element, and a stride that is a symbol."""
+    """Nothing is assigned: the value has no element, and a stride that is a symbol."""
     y = x.sin()
     y[-3, start:stop:step] = v * 2
     return y

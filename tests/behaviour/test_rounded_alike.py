@@ -34,7 +34,7 @@ def with_bias(a: Tensor, b: Tensor) -> Tensor:
 
 
 def returned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """What the caller gets is rounded, and so is what the sum is taken of."""
+    """The caller gets rounded logits, and the sum is taken of these."""
     logits = (a @ b.t()) * 50 + 1
     return logits, torch.logsumexp(logits, 1).sum() - logits.diagonal().sum()
 

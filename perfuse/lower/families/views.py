@@ -210,7 +210,11 @@ def place_along(builder: Builder, index: Dim, size: Dim) -> Dim:
 @lowers("aten.select.int", "aten.select_copy.int")
 def select(builder: Builder, x: Tensor, dim: int, index: Any) -> Tensor:
     dim %= x.ndim
-    index = place_along(builder, index, x.shape[dim])
+    return _selected(x, dim, place_along(builder, index, x.shape[dim]))
+
+
+def _selected(x: Tensor, dim: int, index: Dim) -> Tensor:
+    """The elements at one place along an axis."""
     shape = [s for i, s in enumerate(x.shape) if i != dim]
     source = list(positions(shape))
     source.insert(dim, index)
@@ -247,7 +251,7 @@ def unbind(builder: Builder, x: Tensor, dim: int = 0) -> list[Tensor]:
     size = x.shape[dim]
     if not isinstance(size, int):
         raise CannotLower("unbind of a dynamic size")
-    return [select(builder, x, dim, i) for i in range(size)]
+    return [_selected(x, dim % x.ndim, i) for i in range(size)]
 
 
 @lowers("aten.diagonal.default", "aten.diagonal_copy.default")

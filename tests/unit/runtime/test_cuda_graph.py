@@ -86,7 +86,7 @@ def test_parameters_stay_and_inputs_are_copied() -> None:
 
 
 def test_nothing_is_collected_while_recording() -> None:
-    """What is freed then could end the capture."""
+    """Freeing memory or code could end the capture."""
     seen: list[bool] = []
 
     def watched(x: torch.Tensor) -> tuple[torch.Tensor]:
