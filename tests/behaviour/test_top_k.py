@@ -140,6 +140,12 @@ def test_values_and_positions(isa: str, dtype: torch.dtype) -> None:
                 check(y, 3, 0, large, list(next(results)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_computed_halves_are_rounded(dtype: torch.dtype) -> None:
+    x = torch.randn(40, 50, generator=torch.Generator().manual_seed(3)).to(dtype)
+    check(x + 1, 6, -1, True, list(compiled(lambda y: torch.topk(y + 1, 6))(x)))
+
+
 def test_rows_of_any_number() -> None:
     ours = compiled(softmax_gate, dynamic=True)
     for rows in (3, 1, 40):

@@ -112,7 +112,8 @@ def top_k(
     _check(builder, x, ranks, k, dim)
     dim %= x.ndim
     place = ex.index_value(positions(x.shape)[dim])
-    own = builder.realize(Tensor(x.shape, ranks.kind, ranks.of(x.value, place)))
+    value = ex.round_to(x.value, x.dtype)  # the rank of a small float has no room for more bits
+    own = builder.realize(Tensor(x.shape, ranks.kind, ranks.of(value, place)))
     best = [builder.reduce(LoopKind.MAX, own, [dim], ranks.kind, keepdim=True)]
     while len(best) < k:
         best.append(_next(builder, own, dim, best[-1], ranks))
