@@ -25,9 +25,6 @@ UNINITIALISED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty
 UNINITIALISED |= {"empty_permuted", "resize_", "resize_as_"}
 # What they return depends on the storage around an operand, which the float64 reference has not.
 STORAGE_READERS = {"as_strided", "as_strided_copy", "as_strided_scatter", "resize_", "resize_as_"}
-# Their documentation leaves open which of equal elements they choose: positions are judged by the
-# elements there, and no element may be chosen twice.
-FREE_IN_TIES = {"topk"}
 SEED = 1234
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -147,8 +144,6 @@ def check_calls(row: Row, op: Any, calls: list[Call], backend: str) -> Outcome:
     if op.name in UNINITIALISED:
         got, eager = shapes_of(got[0]), shapes_of(eager[0])
     exact, spreads = references(row, op, calls)
-    if op.name in FREE_IN_TIES:
-        got, eager, exact, *spreads = (by_element(r, calls) for r in (got, eager, exact, *spreads))
     found = complaints(got, eager, exact, spreads, stated(op, row))
     if found and exact is not None:
         spreads += rounded_at_random(
@@ -234,19 +229,6 @@ def fresh(call: Call) -> Call:
         return memo[id(x)]
 
     return pytree.tree_map(copied, call)  # type: ignore[no-any-return]
-
-
-def by_element(result: Any, calls: list[Call]) -> Any:
-    """Results with each (values, positions), followed by the elements there and their number."""
-    if result is None:
-        return None
-    outputs = []
-    for (args, kwargs), (values, places) in zip(calls, result[0], strict=True):
-        dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
-        ordered = places.sort(dim).values
-        is_new = ordered.diff(dim=dim) != 0 if places.ndim else places == 0
-        outputs.append((values, args[0].detach().gather(dim, places), places.shape, is_new))
-    return outputs, result[1]
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

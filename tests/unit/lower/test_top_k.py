@@ -12,23 +12,15 @@ from torch import Tensor
 from perfuse.ir.program import LibraryCall, Program
 from tests.unit.lower.rows import compiled
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-DTYPES = (*FLOATS, torch.int32, torch.int16, torch.int8, torch.uint8)
 SPECIAL = (math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 6e-8, -6e-8)
 
 
-def _drawn(draw: random.Random, shape: list[int], dtype: torch.dtype) -> Tensor:
+def _drawn(draw: random.Random, shape: list[int]) -> Tensor:
     """Random bits, or few values of which many are equal, with special ones among them."""
-    if not dtype.is_floating_point:
-        info = torch.iinfo(dtype)
-        low, high = draw.choice([(info.min, info.max), (max(info.min, -2), 2)])
-        return torch.randint(low, high + 1, shape, dtype=torch.int64).to(dtype)
-    ints = torch.int32 if dtype is torch.float32 else torch.int16
-    info = torch.iinfo(ints)
-    bits = torch.randint(info.min, info.max + 1, shape, dtype=torch.int64).to(ints)
-    number = draw.choice([torch.randn(shape), torch.randint(-2, 3, shape).float()]).to(dtype)
-    x = draw.choice([bits.view(dtype), number])
-    special = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), shape)].to(dtype)
+    bits = torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).to(torch.int32)
+    number = draw.choice([torch.randn(shape), torch.randint(-2, 3, shape).float()])
+    x = draw.choice([bits.view(torch.float32), number])
+    special = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), shape)]
     return torch.where(torch.rand(shape) < draw.choice([0, 0.1, 0.9]), special, x)
 
 
@@ -53,18 +45,17 @@ def check(x: Tensor, k: int, dim: int, largest: bool, ours: list[Tensor]) -> Non
     assert bool((rising | ~same | zeros | nans).all()), "equal elements change places"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_rows_match_eager(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    dtype = DTYPES[seed % len(DTYPES)]
     shape = [draw.randint(1, 5) for _ in range(draw.randint(1, 3))]
     dim = draw.randrange(-len(shape), len(shape))
     shape[dim] = draw.choice([1, 2, 7, 16, 33, 64])
     k = draw.choice([1, shape[dim], draw.randint(1, shape[dim])])
     k, largest, is_sorted = min(k, 16), draw.random() < 0.6, draw.random() < 0.8
-    x = _drawn(draw, shape, dtype)
-    add = draw.choice([0, 3])  # a sum that is rounded once, as eager rounds it
+    x = _drawn(draw, shape)
+    add = draw.choice([0, 3])
     programs: list[Program] = []
     fn = compiled(lambda y: tuple(torch.topk(y + add, k, dim, largest, is_sorted)), programs)
     check(x + add, k, dim, largest, fn(x))
