@@ -57,6 +57,7 @@ def _rows() -> dict[str, ScalarOp]:
     put("where", 3, "same", 1)
     put("cast", 1, "attr", 1)
     put("round_to", 1, "same", 2)
+    put("to_bits from_bits", 1, "attr", 1)  # of a float32, as an int32 and back
     put("rand_f32", 2, "attr", 30)
     put("randn_f32", 2, "attr", 60)
     put("randint64", 4, "attr", 30)

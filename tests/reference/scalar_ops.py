@@ -55,6 +55,8 @@ SCALAR_FUNCTIONS: dict[str, TorchFn] = {
     isnan isinf isfinite signbit where
     """.split()
 } | {
+    "to_bits": lambda a: a.view(torch.int32),
+    "from_bits": lambda a: a.view(torch.float32),
     "exp_mid": torch.exp,
     "exp2_mid": torch.exp2,
     "bit_not": torch.bitwise_not,

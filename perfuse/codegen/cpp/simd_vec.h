@@ -309,6 +309,8 @@ template <class X> PF_FN auto signbit(X a) {
     return lt(bits_as<S>(a), S{});
   } else return lt(a, a);
 }
+template <class X> PF_FN auto to_bits(X a) { return bits_as<signed_of<X>>(a); }
+template <class X> PF_FN auto from_bits(X a) { return bits_as<like<X, float>>(a); }
 template <class X> PF_FN X copysign(X a, X b) {
   using U = unsigned_of<X>;
   const U sign = all<U>(elem<U>(1) << (sizeof(elem<U>) * 8 - 1));

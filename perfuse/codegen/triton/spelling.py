@@ -72,6 +72,7 @@ _FLOATS = {
     "nextafter": "libdevice.nextafter({0}, {1})", "fma": "tl.fma({0}, {1}, {2})",
     "isnan": "({0} != {0})", "isinf": "(tl.abs({0}) == float('inf'))",
     "isfinite": "(tl.abs({0}) < float('inf'))", "signbit": "(libdevice.signbit({0}) != 0)",
+    "to_bits": "{0}.to(tl.int32, bitcast=True)",
 }  # fmt: skip
 # Of float32 where nothing rounds the result to fewer bits: as eager's, to the last bit or nearly.
 _ROUNDED = {
@@ -100,6 +101,7 @@ _INTS = {
     "mod": "pf_mod({0}, {1})", "fmod": "({0} % {1})", "pow": "pf_pow_int({0}, {1})",
     "fma": "({0} * {1} + {2})", "isnan": "({0} != {0})", "isinf": "({0} != {0})",
     "isfinite": "({0} == {0})", "signbit": "({0} < 0)",
+    "from_bits": "{0}.to(tl.float32, bitcast=True)",
 }  # fmt: skip
 _BOOLS = {
     "neg": "{0}", "abs": "{0}", "sign": "{0}", "add": "({0} | {1})", "mul": "({0} & {1})",

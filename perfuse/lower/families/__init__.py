@@ -23,6 +23,7 @@ from perfuse.lower.families import (
     reductions,
     scattering,
     storage,
+    top_k,
     upsample,
     views,
 )

@@ -18,7 +18,7 @@ SMALL_FLOATS = [
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu,
 ]  # fmt: skip
-_INTS_ONLY = {"divisor", "bit_not", "bit_and", "bit_or", "bit_xor", "shl", "shr"}
+_INTS_ONLY = {"divisor", "bit_not", "bit_and", "bit_or", "bit_xor", "shl", "shr", "from_bits"}
 
 
 def interpreted(fn: object, *inputs: Tensor) -> Tensor:
