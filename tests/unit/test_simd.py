@@ -140,7 +140,8 @@ def source() -> str:
     """A loop around everything that is tested; `_1` is the scalar form of the same."""
     loop = "for (int64_t i = 0; i < n; i += PF_LANES)"
     each = "for (int64_t i = 0; i < n; i++)"
-    out = ['#include "perfuse_simd.h"', "using namespace pf;", 'extern "C" {']
+    out = ['#include "perfuse_simd.h"', '#include "simd_reduce.h"']
+    out += ["using namespace pf;", 'extern "C" {']
     for f in (*UNARY, *RANGED):
         out += [
             f"void u_{f}(const float* x, float* y, int64_t n)"
@@ -224,6 +225,8 @@ def source() -> str:
         "void across(const float* x, float* y) { const auto v = loadv<float>(x);"
         " y[0] = hsum(v); y[1] = hprod(v); y[2] = hmin(v); y[3] = hmax(v);"
         " y[4] = hany(gt(v, splat<float>(0))); y[5] = hall(gt(v, splat<float>(0))); }",
+        "void checked_index(int64_t* at, int64_t size, int64_t* status, int64_t n)"
+        " { storev<int64_t>(at, checked_n(loadv<int64_t>(at), size, size, status, (int)n)); }",
         "int num_lanes() { return PF_LANES; }",
         "}",
     ]
@@ -652,6 +655,18 @@ def test_transpose(lib: ctypes.CDLL, name: str) -> None:
             ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), rows, cols
         )
         np.testing.assert_array_equal(y, x.T)
+
+
+@pytest.mark.parametrize("bad", [-1, -(2**63), 5, 2**63 - 1])
+def test_an_index_outside_is_reported_from_every_lane(lib: ctypes.CDLL, bad: int) -> None:
+    lanes = lib.num_lanes()
+    for n, lane in ((n, lane) for n in (lanes, 3) for lane in range(lanes)):
+        at, status = np.arange(lanes, dtype=np.int64) % 5, np.zeros(1, np.int64)
+        at[lane] = bad
+        expected = np.where((np.arange(lanes) < n) & (np.arange(lanes) != lane), at, 0)
+        call(lib, "checked_index", at, 5, status, n)
+        np.testing.assert_array_equal(at, expected)
+        assert (status[0] != 0) == (lane < n)
 
 
 def test_across_lanes(lib: ctypes.CDLL) -> None:
