@@ -67,7 +67,10 @@ def reflected_backward(gradient: Tensor, x: Tensor, padding: list[int]) -> Tenso
 
 
 def _folded(gradient: Tensor, dim: int, size: Any, before: int, after: int) -> Tensor:
-    """What the padding reads of one dimension, added where it reads; a negative one reads less."""
+    """The gradient of one dimension: each edge, flipped, is added to the elements it repeats.
+
+    Of a negative padding, the elements that it takes away get 0.
+    """
     first, last = max(-before, 0), size - max(-after, 0)
     result = gradient.narrow(dim, max(before, 0), last - first)
     unpadded = [0, 0] * (gradient.dim() - 1 - dim)

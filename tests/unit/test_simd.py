@@ -21,7 +21,7 @@ from perfuse.torch_compat.ops import fp8_cast_saturates
 
 HEADERS = Path(__file__).parents[2] / "perfuse" / "codegen" / "cpp"
 COMMON = (
-    "-O3 -std=c++17 -fno-math-errno -ffp-contract=off -fopenmp -fPIC -shared -Wno-psabi".split()
+    "-O3 -std=c++20 -fno-math-errno -ffp-contract=off -fopenmp -fPIC -shared -Wno-psabi".split()
 )
 ISAS = {
     "avx512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mbmi2 -DPF_LANES=16",

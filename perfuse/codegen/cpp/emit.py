@@ -232,13 +232,12 @@ class Emitter(emitter.Emitter[Names, Value]):
             return found
         vectors, fixed = [], [f"int64_t({index.const})"] if index.const else []
         for monomial, coefficient in index.terms:
-            of_lanes, factors = self._factors(monomial)
-            if coefficient != 1:
-                factors.append(f"int64_t({coefficient})")
-            scale = " * ".join(factors)
+            of_lanes, shared = self._factors(monomial)
+            times = [f"int64_t({coefficient})"] if coefficient != 1 else []
+            scale = " * ".join([*shared, *times])
             if of_lanes:
                 vectors.append(
-                    " * ".join([*of_lanes, f"pf::splat({scale})"] if scale else of_lanes)
+                    " * ".join([*of_lanes, *([f"pf::splat({scale})"] if shared else times)])
                 )
             else:
                 fixed.append(scale)
