@@ -50,6 +50,11 @@ BASE_FLAGS = tuple(
 # with it (two of 38 in another order); -fno-ivopts, the alternative, changes all of them.
 GCC_FLAGS = ("-fno-delete-null-pointer-checks",)
 
+# g++ copies what is wider than a vector (8 doubles or int64 under AVX2) in pieces of 16 bytes and
+# reads them back in 32: each such load waits for two stores. With these flags, which g++ 12 was the
+# first to have, it moves whole vectors.
+GCC_AVX2_MOVES = ("-mmove-max=256", "-mstore-max=256")
+
 # Unlike other compilers, zig uses every instruction of the machine it runs on by default.
 # Kernels use no C++ library, and zig would first build its own, for minutes.
 ZIG_FLAGS = ("-mcpu=baseline", "-nostdlib++")
@@ -96,7 +101,11 @@ class Target:
     def cxx_flags(self, opt_level: int = 3) -> tuple[str, ...]:
         """The flags that compile a kernel for this target; linking is the build's business."""
         own = ZIG_FLAGS if self.is_zig() else () if self.is_clang() else GCC_FLAGS
-        return (f"-O{opt_level}", *BASE_FLAGS, *own, *ISA_FLAGS[self.isa])
+        moves = GCC_AVX2_MOVES if self.isa == "avx2" and self._is_gcc_since(12) else ()
+        return (f"-O{opt_level}", *BASE_FLAGS, *own, *ISA_FLAGS[self.isa], *moves)
+
+    def _is_gcc_since(self, oldest: int) -> bool:
+        return not self.is_clang() and (major_version(self.compiler_version) or 0) >= oldest
 
     def is_clang(self) -> bool:
         """Whether the compiler is clang, under whatever name."""
@@ -155,6 +164,12 @@ def _words(command: str) -> list[str]:
             f"{command!r} is not a valid command: {error}",
             hint="check the quotes in $CXX or the setting cpu.compiler.",
         ) from error
+
+
+def major_version(version: str) -> int | None:
+    """The first number of a version such as "g++ (Debian 12.2.0-14) 12.2.0"."""
+    numbers: list[str] = re.findall(r"(?<![\w.])(\d+)\.\d+", version)
+    return int(numbers[-1]) if numbers else None
 
 
 def compiler_version(command: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from perfuse.diagnosis.machine import Machine
 from perfuse.diagnosis.report import Finding
 from perfuse.errors import CompilerMissing
 from perfuse.supported import NEWEST, OLDEST, is_supported
-from perfuse.target import LANES
+from perfuse.target import LANES, major_version
 
 BROKEN_PYTHON = "3.13.0"
 VECTOR_BITS = {"avx512": 512, "avx2": 256, "neon": 128, "scalar": 0}
@@ -60,7 +59,7 @@ def cpp_compiler(machine: Machine) -> Finding:
     target = machine.target(machine.settings_or_defaults())
     detail = f"{' '.join(target.compiler_command())} ({target.compiler_version})"
     family = "clang" if target.is_clang() else "g++"
-    major = _major(target.compiler_version)
+    major = major_version(target.compiler_version)
     oldest = OLDEST_COMPILER[family]
     if major is not None and major < oldest:
         return Finding("problem", f"{detail}: no C++20", f"install {family} {oldest} or newer.")
@@ -69,12 +68,6 @@ def cpp_compiler(machine: Machine) -> Finding:
     ]
     known = f"; known bugs, worked around: {', '.join(bugs)}" if bugs else ""
     return Finding("ok", detail + known)
-
-
-def _major(version: str) -> int | None:
-    """The first number of a version such as "g++ (Debian 12.2.0-14) 12.2.0"."""
-    numbers: list[str] = re.findall(r"(?<![\w.])(\d+)\.\d+", version)
-    return int(numbers[-1]) if numbers else None
 
 
 def _is_in(major: int | None, first: int, last: int) -> bool:

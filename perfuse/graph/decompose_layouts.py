@@ -57,6 +57,33 @@ def reflected(at: Tensor, size: Any) -> Tensor:
     return folded
 
 
+def reflected_backward(gradient: Tensor, x: Tensor, padding: list[int]) -> Tensor:
+    """Each dimension's edges are folded back: slices and flips, so that no index is looked up."""
+    for i in range(len(padding) // 2):
+        dim, (before, after) = gradient.dim() - 1 - i, padding[2 * i : 2 * i + 2]
+        gradient = _folded(gradient, dim, x.shape[-1 - i], before, after)
+    wanted = memory_format_of(x) if lies_channels_last(x) else torch.contiguous_format
+    return gradient.contiguous(memory_format=wanted)
+
+
+def _folded(gradient: Tensor, dim: int, size: Any, before: int, after: int) -> Tensor:
+    """The gradient of one dimension: each edge, flipped, is added to the elements it repeats.
+
+    Of a negative padding, the elements that it takes away get 0.
+    """
+    first, last = max(-before, 0), size - max(-after, 0)
+    result = gradient.narrow(dim, max(before, 0), last - first)
+    unpadded = [0, 0] * (gradient.dim() - 1 - dim)
+    result = torch.constant_pad_nd(result, [*unpadded, first, size - last])
+    if before > 0:
+        edge = gradient.narrow(dim, 0, before).flip(dim)
+        result = result + torch.constant_pad_nd(edge, [*unpadded, 1, size - 1 - before])
+    if after > 0:
+        edge = gradient.narrow(dim, gradient.shape[dim] - after, after).flip(dim)
+        result = result + torch.constant_pad_nd(edge, [*unpadded, size - 1 - after, 1])
+    return result
+
+
 def replicated(at: Tensor, size: Any) -> Tensor:
     return at.clamp(0, size - 1)
 

@@ -76,7 +76,6 @@ MOVEMENT = """
 _unsafe_masked_index _unsafe_masked_index_put_accumulate block_diag channel_shuffle
 diag_embed diagonal_backward index_add index_copy
 isin masked_fill pixel_shuffle pixel_unshuffle
-reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
 rot90 select_backward slice_backward
 split_with_sizes_copy stack t take tril triu unbind unfold_backward unsafe_split
 unsafe_split_with_sizes transpose_copy unsqueeze_copy squeeze_copy
@@ -123,6 +122,7 @@ OWN: dict[str, Decomposition] = {
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
     "aten.lerp.Scalar": pointwise.lerp,
     **{f"aten.reflection_pad{n}d.default": layouts.padded(layouts.reflected) for n in (1, 2, 3)},
+    **{f"aten.reflection_pad{n}d_backward.default": layouts.reflected_backward for n in (1, 2, 3)},
     **{f"aten.replication_pad{n}d.default": layouts.padded(layouts.replicated) for n in (1, 2, 3)},
     "aten.roll.default": layouts.roll,
     "aten.narrow_copy.default": layouts.narrow_copy,

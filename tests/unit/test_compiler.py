@@ -202,5 +202,19 @@ def test_flags_never_change_arithmetic() -> None:
         assert not {"-ffast-math", "-Ofast", "-march=native"} & set(flags)
 
 
+@pytest.mark.parametrize(
+    ("isa", "version", "moves"),
+    [
+        ("avx2", "g++ (Debian 12.2.0-14) 12.2.0", True),
+        ("avx2", "g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", False),
+        ("avx2", "clang version 15.0.7", False),
+        ("avx512", "g++ (GCC) 14.1.0", False),
+    ],
+)
+def test_gcc_moves_whole_vectors_of_avx2(isa: str, version: str, moves: bool) -> None:
+    target = replace(host_target(Settings()), isa=isa, compiler_version=version)
+    assert ("-mmove-max=256" in target.cxx_flags()) == moves
+
+
 def test_sizes_as_sysfs_writes_them() -> None:
     assert [parse_size(text) for text in ("32K\n", "1M", "77", "?")] == [32768, 1 << 20, 77, 0]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from perfuse.torch_compat.ops import fp8_cast_saturates
 
 HEADERS = Path(__file__).parents[2] / "perfuse" / "codegen" / "cpp"
 COMMON = (
-    "-O3 -std=c++17 -fno-math-errno -ffp-contract=off -fopenmp -fPIC -shared -Wno-psabi".split()
+    "-O3 -std=c++20 -fno-math-errno -ffp-contract=off -fopenmp -fPIC -shared -Wno-psabi".split()
 )
 ISAS = {
     "avx512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mbmi2 -DPF_LANES=16",
@@ -139,7 +140,8 @@ def source() -> str:
     """A loop around everything that is tested; `_1` is the scalar form of the same."""
     loop = "for (int64_t i = 0; i < n; i += PF_LANES)"
     each = "for (int64_t i = 0; i < n; i++)"
-    out = ['#include "perfuse_simd.h"', "using namespace pf;", 'extern "C" {']
+    out = ['#include "perfuse_simd.h"', '#include "simd_reduce.h"']
+    out += ["using namespace pf;", 'extern "C" {']
     for f in (*UNARY, *RANGED):
         out += [
             f"void u_{f}(const float* x, float* y, int64_t n)"
@@ -147,12 +149,17 @@ def source() -> str:
             f"void ud_{f}(const double* x, double* y, int64_t n)"
             f" {{ {loop} storev<double>(y + i, pf::{f}(loadv<double>(x + i))); }}",
             f"void u1_{f}(const float* x, float* y, int64_t n) {{ {each} y[i] = pf::{f}(x[i]); }}",
+            f"void ud1_{f}(const double* x, double* y, int64_t n)"
+            f" {{ {each} y[i] = pf::{f}(x[i]); }}",
         ]
     for f in BINARY:
         out += [
             f"void b_{f}(const float* a, const float* b, float* y, int64_t n)"
             f" {{ {loop} storev<float>(y + i,"
             f" pf::{f}(loadv<float>(a + i), loadv<float>(b + i))); }}",
+            f"void bd_{f}(const double* a, const double* b, double* y, int64_t n)"
+            f" {{ {loop} storev<double>(y + i,"
+            f" pf::{f}(loadv<double>(a + i), loadv<double>(b + i))); }}",
         ]
     for t in INTEGER_TYPES:
         for f in INTEGER:
@@ -218,6 +225,8 @@ def source() -> str:
         "void across(const float* x, float* y) { const auto v = loadv<float>(x);"
         " y[0] = hsum(v); y[1] = hprod(v); y[2] = hmin(v); y[3] = hmax(v);"
         " y[4] = hany(gt(v, splat<float>(0))); y[5] = hall(gt(v, splat<float>(0))); }",
+        "void checked_index(int64_t* at, int64_t size, int64_t* status, int64_t n)"
+        " { storev<int64_t>(at, checked_n(loadv<int64_t>(at), size, size, status, (int)n)); }",
         "int num_lanes() { return PF_LANES; }",
         "}",
     ]
@@ -352,33 +361,135 @@ def test_overflow_of_e4m3_can_be_nan(tmp_path: Path) -> None:
     assert y.tolist() == [0x7E, 0x7E, 0x7F, 0x7F, 0xFF, 0x7F, 0x7F, 0x38]
 
 
+def in_120_bits(f: Callable[[Any], Any]) -> Callable[[Array], Array]:
+    """A function of mpmath, rounded to long double."""
+
+    def one(x: float) -> Any:
+        with mpmath.workprec(120):
+            exact = f(mpmath.mpf(float(x)))
+            nearest = float(exact)
+            rest = float(exact - nearest) if np.isfinite(nearest) else 0.0
+        return np.longdouble(nearest) + np.longdouble(rest)
+
+    return lambda x: np.array([one(v) for v in x], np.longdouble)
+
+
+def erfinv(x: Any) -> Any:
+    if abs(x) < 1:
+        return mpmath.erfinv(x)
+    return x * mpmath.inf if abs(x) == 1 else mpmath.nan
+
+
 # Vector code of double: (reference in long double, largest error in ulp).
-OF_DOUBLE = {
+OF_DOUBLE: dict[str, tuple[Callable[[Array], Array], float]] = {
     "exp": (np.exp, 1.0),
+    "exp2": (np.exp2, 1.1),
     "expm1": (np.expm1, 1.8),
     "log": (np.log, 1.0),
+    "log2": (np.log2, 1.9),
+    "log10": (np.log10, 2.5),
     "log1p": (np.log1p, 1.1),
     "tanh": (np.tanh, 2.6),
+    "sinh": (np.sinh, 2.6),
+    "cosh": (np.cosh, 2.6),
+    "sin": (np.sin, 1.7),
+    "cos": (np.cos, 1.7),
+    "tan": (np.tan, 3.4),
+    "asin": (np.arcsin, 2.5),
+    "acos": (np.arccos, 1.5),
+    "atan": (np.arctan, 2.0),
+    "asinh": (np.arcsinh, 2.0),
+    "acosh": (np.arccosh, 2.2),
+    "atanh": (np.arctanh, 2.2),
+    "erf": (in_120_bits(mpmath.erf), 2.1),
+    "erfc": (in_120_bits(lambda x: mpmath.erfc(min(x, 1e3)) if x == x else x), 5.0),
+    "erfinv": (in_120_bits(erfinv), 3.6),
 }
+IN_120_BITS = ("erf", "erfc", "erfinv")
+BINARY_OF_DOUBLE = {"pow": (np.power, 1.2), "atan2": (np.arctan2, 2.2), "hypot": (np.hypot, 1.2)}
+needs_wider_float = pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant < 63, reason="needs a wider float"
+)
 
 
-@pytest.mark.parametrize("name", OF_DOUBLE)
-@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="needs a wider float")
-def test_double_in_ulp(lib: ctypes.CDLL, name: str) -> None:
+def doubles(count: int) -> Array:
+    """The special values, then every scale, the unit interval and both sides of 1."""
     rng = np.random.default_rng(1)
-    scaled = [rng.standard_normal(20_000) * s for s in (1e-300, 1e-9, 0.1, 1, 10, 300, 1e9, 1e300)]
     special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 5e-324, 709.78, 709.79, -745.1, -745.2]
-    x = np.concatenate([np.array([*special, 1e-310, -708.5, 2, -2]), *scaled])
-    got = np.empty_like(x)
-    call(lib, f"ud_{name}", x, got, len(x))
-    reference, bound = OF_DOUBLE[name]
+    special += [1e-310, -708.5, 2, -2, 1 - 2**-53, 1 + 2**-52, 5.95, -27.3, 27.2, 1024, -1074.5, 3]
+    scaled = [
+        rng.standard_normal(count) * s
+        for s in (1e-300, 1e-160, 1e-9, 0.1, 1, 10, 300, 1e5, 1e9, 1e160, 1e300)
+    ]
+    unit = [rng.uniform(-1, 1, count), 1 - 10 ** rng.uniform(-16, 0, count)]
+    x = np.concatenate([special, *scaled, *unit, rng.uniform(0.5, 2, count)])
+    return np.concatenate([x, np.ones(-len(x) % 16)])
+
+
+def assert_doubles(got: Array, exact: Array, bound: float, *inputs: Array) -> None:
     with np.errstate(all="ignore"):
-        exact = reference(x.astype(np.longdouble))
         nearest = exact.astype(np.float64)
         error = np.abs(got - exact) / np.spacing(np.abs(nearest))
     error[same(got, nearest)] = 0
     i = int(np.nan_to_num(error, nan=np.inf).argmax())
-    assert error[i] <= bound, f"{error[i]:.2f} ulp at {x[i]!r}: got {got[i]}, exact {exact[i]}"
+    at = ", ".join(repr(float(x[i])) for x in inputs)
+    assert error[i] <= bound, f"{error[i]:.2f} ulp at {at}: got {got[i]}, exact {exact[i]}"
+    zero = (nearest == 0) & ~np.isnan(got)
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(nearest[zero]))
+
+
+@pytest.mark.parametrize("name", OF_DOUBLE)
+@needs_wider_float
+def test_double_in_ulp(lib: ctypes.CDLL, name: str) -> None:
+    x = doubles(100 if name in IN_120_BITS else 20_000)
+    if name in ("erf", "erfinv"):  # whose reference has no -0
+        x = x[x != 0]
+        x = np.concatenate([x, np.ones(-len(x) % 16)])
+    got, one = np.empty_like(x), np.empty_like(x)
+    call(lib, f"ud_{name}", x, got, len(x))
+    call(lib, f"ud1_{name}", x, one, len(x))
+    assert same(got, one).all(), "a scalar and a vector disagree"
+    reference, bound = OF_DOUBLE[name]
+    with np.errstate(all="ignore"):
+        exact = reference(x.astype(np.longdouble))
+    assert_doubles(got, exact, bound, x)
+
+
+@pytest.mark.parametrize("name", ["sin", "tan", "asin", "atan", "sinh", "asinh", "erf", "erfinv"])
+def test_double_keeps_the_sign_of_zero(lib: ctypes.CDLL, name: str) -> None:
+    x = np.array([0.0, -0.0] * 8)
+    got = np.empty_like(x)
+    call(lib, f"ud_{name}", x, got, len(x))
+    assert (got == 0).all() and (np.signbit(got) == np.signbit(x)).all()
+
+
+def pairs_of_doubles(name: str) -> tuple[Array, Array]:
+    """Every pair of special values, then random ones; a multiple of 16 long."""
+    rng, n = np.random.default_rng(2), 16_000
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 5e-324, -5e-324, 0.5, -0.5, 2, -2, 3, -3]
+    special += [1e308, -1e308, 1e16, 9007199254740993.0, 1e-308]
+    a, b = (x.ravel() for x in np.meshgrid(special, special))
+    normal, wide = rng.standard_normal(n), 10 ** rng.uniform(-300, 300, n)
+    if name == "pow":
+        bases = [abs(normal), normal, wide, 1 + normal * 1e-9, 10 ** rng.uniform(-323, -300, n)]
+        signs = rng.integers(-20, 20, n)
+        powers = [normal[::-1] * 3, signs, normal[::-1], normal[::-1] * 1e11, normal[::-1]]
+    else:
+        bases = [normal, wide, normal * 1e-310, normal]
+        powers = [normal[::-1] * 1e3, wide[::-1], normal[::-1] * 1e-310, normal * (1 + 1e-12)]
+    return np.concatenate([a, *bases]), np.concatenate([b, *powers])
+
+
+@pytest.mark.parametrize("name", BINARY_OF_DOUBLE)
+@needs_wider_float
+def test_binary_of_double_in_ulp(lib: ctypes.CDLL, name: str) -> None:
+    a, b = pairs_of_doubles(name)
+    got = np.empty_like(a)
+    call(lib, f"bd_{name}", a, b, got, len(a))
+    reference, bound = BINARY_OF_DOUBLE[name]
+    with np.errstate(all="ignore"):
+        exact = reference(a.astype(np.longdouble), b.astype(np.longdouble))
+    assert_doubles(got, exact, bound, a, b)
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -544,6 +655,18 @@ def test_transpose(lib: ctypes.CDLL, name: str) -> None:
             ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), rows, cols
         )
         np.testing.assert_array_equal(y, x.T)
+
+
+@pytest.mark.parametrize("bad", [-1, -(2**63), 5, 2**63 - 1])
+def test_an_index_outside_is_reported_from_every_lane(lib: ctypes.CDLL, bad: int) -> None:
+    lanes = lib.num_lanes()
+    for n, lane in ((n, lane) for n in (lanes, 3) for lane in range(lanes)):
+        at, status = np.arange(lanes, dtype=np.int64) % 5, np.zeros(1, np.int64)
+        at[lane] = bad
+        expected = np.where((np.arange(lanes) < n) & (np.arange(lanes) != lane), at, 0)
+        call(lib, "checked_index", at, 5, status, n)
+        np.testing.assert_array_equal(at, expected)
+        assert (status[0] != 0) == (lane < n)
 
 
 def test_across_lanes(lib: ctypes.CDLL) -> None:

@@ -230,28 +230,46 @@ class Emitter(emitter.Emitter[Names, Value]):
             return f"pf::splat(int64_t({self.index(index)}))"
         if (found := self.scope.known_indices.get(index)) is not None:
             return found
-        pieces = []
+        vectors, fixed = [], [f"int64_t({index.const})"] if index.const else []
         for monomial, coefficient in index.terms:
-            factors = [self._vector_atom(a) for a in monomial]
-            if coefficient != 1:
-                factors.append(f"int64_t({coefficient})")
-            pieces.append(" * ".join(factors))
-        if index.const:
-            pieces.append(f"int64_t({index.const})")
+            of_lanes, shared = self._factors(monomial)
+            times = [f"int64_t({coefficient})"] if coefficient != 1 else []
+            scale = " * ".join([*shared, *times])
+            if of_lanes:
+                vectors.append(
+                    " * ".join([*of_lanes, *([f"pf::splat({scale})"] if shared else times)])
+                )
+            else:
+                fixed.append(scale)
+        # g++ 12 adds a scalar to a vector of 64 bits lane by lane, through memory.
+        pieces = [*vectors, f"pf::splat({' + '.join(fixed)})"] if fixed else vectors
         name = self.names.local()
         self.line(f"const pf::vec<int64_t> {name} = {' + '.join(pieces)};")
         self.scope.known_indices[index] = name
         return name
 
-    def _vector_atom(self, atom: Atom) -> str:
+    def _factors(self, monomial: tuple[Atom, ...]) -> tuple[list[str], list[str]]:
+        """The text of the factors that vary along the lanes, and of the others."""
+        of_lanes, shared = [], []
+        for atom in monomial:
+            text = self._vector_atom(atom)
+            if text is None:
+                shared.append(f"int64_t({self.atom(atom)})")
+            else:
+                of_lanes.append(text)
+        return of_lanes, shared
+
+    def _vector_atom(self, atom: Atom) -> str | None:
+        """The vector of an atom that varies along the lanes."""
         if atom is self.lane:
             return f"pf::iota<int64_t>({atom})"
         if isinstance(atom, Indirect):
-            return self.checked(atom).vector
+            found = self.checked(atom)
+            return found.text if found.is_vector else None
         if isinstance(atom, Division) and any(map(self._varies, atom.operands)):
             a, b = map(self._vector_index, atom.operands)
             return f"pf::{'floordiv' if isinstance(atom, Quotient) else 'mod'}({a}, {b})"
-        return f"int64_t({self.atom(atom)})"
+        return None
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -276,7 +294,7 @@ class Emitter(emitter.Emitter[Names, Value]):
         self, e: Expr, pointer: str, kind: str, mask: Value, stride: Dim | None
     ) -> Value:
         index, fill, live = e.index, self.value(e.args[1]), mask.vector
-        if not mask.is_vector and e.dtype.is_float:
+        if not mask.is_vector and e.dtype is not DType.BOOL:
             # All lanes or none, such as a row of padding: a branch that is predicted.
             form, place = self._place(pointer, index, stride)
             text = f"pf::{_LOADS[form]}{self._suffix}<{kind}>({place}{self._live})"

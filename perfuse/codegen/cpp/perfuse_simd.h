@@ -6,6 +6,7 @@
 #include "simd_convert.h"
 #include "simd_memory.h"
 #include "simd_divide.h"
+#include "simd_double.h"
 #include "simd_math.h"
 #include "simd_special.h"
 #include "simd_random.h"

@@ -90,17 +90,8 @@ template <class X> PF_MATH X floordiv(X a, X b) {
 
 PF_FN float libm_nextafter(float a, float b) { return __builtin_nextafterf(a, b); }
 PF_FN double libm_nextafter(double a, double b) { return __builtin_nextafter(a, b); }
-PF_FN double libm_hypot(double a, double b) { return __builtin_hypot(a, b); }
 template <class X> PF_MATH X nextafter(X a, X b) {
   return each([](elem<X> s, elem<X> t) { return libm_nextafter(s, t); }, a, b);
-}
-template <class X> PF_MATH X hypot(X a, X b) {
-  if constexpr (is_same<elem<X>, double>) return each([](double s, double t) { return libm_hypot(s, t); }, a, b);
-  else {
-    const auto x = convert<double>(a), y = convert<double>(b);
-    const X r = convert<float>(sqrt(x * x + y * y));
-    return where(lor(isinf(a), isinf(b)), all<X>(__builtin_inff()), r);
-  }
 }
 
 }  // namespace pf

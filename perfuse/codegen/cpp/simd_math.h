@@ -1,4 +1,4 @@
-// Elementary functions, the same code for a vector and for a scalar; of double, most are libm's lane by lane.
+// Elementary functions, the same code for a vector and for a scalar. Those of double are in simd_double.h.
 //
 // Largest error in ulp of the result, special values and subnormal results included (tests/unit/test_simd.py):
 //   exp 1.1     exp2 1.1    expm1 1.8   log 1.0     log2 1.9    log10 2.5   log1p 1.1    tanh 2.6    sigmoid 2.6
@@ -8,77 +8,6 @@
 // sigmoid gives 0 where exp(-x) overflows (x < -88.7), as eager's does.
 
 namespace pf {
-
-// c0 + c1 x + c2 x^2 + ...
-template <class F> PF_FN F poly(F, elem<F> c0) { return all<F>(c0); }
-template <class F, class... C> PF_FN F poly(F x, elem<F> c0, C... rest) { return fma(poly(x, (elem<F>)rest...), x, all<F>(c0)); }
-
-#define PF_LIBM(NAME)                                                   \
-  PF_FN float libm_##NAME(float x) { return __builtin_##NAME##f(x); }   \
-  PF_FN double libm_##NAME(double x) { return __builtin_##NAME(x); }
-#define PF_LANEWISE(NAME) each([](elem<X> t) { return libm_##NAME(t); }, x)
-PF_LIBM(exp2) PF_LIBM(log2) PF_LIBM(log10)
-PF_LIBM(sin) PF_LIBM(cos) PF_LIBM(tan) PF_LIBM(sinh) PF_LIBM(cosh) PF_LIBM(asin) PF_LIBM(acos)
-PF_LIBM(atan) PF_LIBM(asinh) PF_LIBM(acosh) PF_LIBM(atanh) PF_LIBM(erf) PF_LIBM(erfc) PF_LIBM(lgamma)
-template <class X> constexpr bool in_float = is_same<elem<X>, float>;
-
-// ---- of double ---------------------------------------------------------------------------------
-// The same reductions with fdlibm's splitting of ln2 and series as long as 53 bits need; the others are libm's.
-
-constexpr double whole_double = 6755399441055744.0;  // 1.5 * 2^52: its sum with a small whole number ends with it
-template <class D> struct exp_parts_double { D r; like<D, int64_t> n; };
-template <class D> PF_FN exp_parts_double<D> exp_reduce_double(D x) {
-  using I = like<D, int64_t>;
-  const D magic = all<D>(whole_double), t = fma(x, all<D>(1.4426950408889634), magic), k = t - magic;
-  const D r = fma(k, all<D>(-1.90821492927058770002e-10), fma(k, all<D>(-6.93147180369123816490e-01), x));
-  return {r, bits_as<I>(t) - bits_as<I>(magic)};
-}
-// exp(r) - 1
-template <class D> PF_FN D expm1_small_double(D r) {
-  return fma(r * r, poly(r, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800), r);
-}
-template <class I> PF_FN like<I, double> power_of_two_double(I n) { return bits_as<like<I, double>>((I)((n + 1023) << 52)); }
-template <class D> PF_FN D exp_double(D x) {
-  const auto p = exp_reduce_double(low(all<D>(710.0), high(all<D>(-746.0), x)));
-  using I = like<D, int64_t>;
-  using U = like<D, uint64_t>;
-  const I half = (I)((U)(p.n + 2048) >> 1) - 1024;
-  return (expm1_small_double(p.r) + 1.0) * power_of_two_double(half) * power_of_two_double((I)(p.n - half));
-}
-template <class D> PF_FN D expm1_double(D x) {
-  const auto p = exp_reduce_double(low(all<D>(710.0), high(all<D>(-40.0), x)));
-  const D s = power_of_two_double(p.n - 1), h = fma(s, expm1_small_double(p.r), s - 0.5);
-  return where(eq(x, D{}), x, h + h);
-}
-template <class D> PF_FN D tanh_double(D x) {
-  const D a = abs(x);
-  const auto p = exp_reduce_double(low(all<D>(44.0), a + a));
-  const D s = power_of_two_double(p.n), e = fma(s, expm1_small_double(p.r), s - 1.0);
-  const auto near_one = gt(a, all<D>(0.6));
-  const D q = where(near_one, all<D>(2.0), e) / (e + 2.0);
-  return copysign(where(near_one, 1.0 - q, q), x);
-}
-// log(x + lost) where lost is small against x.
-template <class D> PF_FN D log_double(D x, D lost) {
-  using I = like<D, int64_t>;
-  using U = like<D, uint64_t>;
-  const auto tiny = lt(x, all<D>(2.2250738585072014e-308));
-  const I b = bits_as<I>(where(tiny, x * 18014398509481984.0, x)), one = all<I>(1023), least = all<I>(0x3fe6a09e667f3bcd);
-  const I n = (I)((U)(b - least + ((one + 1) << 52)) >> 52) - 1024;
-  const D whole = all<D>(whole_double), k = bits_as<D>((I)(n + bits_as<I>(whole))) - whole - where(tiny, all<D>(54.0), D{});
-  const D f = bits_as<D>((I)(b - (n << 52))) - 1.0, s = f / (f + 2.0), z = s * s, square = f * f * 0.5;
-  const D tail = z * poly(z, 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
-                          1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01);
-  const D low_part = fma(s, square + tail, fma(k, all<D>(1.90821492927058770002e-10), lost));
-  const D y = fma(k, all<D>(6.93147180369123816490e-01), f - (square - low_part));
-  const D end = where(lt(x, all<D>(__builtin_inf())), y, x);
-  return where(eq(x, D{}), all<D>(-__builtin_inf()), where(lt(x, D{}), all<D>(__builtin_nan("")), end));
-}
-template <class D> PF_FN D log1p_double(D x) {
-  const D u = x + 1.0;
-  const D y = log_double(u, (x - (u - 1.0)) / u);
-  return where(eq(x, D{}), x, where(eq(u, all<D>(__builtin_inf())), u, y));
-}
 
 // ---- exp and its family ------------------------------------------------------------------------
 // x = n ln2 + r with |r| <= ln2/2. n comes from adding 1.5 * 2^23, which leaves the nearest whole number in the
@@ -167,7 +96,7 @@ template <class X> PF_MATH X exp_mid(X x) {
 // Two to a power within [-126, 127] (elsewhere: anything). The part that is whole, or whole sixteenths, is left in the
 // low bits by a number whose ulp is that.
 template <class X> PF_MATH X exp2_mid(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(exp2);
+  if constexpr (!in_float<X>) return exp2_double(x);
   else {
     using I = like<X, int32_t>;
 #if defined(__AVX512F__) && PF_LANES == 16
@@ -183,7 +112,7 @@ template <class X> PF_MATH X exp2_mid(X x) {
   }
 }
 template <class X> PF_MATH X exp2(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(exp2);
+  if constexpr (!in_float<X>) return exp2_double(x);
   else {
     x = low(all<X>(129.0f), high(all<X>(-151.0f), x));
     using I = like<X, int32_t>;
@@ -261,14 +190,14 @@ template <class X> PF_MATH X log1p(X x) {
   }
 }
 template <class X> PF_MATH X log2(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(log2);
+  if constexpr (!in_float<X>) return log_to_base_double(x, 1.0, 0.0, 1.4426950408889634);
   else {
     const auto p = log_reduce(x);
     return log_limits(x, fma(p.f + p.tail, all<X>(1.44269504f), p.n));
   }
 }
 template <class X> PF_MATH X log10(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(log10);
+  if constexpr (!in_float<X>) return log_to_base_double(x, 0.30102999566361177, 3.694239077158931e-13, 0.4342944819032518);
   else {
     const auto p = log_reduce(x);
     const X small = fma(p.f + p.tail, all<X>(0.434294482f), p.n * 7.90341e-6f);

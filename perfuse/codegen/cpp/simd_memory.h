@@ -205,16 +205,45 @@ template <class S> PF_FN vcompute<S> gather(const S* base, vec<int64_t> at) {
   __builtin_memcpy(index, &at, sizeof at);
   return from_raw<S>(from_lanes<raw<S>>([&](int i) { return raw_at(base + index[i]); }));
 }
-template <class S> PF_CALLED vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
-  vraw<S> r{};
-  for (int i = 0; i < lanes; i++)
-    if (i < n) r[i] = raw_at(base + at[i]);
-  return from_raw<S>(r);
+// The machine's gather costs as much as one load a lane, but has a mask.
+#if defined(PF_MASKED) && PF_LANES == 16 && !defined(__clang__)
+#define PF_GATHERS 1
+template <class T> PF_FN vec<T> gather_bits(const T* base, vec<int64_t> at, uint32_t bits) {
+  typedef vec_n<long long, 8>::type places;
+  const auto p = bits_as<parts<vec<int64_t>>>(at);
+  if constexpr (sizeof(T) == 8) {
+    const auto low = __builtin_ia32_gatherdiv8df(vec_n<double, 8>::type{}, base, (places)p.part[0], bits & 255, 8);
+    const auto high = __builtin_ia32_gatherdiv8df(vec_n<double, 8>::type{}, base, (places)p.part[1], bits >> 8, 8);
+    return bits_as<vec<T>>(parts<vec<double>>{{low, high}});
+  } else {
+    typedef vec_n<float, 8>::type half;
+    struct { half low, high; } r;
+    r.low = __builtin_ia32_gatherdiv16sf(half{}, base, (places)p.part[0], bits & 255, 4);
+    r.high = __builtin_ia32_gatherdiv16sf(half{}, base, (places)p.part[1], bits >> 8, 4);
+    return bits_as<vec<T>>(r);
+  }
 }
+#endif
 // The lanes that must not be read read what the first of the others does: branches that depend on data cost more.
+template <class S> PF_CALLED vcompute<S> gather_part(const S* base, vec<int64_t> at, int n) {
+  if (n <= 0) return from_raw<S>(vraw<S>{});
+  const mask live = first_lanes(n);
+  return where(live, gather(base, where(live, at, splat<int64_t>(at[0]))), vcompute<S>{});
+}
+template <class S> PF_FN vcompute<S> gather_n(const S* base, vec<int64_t> at, int n) {
+#ifdef PF_GATHERS
+  if constexpr (sizeof(S) >= 4) return from_raw<S>(gather_bits((const raw<S>*)base, at, first_bits(n)));
+#endif
+  return gather_part(base, at, n);
+}
+// As in gather_part.
 template <class S> PF_CALLED vcompute<S> gather_mask(const S* base, vec<int64_t> at, mask m, compute<S> fill) {
   const uint32_t bits = mask_bits(m);
   if (bits == 0) return all<vcompute<S>>(fill);
+#ifdef PF_GATHERS
+  if constexpr (sizeof(S) >= 4)
+    return where(m, from_raw<S>(gather_bits((const raw<S>*)base, at, bits)), all<vcompute<S>>(fill));
+#endif
   int64_t index[lanes];
   __builtin_memcpy(index, &at, sizeof at);
   const int64_t other = index[__builtin_ctz(bits)];

@@ -245,9 +245,26 @@ PF_FN int64_t checked(int64_t at, int64_t size, int64_t from_end, int64_t* statu
   *status = at < 0 ? (int64_t)((uint64_t)at - (uint64_t)from_end - 1) : (int64_t)((uint64_t)at + 1);
   return 0;
 }
+// Whether any of the first n is negative or not below size: then the sign of one of two words of its lane is set.
+PF_FN bool any_outside(vec<int64_t> at, int64_t size, int n) {
+  const vec<int64_t> signs = at | (splat<int64_t>(size - 1) - at);
+  if (n < lanes) return hany(land(first_lanes(n), lt(signs, splat<int64_t>(0))));
+  const auto p = bits_as<parts<vec<int64_t>>>(signs);
+  auto all = p.part[0];
+  for (int i = 1; i < num_parts<vec<int64_t>>; i++) all |= p.part[i];
+#if defined(__AVX512DQ__)
+  return __builtin_ia32_cvtq2mask512((vec_n<long long, 8>::type)all) != 0;
+#elif defined(__AVX__)
+  return __builtin_ia32_movmskpd256((vec_n<double, 4>::type)all) != 0;
+#else
+  bool any = false;
+  for (unsigned i = 0; i < sizeof all / 8; i++) any |= all[i] < 0;
+  return any;
+#endif
+}
 PF_FN vec<int64_t> checked_n(vec<int64_t> at, int64_t size, int64_t from_end, int64_t* status, int n) {
-  at = where(first_lanes(n), at, splat<int64_t>(0));
-  if (__builtin_expect(hall(land(ge(at, splat<int64_t>(0)), lt(at, splat(size)))), 1)) return at;
+  if (n < lanes) at = where(first_lanes(n), at, splat<int64_t>(0));
+  if (__builtin_expect(!any_outside(at, size, n), 1)) return at;
   for (int i = 0; i < lanes; i++) at[i] = i < n ? checked(at[i], size, from_end, status) : 0;
   return at;
 }

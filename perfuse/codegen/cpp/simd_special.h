@@ -3,49 +3,51 @@
 namespace pf {
 
 // ---- sin, cos, tan -----------------------------------------------------------------------------
-// x = k pi/2 + r with |r| <= pi/4, pi/2 in three parts. It needs the fused multiply-add and |x| < 2^15: libm has the rest.
-
-template <class F> struct circle { F sin, cos; like<F, int32_t> quadrant; };
+// x = k pi/2 + r with |r| <= pi/4, pi/2 in three parts. It needs the fused multiply-add and |x| < 2^15
+// (of double 1e9): libm has the rest.
 
 template <class F> PF_FN circle<F> on_circle(F x) {
-  using I = like<F, int32_t>;
-  const F magic = all<F>(12582912.0f), t = fma(x, all<F>(0.636619772f), magic), k = t - magic;
-  F r = fma(k, all<F>(-1.57079637f), x);
-  r = fma(k, all<F>(4.37113883e-8f), r);
-  r = fma(k, all<F>(1.71512451e-15f), r);
-  const F s = r * r;
-  const F sine = fma(s * r, poly(s, -0.166666672f, 0.00833332911f, -0.000198393274f, 2.71823728e-06f), r);
-  const F cosine = fma(s * s, poly(s, 0.0416666456f, -0.00138873619f, 2.44377279e-05f), fma(s, all<F>(-0.5f), all<F>(1.0f)));
-  return {sine, cosine, bits_as<I>(t) & 3};
+  if constexpr (!in_float<F>) return on_circle_double(x);
+  else {
+    using I = like<F, int32_t>;
+    const F magic = all<F>(12582912.0f), t = fma(x, all<F>(0.636619772f), magic), k = t - magic;
+    F r = fma(k, all<F>(-1.57079637f), x);
+    r = fma(k, all<F>(4.37113883e-8f), r);
+    r = fma(k, all<F>(1.71512451e-15f), r);
+    const F s = r * r;
+    const F sine = fma(s * r, poly(s, -0.166666672f, 0.00833332911f, -0.000198393274f, 2.71823728e-06f), r);
+    const F cosine = fma(s * s, poly(s, 0.0416666456f, -0.00138873619f, 2.44377279e-05f), fma(s, all<F>(-0.5f), all<F>(1.0f)));
+    return {sine, cosine, bits_as<I>(t) & 3};
+  }
 }
 // y where x is near enough, libm's value in the other lanes.
 #define PF_NEAR_CIRCLE(NAME, Y)                                        \
-  const auto near = lt(abs(x), all<X>(32768.0f));                      \
+  const auto near = lt(abs(x), all<X>(in_float<X> ? 32768 : 1e9));     \
   if (hall(near)) return Y;                                            \
   return where(near, Y, PF_LANEWISE(NAME));
 
 template <class X> PF_MATH X sin(X x) {
-  if constexpr (!in_float<X> || !fused) return PF_LANEWISE(sin);
+  if constexpr (!fused) return PF_LANEWISE(sin);
   else {
-    using I = like<X, int32_t>;
+    using I = signed_of<X>;
     const auto c = on_circle(x);
     const X y = where(ne(c.quadrant & 1, I{}), c.cos, c.sin);
     PF_NEAR_CIRCLE(sin, where(eq(x, X{}), x, where(ne(c.quadrant & 2, I{}), -y, y)))
   }
 }
 template <class X> PF_MATH X cos(X x) {
-  if constexpr (!in_float<X> || !fused) return PF_LANEWISE(cos);
+  if constexpr (!fused) return PF_LANEWISE(cos);
   else {
-    using I = like<X, int32_t>;
+    using I = signed_of<X>;
     const auto c = on_circle(x);
     const X y = where(ne(c.quadrant & 1, I{}), c.sin, c.cos);
     PF_NEAR_CIRCLE(cos, where(ne((c.quadrant + 1) & 2, I{}), -y, y))
   }
 }
 template <class X> PF_MATH X tan(X x) {
-  if constexpr (!in_float<X> || !fused) return PF_LANEWISE(tan);
+  if constexpr (!fused) return PF_LANEWISE(tan);
   else {
-    using I = like<X, int32_t>;
+    using I = signed_of<X>;
     const auto c = on_circle(x);
     const auto odd = ne(c.quadrant & 1, I{});
     const X y = where(odd, -c.cos, c.sin) / where(odd, c.sin, c.cos);
@@ -56,104 +58,90 @@ template <class X> PF_MATH X tan(X x) {
 
 // ---- their inverses ----------------------------------------------------------------------------
 
+template <class F> constexpr elem<F> half_pi = (elem<F>)1.5707963267948966;
+template <class F> constexpr elem<F> half_pi_rest = in_float<F> ? (elem<F>)-4.37113883e-8f : (elem<F>)6.123233995736766e-17;
+
 // asin on [0, 1/2]
 template <class F> PF_FN F asin_small(F x) {
-  const F s = x * x;
-  return fma(x * s, poly(s, 0.166666597f, 0.0750051215f, 0.0445154719f, 0.0318198204f, 0.0143938055f, 0.0375781581f), x);
+  if constexpr (!in_float<F>) return asin_small_double(x);
+  else {
+    const F s = x * x;
+    return fma(x * s, poly(s, 0.166666597f, 0.0750051215f, 0.0445154719f, 0.0318198204f, 0.0143938055f, 0.0375781581f), x);
+  }
 }
 template <class X> PF_MATH X asin(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(asin);
-  else {
-    const X a = abs(x);
-    const auto far = gt(a, all<X>(0.5f));
-    const X y = asin_small(where(far, sqrt((1.0f - a) * 0.5f), a));
-    return copysign(where(far, fma(y, all<X>(-2.0f), all<X>(-4.37113883e-8f)) + 1.57079637f, y), x);
-  }
+  const X a = abs(x);
+  const auto far = gt(a, all<X>(0.5f));
+  const X y = asin_small((X)where(far, sqrt((X)((all<X>(1) - a) * all<X>(0.5f))), a));
+  return copysign(where(far, fma(y, all<X>(-2), all<X>(half_pi_rest<X>)) + half_pi<X>, y), x);
 }
 template <class X> PF_MATH X acos(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(acos);
-  else {
-    const X a = abs(x);
-    const auto far = gt(a, all<X>(0.5f)), minus = lt(x, X{});
-    const X y = asin_small(where(far, sqrt((1.0f - a) * 0.5f), a));
-    const X near_one = where(minus, 3.14159274f - fma(y, all<X>(2.0f), all<X>(8.74227766e-8f)), y + y);
-    const X middle = 1.57079637f - (where(minus, -y, y) + 4.37113883e-8f);
-    return where(far, near_one, middle);
-  }
+  const X a = abs(x);
+  const auto far = gt(a, all<X>(0.5f)), minus = lt(x, X{});
+  const X y = asin_small((X)where(far, sqrt((X)((all<X>(1) - a) * all<X>(0.5f))), a));
+  const X near_one = where(minus, 2 * half_pi<X> - fma(y, all<X>(2), all<X>(-2 * half_pi_rest<X>)), y + y);
+  const X middle = half_pi<X> - (where(minus, -y, y) - half_pi_rest<X>);
+  return where(far, near_one, middle);
 }
 
 // atan on [0, 1]
 template <class F> PF_FN F atan_small(F x) {
-  const F s = x * x;
-  const F p = poly(s, -0.333333284f, 0.19999671f, -0.142798334f, 0.110582218f, -0.0881108493f, 0.0674158186f,
-                   -0.0446897298f, 0.0225396883f, -0.00731787179f, 0.00111377181f);
-  return fma(x * s, p, x);
+  if constexpr (!in_float<F>) return atan_small_double(x);
+  else {
+    const F s = x * x;
+    const F p = poly(s, -0.333333284f, 0.19999671f, -0.142798334f, 0.110582218f, -0.0881108493f, 0.0674158186f,
+                     -0.0446897298f, 0.0225396883f, -0.00731787179f, 0.00111377181f);
+    return fma(x * s, p, x);
+  }
 }
 template <class X> PF_MATH X atan(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(atan);
-  else {
-    const X a = abs(x);
-    const auto far = gt(a, all<X>(1.0f));
-    const X y = atan_small(where(far, 1.0f / a, a));
-    return copysign(where(far, 1.57079637f - (y + 4.37113883e-8f), y), x);
-  }
+  const X a = abs(x);
+  const auto far = gt(a, all<X>(1));
+  const X y = atan_small((X)where(far, all<X>(1) / a, a));
+  return copysign(where(far, half_pi<X> - (y - half_pi_rest<X>), y), x);
 }
-PF_FN double libm_atan2(double y, double x) { return __builtin_atan2(y, x); }
 template <class X> PF_MATH X atan2(X y, X x) {
-  if constexpr (!in_float<X>) return each([](double s, double t) { return libm_atan2(s, t); }, y, x);
-  else {
-    const X ax = abs(x), ay = abs(y), more = high(ax, ay), less = low(ax, ay);
-    X t = less / more;
-    t = where(eq(less, more), all<X>(1.0f), t);  // two infinities
-    t = where(eq(more, X{}), more, t);           // two zeros
-    X r = atan_small(t);
-    r = where(gt(ay, ax), 1.57079637f - (r + 4.37113883e-8f), r);
-    r = where(signbit(x), 3.14159274f - (r + 8.74227766e-8f), r);
-    return where(lor(isnan(x), isnan(y)), x + y, copysign(r, y));
-  }
+  const X ax = abs(x), ay = abs(y), more = high(ax, ay), less = low(ax, ay);
+  X t = less / more;
+  t = where(eq(less, more), all<X>(1), t);  // two infinities
+  t = where(eq(more, X{}), more, t);        // two zeros
+  X r = atan_small(t);
+  r = where(gt(ay, ax), half_pi<X> - (r - half_pi_rest<X>), r);
+  r = where(signbit(x), 2 * half_pi<X> - (r - 2 * half_pi_rest<X>), r);
+  return where(lor(isnan(x), isnan(y)), x + y, copysign(r, y));
 }
 
 // ---- hyperbolic --------------------------------------------------------------------------------
 
+// e^|x| overflows soon, before its half does.
+template <class X> PF_FN auto overflows_soon(X a) { return gt(a, all<X>(in_float<X> ? 80 : 700)); }
 template <class X> PF_MATH X sinh(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(sinh);
-  else {
-    const X a = abs(x), e = expm1(a), half = exp(a * 0.5f);
-    const X y = where(gt(a, all<X>(80.0f)), 0.5f * half * half, 0.5f * (e + e / (e + 1.0f)));
-    return copysign(y, x);
-  }
+  const X a = abs(x), e = expm1(a), half = exp((X)(a * all<X>(0.5f)));
+  const X y = where(overflows_soon(a), all<X>(0.5f) * half * half, all<X>(0.5f) * (e + e / (e + all<X>(1))));
+  return copysign(y, x);
 }
 template <class X> PF_MATH X cosh(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(cosh);
-  else {
-    const X a = abs(x), e = exp(a), half = exp(a * 0.5f);
-    return where(gt(a, all<X>(80.0f)), 0.5f * half * half, fma(e, all<X>(0.5f), 0.5f / e));
-  }
+  const X a = abs(x), e = exp(a), half = exp((X)(a * all<X>(0.5f)));
+  return where(overflows_soon(a), all<X>(0.5f) * half * half, fma(e, all<X>(0.5f), all<X>(0.5f) / e));
 }
+template <class X> constexpr elem<X> ln2 = (elem<X>)0.6931471805599453;
+// From here on 1 + x is x.
+template <class X> constexpr elem<X> far_of_one = in_float<X> ? elem<X>(1e9) : elem<X>(1e18);
 template <class X> PF_MATH X asinh(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(asinh);
-  else {
-    const X a = abs(x), s = a * a;
-    const auto far = gt(a, all<X>(1e9f));  // a^2 + 1 is a^2
-    const X y = log1p(where(far, a, a + s / (sqrt(s + 1.0f) + 1.0f)));
-    return copysign(where(far, y + 0.693147181f, y), x);
-  }
+  const X a = abs(x), s = a * a, one = all<X>(1);
+  const auto far = gt(a, all<X>(far_of_one<X>));
+  const X y = log1p((X)where(far, a, a + s / (sqrt((X)(s + one)) + one)));
+  return copysign(where(far, y + ln2<X>, y), x);
 }
 template <class X> PF_MATH X acosh(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(acosh);
-  else {
-    const X t = x - 1.0f;
-    const auto far = gt(x, all<X>(1e9f));
-    const X y = log1p(where(far, x, t + sqrt(t * (t + 2.0f))));
-    return where(lt(x, all<X>(1.0f)), all<X>(__builtin_nanf("")), where(far, y + 0.693147181f, y));
-  }
+  const X one = all<X>(1), t = x - one;
+  const auto far = gt(x, all<X>(far_of_one<X>));
+  const X y = log1p((X)where(far, x, t + sqrt((X)(t * (t + all<X>(2))))));
+  return where(lt(x, one), all<X>(__builtin_nanf("")), where(far, y + ln2<X>, y));
 }
 template <class X> PF_MATH X atanh(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(atanh);
-  else {
-    const X a = abs(x);
-    return copysign(0.5f * log1p((a + a) / (1.0f - a)), x);
-  }
+  const X a = abs(x);
+  return copysign(all<X>(0.5f) * log1p((X)((a + a) / (all<X>(1) - a))), x);
 }
 
 // ---- error function ----------------------------------------------------------------------------
@@ -165,7 +153,7 @@ template <class F> PF_FN F erf_near(F x) {
                      0.000112569476f, -9.64151604e-06f), x);
 }
 template <class X> PF_MATH X erf(X x) {
-  if constexpr (!in_float<X>) return PF_LANEWISE(erf);
+  if constexpr (!in_float<X>) return erf_double(x);
   else {
     const X a = abs(x), near = erf_near(a);
     const X t = low(all<X>(4.05f), a);  // 1 - exp(-q(t)) is 1 from here
@@ -178,7 +166,8 @@ template <class X> PF_MATH X erf(X x) {
 }
 // exp(-x^2) h(q) / (1 + 2x) for x >= 0, with q = (x - 3) / (x + 3); what x * x loses is put back as a factor.
 template <class X> PF_MATH X erfc(X x) {
-  if constexpr (!in_float<X> || !fused) return PF_LANEWISE(erfc);
+  if constexpr (!fused) return PF_LANEWISE(erfc);
+  else if constexpr (!in_float<X>) return erfc_double(x);
   else {
     const X a = low(all<X>(10.5f), abs(x)), s = a * a, lost = fma(a, a, -s);
     const X q = (a - 3.0f) / (a + 3.0f);
@@ -190,23 +179,9 @@ template <class X> PF_MATH X erfc(X x) {
   }
 }
 
-// In double: solves erf(y) = x by Halley's steps from a closed form good to 2e-3.
-PF_FN double erfinv1(double x) {
-  const double a = __builtin_fabs(x);
-  if (!(a < 1)) return a == 1 ? x * __builtin_inf() : __builtin_nan("");
-  if (a == 0) return x;
-  const double l = __builtin_log1p(-a * a), s = 4.330746750799873 + l / 2;
-  double y = __builtin_sqrt(__builtin_sqrt(s * s - l / 0.147) - s);
-  for (int i = 0; i < 3; i++) {
-    const double e = a > 0.5 ? (1 - a) - __builtin_erfc(y) : __builtin_erf(y) - a;
-    const double d = e / (1.1283791670955126 * __builtin_exp(-y * y));
-    y -= d / (1 + y * d);
-  }
-  return __builtin_copysign(y, x);
-}
-// In float: x times a function of w = -log(1 - x^2) that is smooth, in w where it is small and in sqrt(w) beyond.
+// x times a function of w = -log(1 - x^2) that is smooth, in w where it is small and in sqrt(w) beyond.
 template <class X> PF_MATH X erfinv(X x) {
-  if constexpr (!in_float<X>) return each([](double t) { return erfinv1(t); }, x);
+  if constexpr (!in_float<X>) return erfinv_double(x);
   else {
     const X a = abs(x), w = -log((1.0f - a) * (1.0f + a)), t = w - 2.5f, u = sqrt(w) - 3.0f;
     const X near = poly(t, 1.50140941f, 0.24664028f, -0.00417738827f, -0.00125274365f, 0.000218345813f, -4.96213534e-06f,
@@ -243,9 +218,6 @@ template <class X> PF_MATH X digamma(X x) {
 
 // ---- pow ---------------------------------------------------------------------------------------
 
-PF_FN float libm_pow(float x, float y) { return __builtin_powf(x, y); }
-PF_FN double libm_pow(double x, double y) { return __builtin_pow(x, y); }
-
 // 2^(y log2 x) in double for 0 < x < inf and finite y.
 template <class F> PF_FN F pow_positive(F x, F y) {
   using D = like<F, double>;
@@ -277,12 +249,24 @@ template <class X> PF_MATH X pow(X x, X y) {
         if (n % 2) r = mul(r, a);
       return r;
     }, x, y);
-  } else if constexpr (!in_float<X>) return each([](T a, T b) { return libm_pow(a, b); }, x, y);
+  } else if constexpr (!in_float<X> && fused) return pow_double(x, y);
+  else if constexpr (!in_float<X>) return each([](T a, T b) { return libm_pow(a, b); }, x, y);
   else {
     const auto plain = land(land(gt(x, X{}), lt(x, all<X>(__builtin_inff()))), isfinite(y));
     X r = pow_positive(x, y);
     if (hall(plain)) return r;
     return where(plain, r, each([](T a, T b) { return libm_pow(a, b); }, x, y));
+  }
+}
+
+// ---- hypot -------------------------------------------------------------------------------------
+
+template <class X> PF_MATH X hypot(X a, X b) {
+  if constexpr (!in_float<X>) return hypot_double(a, b);
+  else {
+    const auto x = convert<double>(a), y = convert<double>(b);
+    const X r = convert<float>(sqrt(x * x + y * y));
+    return where(lor(isinf(a), isinf(b)), all<X>(__builtin_inff()), r);
   }
 }
 

@@ -86,12 +86,37 @@ template <class To, class From> PF_FN To bits_as(From x) {
   return r;
 }
 
+// ---- parts -------------------------------------------------------------------------------------
+// A vector wider than the machine's is an array of the machine's.
+
+#if defined(__AVX512F__)
+constexpr int native_bytes = 64;
+#elif defined(__AVX__)
+constexpr int native_bytes = 32;
+#else
+constexpr int native_bytes = 16;
+#endif
+
+template <class T, int N> struct vec_n { typedef T type __attribute__((vector_size(sizeof(T) * N))); };
+template <class X> constexpr bool is_wide = is_vec<X> && sizeof(X) > native_bytes;
+// How many parts X has, and how many lanes are in each; T in vectors of that many lanes.
+template <class X> constexpr int num_parts = is_wide<X> ? sizeof(X) / native_bytes : 1;
+template <class X, class T = elem<X>> struct parts { typename vec_n<T, lanes / num_parts<X>>::type part[num_parts<X>]; };
+
 // ---- making vectors ----------------------------------------------------------------------------
 
+template <class T, class V> PF_FN V splat_part(T x) {
+  if constexpr (is_float<T>) return x - V{};  // keeps -0
+  else return V{} + x;
+}
+// A vector wider than the machine's is put together from the machine's: g++ fills one through memory, lane by lane.
 template <class T> PF_FN vform<T> splat(T x) {
   if constexpr (is_same<T, bool>) return mask{vec<int32_t>{} - int32_t(x)};
-  else if constexpr (is_float<T>) return x - vec<T>{};  // keeps -0
-  else return vec<T>{} + x;
+  else if constexpr (is_wide<vec<T>>) {
+    parts<vec<T>> r;
+    for (int i = 0; i < num_parts<vec<T>>; i++) r.part[i] = splat_part<T, decltype(r.part[0] + r.part[0])>(x);
+    return bits_as<vec<T>>(r);
+  } else return splat_part<T, vec<T>>(x);
 }
 
 // A constant in the form of X.
@@ -129,22 +154,8 @@ template <class T, class F> PF_FN T each(F f, T a, T b) {
 }
 
 // ---- by parts ----------------------------------------------------------------------------------
-// A vector wider than the machine's is an array of the machine's: the compiler splits + and * by itself, but takes
-// comparisons and selections apart lane by lane unless it is given the parts.
-
-#if defined(__AVX512F__)
-constexpr int native_bytes = 64;
-#elif defined(__AVX__)
-constexpr int native_bytes = 32;
-#else
-constexpr int native_bytes = 16;
-#endif
-
-template <class T, int N> struct vec_n { typedef T type __attribute__((vector_size(sizeof(T) * N))); };
-template <class X> constexpr bool is_wide = is_vec<X> && sizeof(X) > native_bytes;
-// How many parts X has, and how many lanes are in each; T in vectors of that many lanes.
-template <class X> constexpr int num_parts = is_wide<X> ? sizeof(X) / native_bytes : 1;
-template <class X, class T = elem<X>> struct parts { typename vec_n<T, lanes / num_parts<X>>::type part[num_parts<X>]; };
+// The compiler splits + and * of wide vectors by itself, but takes comparisons and selections apart lane by lane unless
+// it is given the parts.
 
 template <class X, class F> PF_FN X by_parts(F f, X a) {
   if constexpr (!is_wide<X>) return f(a);

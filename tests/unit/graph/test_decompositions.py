@@ -309,6 +309,22 @@ def test_strides_of_channels_last(name: str, mode: str) -> None:
         assert_near(trace(x.contiguous())(x.contiguous()), fn(x.contiguous()), fn(x.double()))
 
 
+@pytest.mark.parametrize("mode", ("fake", "symbolic"))
+@pytest.mark.parametrize("padding", [(1, 2, 1, 0), (-1, 2, 3, -2), (0, 0, 4, 4)])
+def test_gradient_of_reflection(padding: tuple[int, ...], mode: str) -> None:
+    """No index is looked up, and it has the layout of the input."""
+
+    def fold(g: Tensor, x: Tensor) -> Tensor:
+        return torch.ops.aten.reflection_pad2d_backward(g, x, padding)
+
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 4, 7, 5).to(memory_format=layout)
+        g = torch.randn_like(F.pad(x, padding, mode="reflect"))
+        trace = make_fx(fold, decomposition_table=TABLE, tracing_mode=mode)(g, x)
+        assert "index" not in trace.code
+        assert_near(trace(g, x), fold(g, x), fold(g.double(), x.double()))
+
+
 def test_strides_of_a_roll_by_a_whole_turn() -> None:
     x = torch.randn(2, 4, 7, 5).to(memory_format=torch.channels_last)
     assert decomposed(lambda x: x.roll((1, -7), (1, 2)), x)(x).stride() == x.roll(-7, 2).stride()
