@@ -101,7 +101,7 @@ def sums_scattered_and_scanned(a: Tensor, b: Tensor) -> Tensor:
 
 
 def read_beside_the_writer(a: Tensor, b: Tensor) -> Tensor:
-    """What the writer needs of the product is kept from the first sweep; a sum reads it anew."""
+    """A product is kept for the writer from the first sweep, and a sum reads it again."""
     product, rows = a @ b, 1 + b[:, :1].abs()
     scaled = product * rows / 3
     scale = torch.rsqrt(scaled.square().mean(-1, keepdim=True) + 1)
