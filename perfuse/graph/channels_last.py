@@ -30,7 +30,7 @@ from torch.fx.node import map_arg
 
 from perfuse.context import Context
 from perfuse.graph.copying import GraphCopy, copy_but_for
-from perfuse.graph.facts import known_tensor, packet_name, tensor_of
+from perfuse.graph.facts import is_same_size, known_tensor, packet_name, tensor_of
 from perfuse.graph.frozen import frozen_nodes
 from perfuse.graph.relayout import Relayout
 from perfuse.graph.rewrite import NodeBuilder
@@ -124,7 +124,8 @@ def _reduces_groups(node: Node) -> bool:
         image = tensor_of(source.all_input_nodes[0])
     if groups is None or image is None or image.dim() != 4 or groups.dim() < 3:
         return False
-    return image.shape[0] == groups.shape[0] and image.shape[1] != groups.shape[1]
+    is_by_image = is_same_size(image.shape[0], groups.shape[0])
+    return is_by_image and not is_same_size(image.shape[1], groups.shape[1])
 
 
 def _gains_on_gpu(node: Node) -> bool:

@@ -129,6 +129,7 @@ class _Fold:
         self._attributes = attributes_of(gm)
         self._num_tables = 0
         self._outputs = set(output_nodes(gm.graph))
+        self._aliases = Aliases.of(gm.graph)
 
     def run(self) -> GraphModule:
         return copy_but_for(
@@ -145,6 +146,8 @@ class _Fold:
         is_read = any(user not in self._values for user in node.users)  # by what is not folded
         if number is None and (node.op == "get_attr" or not is_read):
             return None
+        if number is None and self._aliases.of_node(node).num_outputs:
+            return None  # the caller could overwrite the table through a view
         folded = self._table(value, new) if number is None else self._full(tensor, number, new)
         folded.meta = dict(node.meta)
         return folded

@@ -177,8 +177,8 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             if is_dynamic:
                 ctx.sizes = _sizes_of(args, facts)
                 ctx.saved_sizes = [results.pop() for _ in range(num_sizes)][::-1]
-            ctx.num_edges = len(edges := edges_behind(args))
-            ctx.save_for_backward(*results[num_outputs:], *edges)
+            ctx.edges = edges_behind(args)  # no saved tensors: hooks on these would see them
+            ctx.save_for_backward(*results[num_outputs:])
             ctx.set_materialize_grads(False)
             if without_grad:
                 constant = [outputs[i] for i in without_grad]
@@ -188,7 +188,6 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             args = [*ctx.saved_sizes, *ctx.saved_tensors] if is_dynamic else [*ctx.saved_tensors]
-            edges = [args.pop() for _ in range(ctx.num_edges)]
             release_saved(ctx)  # the program forgets each after its last use
             for tangent in [t.sized(ctx.sizes) for t in fixed] if is_dynamic else fixed:
                 gradient = gradients[tangent.output]
@@ -196,7 +195,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
                 is_ready = has_strides and is_as_stored(gradient)
                 args.append(gradient if is_ready else tangent.made_from(gradient))
             if is_grad_enabled():  # create_graph: the results must not look like constants
-                once, sources = cast(Any, _Once), [*edges, *_leaves_before(ctx)]
+                once, sources = cast(Any, _Once), [*ctx.edges, *_leaves_before(ctx)]
                 return once.apply(backward(), facts, len(sources), *sources, *args)
             # Unlike a forward, a backward may be called in any global state: no guard checks it.
             return _plainly(backward(), args, is_autocast or is_autocast_enabled())

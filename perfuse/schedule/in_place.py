@@ -98,18 +98,27 @@ def _is_read_before(kernel: Kernel, writer: Member, old: str) -> bool:
     """Whether no sweep reads `old` after the one that writes over it.
 
     A sweep loads an element once, for all its members. Here the writer does, before it stores.
-    Formulas that are not stored are recomputed by each sweep that needs them.
+    Formulas of earlier sweeps that are not stored are kept, or recomputed by each sweep that needs
+    them: so the others may depend on those alone that the writer needs, too.
     """
     if any(m.role in (Role.SCAN, Role.SCATTER) for m in kernel.members):
         return False
-    formulas: dict[str, Member] = {}  # that read it when they are recomputed
+    stages: dict[str, int] = {}
+    loaded: dict[str, set[str]] = {}  # by formula: `old`, or what may load it when recomputed
+    beside: list[set[str]] = []  # the same of each member of the writer's sweep
     for m in kernel.members:
-        made = [formulas[r.buffer] for r in m.loop.reads() if r.buffer in formulas]
-        recomputed = [f for f in made if f.stage == m.stage or f.loop.out not in kernel.stored]
-        if not recomputed and all(r.buffer != old for r in m.loop.reads()):
-            continue
-        if m.stage > writer.stage:
+        read = {load.buffer for load in m.loop.reads()}
+        ways = read & {old}
+        for name in read & loaded.keys():
+            if stages[name] == m.stage:
+                ways |= loaded[name]
+            elif name not in kernel.stored:
+                ways.add(name)
+        if ways and m.stage > writer.stage:
             return False
-        if m.is_map:
-            formulas[m.loop.out] = m
-    return writer.loop.out in formulas
+        if m.stage == writer.stage:
+            beside.append(ways)
+        if ways and m.is_map:
+            loaded[m.loop.out], stages[m.loop.out] = ways, m.stage
+    own = loaded.get(writer.loop.out, set())
+    return old in own or (bool(own) and all(ways <= own for ways in beside))

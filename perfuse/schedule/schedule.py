@@ -21,7 +21,7 @@ from perfuse.schedule.order import frugal_order, late_results, program_order
 from perfuse.schedule.plan import Kernel, Plan, Role, Step, static_product
 from perfuse.schedule.sink_casts import narrow_reductions
 from perfuse.schedule.split_axes import split_last, split_map
-from perfuse.schedule.store_narrow import rounded_as_stored, store_as_rounded
+from perfuse.schedule.store_narrow import keep_extremes_wide, rounded_as_stored, store_as_rounded
 
 # Library calls between two loops that may still fuse when memory is limited: those of a block.
 NEAR = 4
@@ -48,6 +48,7 @@ def fuse(program: Program, context: Context) -> Plan:
     of equals.
     """
     program = store_as_rounded(narrow_reductions(_without_dead_loops(program)))
+    program = keep_extremes_wide(program)
     plans = [_plan(program, fuser, order, context) for fuser, order in _tries(program, context)]
     plan = plans[0]
     if len(plans) > 1:

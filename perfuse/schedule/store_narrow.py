@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
-from perfuse.ir.program import Buffer, BufferKind, LibraryCall, Loop, Node, Program
+from perfuse.ir.program import (
+    Buffer,
+    BufferKind,
+    LibraryCall,
+    Loop,
+    LoopKind,
+    Node,
+    Program,
+)
 from perfuse.schedule.arena import output_buffers, touched
 from perfuse.schedule.fuse import accesses
 from perfuse.schedule.plan import Kernel, Member
@@ -29,6 +37,26 @@ def store_as_rounded(program: Program) -> Program:
         if kind is not None and buffer.kind == BufferKind.TEMP and name not in seen_outside:
             if kind.compute is buffer.dtype:
                 buffers[name] = replace(buffer, dtype=kind)
+    return program if buffers == program.buffers else replace(program, buffers=buffers)
+
+
+def keep_extremes_wide(program: Program) -> Program:
+    """Store maxima and minima of small floats wide where only kernels read them.
+
+    The elements need not be rounded where another kernel compares them with the largest one, or
+    subtracts it. Rounded itself, it would differ from all of them.
+    """
+    seen_outside = output_buffers(program)
+    for node in program.nodes:
+        if isinstance(node, LibraryCall):
+            seen_outside |= touched(node)
+    buffers = dict(program.buffers)
+    for node in program.nodes:
+        if isinstance(node, Loop) and node.kind in (LoopKind.MAX, LoopKind.MIN):
+            buffer = buffers[node.out]
+            is_own = buffer.kind == BufferKind.TEMP and node.out not in seen_outside
+            if is_own and buffer.dtype.is_narrow_float:
+                buffers[node.out] = replace(buffer, dtype=buffer.dtype.compute)
     return program if buffers == program.buffers else replace(program, buffers=buffers)
 
 

@@ -223,6 +223,22 @@ def test_what_an_argument_was_computed_from_is_not_kept() -> None:
     assert torch.equal(x.grad, torch.full((4, 3), 3.0))
 
 
+def test_hooks_on_saved_tensors_see_saved_tensors_alone() -> None:
+    """Not what leads to an argument that was computed: it has no elements."""
+    x, seen = torch.randn(4, 3, requires_grad=True), list[torch.Size]()
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tensor.shape)
+        return tensor + 0 * tensor.abs().max()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = again(lambda y: y.sin() * y, x + 1)
+    assert seen == [x.shape]
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated again"):
+        torch.autograd.grad(gradient.square().sum(), x, allow_unused=True)
+
+
 def test_only_some_outputs_get_gradients() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.exp(), x.sin(), (x > 0).float()

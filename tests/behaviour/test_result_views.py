@@ -164,3 +164,25 @@ def test_a_repeated_result_of_what_an_input_held_before(is_dynamic: bool) -> Non
     compiled = torch.compile(function, backend="perfuse", dynamic=is_dynamic)
     got, eager = compiled(x.clone()), function(x.clone())
     assert not complaints(list(got), list(eager))
+
+
+def views_of_folded_constants(x: Tensor) -> tuple[Tensor, ...]:
+    table, given = (torch.arange(6) * 2 + 1).double(), torch.tensor([1.0, 5.0, 3.0])
+    return x + table, table.view(2, 3), x[:3] + given, given.unsqueeze(0)
+
+
+def parts_of_folded_constants(x: Tensor) -> tuple[Tensor, ...]:
+    table = (torch.arange(6) * 2 + 1).double()
+    return x + table, *table.split(3), table.clone().view(3, 2).t()
+
+
+@pytest.mark.parametrize("function", [views_of_folded_constants, parts_of_folded_constants])
+def test_what_a_caller_does_to_views_of_constants_does_not_change_them(function: Function) -> None:
+    x = torch.randn(6).double()
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="perfuse")
+    for _ in range(2):
+        got, expected = compiled(x), function(x)
+        assert all(map(torch.equal, got, expected))
+        for result in got:
+            result.add_(100)

@@ -8,6 +8,7 @@ see the same ones: otherwise a saturated softmax is off by the rounding of its l
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -117,3 +118,55 @@ def test_in_a_region_of_autocast() -> None:
     for mine, theirs, wanted in zip(got, eager, exact, strict=True):
         limit = 2 * (theirs - wanted).norm() + rounding * wanted.norm()
         assert (mine - wanted).norm() <= limit
+
+
+def below_columns(x: Tensor) -> Tensor:
+    """Another kernel than that of the maxima subtracts them."""
+    logits = x * 50
+    return torch.exp(logits - logits.amax(0))
+
+
+def below_all(x: Tensor) -> Tensor:
+    logits = x * 50
+    return torch.exp(logits - logits.max())
+
+
+def below_returned(x: Tensor) -> tuple[Tensor, Tensor]:
+    logits = x * 50
+    largest = logits.max(0).values
+    return torch.exp(logits - largest), -largest.abs()
+
+
+def below_running(x: Tensor) -> Tensor:
+    logits = x * 50
+    return torch.exp(logits - logits.cummax(-1).values)
+
+
+def below_first(x: Tensor) -> Tensor:
+    logits = x * 50
+    return torch.exp(logits - logits.topk(1, -1).values)
+
+
+def below_sorted(x: Tensor) -> Tensor:
+    logits = x * 50
+    return torch.exp(logits - logits.sort(0).values[-1])
+
+
+CHOICES: list[Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]] = [
+    below_columns,
+    below_all,
+    below_returned,
+    below_running,
+    below_first,
+    below_sorted,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", CHOICES)
+def test_no_element_exceeds_the_largest(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """The largest is an element, as it is in memory: others are subtracted from the same ones."""
+    x = (randn(300, 70) * 8).to(dtype)
+    got = compiled(function)(x)
+    (found, *_) = got if isinstance(got, tuple) else (got,)
+    assert found.max() == 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import perfuse
+from tests.harness.compare import assert_as_good_as_eager
 
 Function = Callable[[Tensor], object]
 
@@ -88,3 +89,17 @@ def test_gradients(name: str) -> None:
         wanted = torch.autograd.grad(expected.square().sum(), x)  # type: ignore[attr-defined]
         given = torch.autograd.grad(found.square().sum(), x)
         torch.testing.assert_close(given, wanted)
+
+
+def test_statistics_of_groups_for_a_gpu() -> None:
+    """Whether they are an image's is asked of sizes of which nothing is known."""
+
+    def function(x: Tensor) -> Tensor:
+        chosen = x[x[:, 0, 0, 0] > 0]
+        num_images, channels, *plane = chosen.shape
+        return chosen.view(2 * num_images, channels // 2, *plane).sum((2, 3))
+
+    x = torch.randn(6, 4, 3, 3)
+    with perfuse.config.patch({"gpu.interpret": True}):
+        got = torch.compile(function, backend="perfuse", fullgraph=True)(x)
+    assert_as_good_as_eager(got, function(x), function(x.double()))

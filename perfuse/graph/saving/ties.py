@@ -8,7 +8,7 @@ of the comparison, cross to the backward.
 
 from torch.fx import Graph, GraphModule, Node
 
-from perfuse.graph.aliases import is_view
+from perfuse.graph.aliases import is_view, users_through
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.facts import ROUNDED, is_part, packet_name, tensor_of
 
@@ -16,6 +16,11 @@ _COMPARISONS = frozenset({"eq", "ge", "gt", "isclose", "le", "lt", "ne"})
 
 # Library calls that compare, in themselves, what follows the gradient with their saved result.
 _COMPARING_CALLS = frozenset({"_cdist_backward", "_pdist_backward", "_segment_reduce_backward"})
+
+# Choices that are in memory, rounded: what is computed from them and from the elements, in other
+# loops, must see the same elements.
+_CHOICES_IN_MEMORY = frozenset("cummax cummin kthvalue median mode nanmedian sort topk".split())
+_EXTREMES = frozenset("amax amin aminmax max min".split())
 
 # Each element of the result is an element of an argument, or exactly determined by one.
 _CHOOSING = frozenset(
@@ -48,6 +53,8 @@ def compared_with_themselves(graph: Graph) -> frozenset[Node]:
         if packet_name(node) in _COMPARING_CALLS:
             for side in node.all_input_nodes[1:]:
                 compared |= of_node[side]
+        if _is_kept_choice(node):
+            compared |= of_node[node.all_input_nodes[0]]
         sides = node.all_input_nodes if packet_name(node) in _COMPARISONS else []
         if len(sides) == 2 and all(map(_is_float, sides)):
             compared |= of_node[sides[0]] & of_node[sides[1]]
@@ -71,6 +78,18 @@ def _sources(graph: Graph) -> tuple[list[Node], dict[Node, int]]:
             of_node[node] = 1 << len(sources)
             sources.append(node)
     return sources, of_node
+
+
+def _is_kept_choice(node: Node) -> bool:
+    """Whether elements are chosen that all readers get from memory."""
+    name = packet_name(node)
+    if name not in _EXTREMES:
+        return name in _CHOICES_IN_MEMORY
+    return any(user.op == "output" for user in users_through(node, _is_same_memory))
+
+
+def _is_same_memory(node: Node) -> bool:
+    return is_part(node) or is_view(node)
 
 
 def _is_float(node: Node) -> bool:
