@@ -22,7 +22,7 @@ from perfuse.capture.trace import Capture, cut_for
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
-from perfuse.errors import CannotBuild
+from perfuse.errors import CannotBuild, Fp8Unavailable
 from perfuse.gpu import Platform
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.partition import Cut, Joint, plain_cut
@@ -114,8 +114,9 @@ def codegen_for(
     """Generate and compile `fn(*args, **kwargs)` for a target such as "cuda:90" or "hip:gfx942".
 
     No such GPU is needed, and nothing runs: tensors on any device stand for tensors on that GPU,
-    and so do the parameters of a module. If results need gradients, the backward is generated too;
-    it is traced on the CPU and moved, because PyTorch's autograd does not trace for a missing GPU.
+    and so do the parameters of a module. If results need gradients, the backward is generated too.
+    Such a function, or one with a precision, is traced on the CPU and moved, because PyTorch has
+    neither autograd nor autocast for a missing GPU.
     `mode` and `options` are those of `perfuse.compile`, by default those that `fn` was compiled
     with.
     """
@@ -141,14 +142,28 @@ def cross_compile(
     device = CPU if chosen.gpu is None else GPU
     backend = CrossCompile([Context(chosen, settings, counters, device)], take)
     given = [list(args), dict(kwargs)]
-    is_traced_there = torch.cuda.is_available() or not _needs_grad(request.function, given)
+    is_plain = request.precision is None and not _needs_grad(request.function, given)
+    is_traced_there = torch.cuda.is_available() or is_plain
+    if not is_traced_there and chosen.gpu is not None:
+        _refuse_fp8(request)
     with fake_gpu():
         move = _Mover(device if is_traced_there else CPU)
         function = move.module(request.function)
         positional, named = tree_map(move.tensor, given)
         moved = dataclasses.replace(request, function=function, is_dynamic=dynamic)
+        if request.precision is not None:
+            moved = dataclasses.replace(moved, precision=request.precision.of_copy(function))
         moved.call(positional, named, backend)
     return chosen
+
+
+def _refuse_fp8(request: Request) -> None:
+    """PyTorch traces a precision for the GPU that is there; a CPU emulates FP8."""
+    if request.precision is not None and not isinstance(request.precision.way, torch.dtype):
+        raise Fp8Unavailable(
+            "an FP8 recipe cannot be compiled for a GPU that is not there",
+            hint="use precision='bf16', or call codegen_for on a machine with a GPU.",
+        )
 
 
 def _needs_grad(fn: Any, given: Any) -> bool:
