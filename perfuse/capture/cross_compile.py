@@ -22,7 +22,7 @@ from perfuse.capture.trace import Capture, cut_for
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
-from perfuse.errors import CannotBuild, Fp8Unavailable
+from perfuse.errors import CannotBuild, ConfigError, Fp8Unavailable
 from perfuse.gpu import Platform
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.partition import Cut, Joint, plain_cut
@@ -136,6 +136,11 @@ def cross_compile(
     take: Take,
 ) -> Target:
     """Pass every graph of a call to `take`, as traced for the named target; returns that target."""
+    if not isinstance(args, Sequence) or isinstance(args, str):
+        raise ConfigError(
+            f"arguments must be a tuple, got a {type(args).__name__}",
+            hint="codegen_for(fn, (x,), target=...) compiles fn(x).",
+        )
     settings = request.settings()
     refuse_frozen(settings, "a cross-compiled graph")
     chosen = target_of(target, settings)
