@@ -22,17 +22,21 @@ from perfuse.capture.trace import Capture, cut_for
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
-from perfuse.errors import CannotBuild, ConfigError, Fp8Unavailable
+from perfuse.errors import CannotBuild, ConfigError, Fp8Unavailable, UnsupportedOp
 from perfuse.gpu import Platform
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.partition import Cut, Joint, plain_cut
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.host_names import Call
 from perfuse.target import Target, target_of
-from perfuse.torch_compat.devices import as_if_on, fake_gpu, faked_on
+from perfuse.torch_compat.devices import NEEDS_DATA, as_if_on, fake_gpu, faked_on
 from perfuse.torch_compat.graphs import GraphKind, tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
+WITHOUT_DATA = (
+    "generate code for the parts before and after it, or compute it without sizes and branches "
+    "that depend on data (torch.where, torch.cond)."
+)
 # What is done with each graph of a call: its kind, the graph, and the context of its target.
 Take = Callable[[GraphKind, GraphModule, Context], None]
 
@@ -158,7 +162,11 @@ def cross_compile(
         moved = dataclasses.replace(request, function=function, is_dynamic=dynamic)
         if request.precision is not None:
             moved = dataclasses.replace(moved, precision=request.precision.of_copy(function))
-        moved.call(positional, named, backend)
+        try:
+            moved.call(positional, named, backend)
+        except NEEDS_DATA as error:
+            message = f"the function needs the result of {error}, and nothing runs here"
+            raise UnsupportedOp(message, hint=WITHOUT_DATA) from error
     return chosen
 
 
