@@ -9,15 +9,19 @@ import torch
 from perfuse import config
 from perfuse.autotune.lock import check_lock as check_lock
 from perfuse.autotune.lock import write_lock as write_lock
+from perfuse.candidates.sources import selected_sources
 from perfuse.capture.aot import aot_compile as aot_compile
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.cross_compile import codegen_for as codegen_for
 from perfuse.capture.modes import overrides_of, settings_for
+from perfuse.config import Settings
+from perfuse.gpu import gpu_of_name
 from perfuse.precision.recipe import Recipe, precision_of
 from perfuse.precision.whole_model import WholeModel
 from perfuse.report.explain import explain as explain
 from perfuse.runtime.artefact import load as load
 from perfuse.runtime.pool import release_memory as release_memory
+from perfuse.target import choose_isa, machine_isas
 
 aot_load = load
 
@@ -61,7 +65,8 @@ def compile(
     `precision` runs every call in "bf16", "fp16", "fp8-tensor", "fp8-row", "fp8-block" or
     "fp8-delayed", or by a recipe; parameters keep their dtypes.
     """
-    settings_for(config.snapshot(), mode, options)  # report mistakes here, not in the first call
+    # Report mistakes here, not in the first call.
+    _check_names(settings_for(config.snapshot(), mode, options))
     if precision is not None:
         precision_of(precision)
     if fn is None:
@@ -72,6 +77,14 @@ def compile(
         fn, backend=perfuse_backend, dynamic=dynamic, fullgraph=fullgraph, options=chosen or None
     )
     return compiled if precision is None else WholeModel.of(fn, precision).applied_to(compiled)
+
+
+def _check_names(settings: Settings) -> None:
+    """Check the names in settings whose choice depends on the machine, or may be extended."""
+    choose_isa(settings.cpu.simd, machine_isas())
+    selected_sources(settings.max_autotune_gemm_backends)
+    if settings.triton.arch:
+        gpu_of_name(settings.triton.arch)
 
 
 def memory_efficient_fusion(

@@ -30,6 +30,7 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ENV_PREFIX = "PERFUSE_"
+AS_MAPPING = 'name settings with their values, such as {"cpu.simd": "avx2"}.'
 # Variables of other tools that set a setting; if two set the same one, the last counts.
 COMMON_VARIABLES = {"CXX": "cpu.compiler", "ROCM_PATH": "rocm.home", "ROCM_HOME": "rocm.home"}
 
@@ -438,6 +439,8 @@ class patch:  # noqa: N801 - reads as a function: `with config.patch(...)`, `@co
     """Change settings for a block or for each call of a function, in this thread or task only."""
 
     def __init__(self, overrides: Mapping[str, Any] | None = None, /, **by_name: Any) -> None:
+        if not isinstance(overrides or {}, Mapping):
+            raise ConfigError(f"settings must be a mapping, got {overrides!r}", hint=AS_MAPPING)
         self._overrides = _checked({**(overrides or {}), **by_name})
         self._tokens: list[Token[dict[str, Any] | None]] = []
 

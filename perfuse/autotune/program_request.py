@@ -1,12 +1,12 @@
 """`ProgramRequest`: a compiled program that a worker loads and measures.
 
 It holds the host program as the cache stores it and the keys of its libraries; the worker finds
-those in the store, so nothing is compiled twice.
+those in the store, so nothing is compiled twice. Libraries that no disk keeps travel with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from perfuse.backends import backend_of
 from perfuse.cache.access import cache_folder, open_store
+from perfuse.cache.manifest import Entry
 from perfuse.candidates.request import BenchmarkRequest, RandomTensor, Run
 from perfuse.config import Settings, describe
 from perfuse.context import Context
@@ -29,7 +30,7 @@ from perfuse.schedule.size_hints import value_of
 
 
 class ProgramRequest(BenchmarkRequest):
-    """Runs a program that was built before; its first result counts.
+    """Runs a program that was built before; its first result counts, or else its first input.
 
     If there is a guarded program, which checks its memory, it has to run without error first.
     """
@@ -41,8 +42,10 @@ class ProgramRequest(BenchmarkRequest):
         device: str,
         settings: dict[str, Any],
         guarded: str = "",
+        libraries: Mapping[str, Mapping[str, bytes]] | None = None,
     ) -> None:
         self.program, self.guarded = program, guarded  # documents of runtime/saved.py
+        self.libraries = dict(libraries or {})  # the files of those that are not on the disk
         self.operands = tuple(operands)
         self.device = device
         self.settings = settings  # those that are not the default
@@ -52,11 +55,15 @@ class ProgramRequest(BenchmarkRequest):
         """Compile placed plans without constants, into the store."""
         assert not plan.program.constants, "constants do not travel"
         context = _seen_by_worker(context)
-        document = _document(plan, context)
-        watched = "" if guarded is None else _document(guarded, context)
-        operands, settings = operands_of(plan.program, context.device), context.settings
-        changed = changed_settings(settings)
-        return ProgramRequest(document, operands, str(context.device), changed, watched)
+        document, entries = _document(plan, context)
+        watched, more = ("", ()) if guarded is None else _document(guarded, context)
+        operands, changed = (
+            operands_of(plan.program, context.device),
+            changed_settings(context.settings),
+        )
+        store = open_store(context)
+        carried = {e.key: e.contents for e in (*entries, *more) if not store.is_on_disk(e.key)}
+        return ProgramRequest(document, operands, str(context.device), changed, watched, carried)
 
     def benchmark(
         self, *input_tensors: torch.Tensor, output_tensor: torch.Tensor | None = None
@@ -68,7 +75,8 @@ class ProgramRequest(BenchmarkRequest):
 
     def loaded(self, inputs: tuple[torch.Tensor, ...], out: torch.Tensor | None) -> Run:
         call = self._call(self.program)
-        return lambda: call(list(inputs))[0]
+        # A program that only writes to its inputs has no results.
+        return lambda: (call(list(inputs)) or inputs)[0]
 
     def _call(self, document: str) -> Call:
         settings = Settings().with_overrides(self.settings)
@@ -76,21 +84,24 @@ class ProgramRequest(BenchmarkRequest):
         files = {PROGRAM: document.encode()}
         saved = read_program(lambda name: files.get(name, b""))
         store = open_store(context)
-        built = [store.get(key) for key in saved.built]
+        built = [self._carried(key) or store.get(key) for key in saved.built]
         entries = [entry for entry in built if entry is not None]
         if len(entries) < len(built):
             raise CacheDamaged("a library of the program is not in the store")
         return backend_of(context.target).load(saved.host, entries, {}, context)
 
+    def _carried(self, key: str) -> Entry | None:
+        return Entry(key, self.libraries[key]) if key in self.libraries else None
 
-def _document(plan: Plan, context: Context) -> str:
-    """A program as the cache stores it, after it was built."""
+
+def _document(plan: Plan, context: Context) -> tuple[str, Sequence[Entry]]:
+    """A program as the cache stores it, and what was built for it."""
     backend = backend_of(context.target)
     sources = backend.generate(plan, context)
     built = backend.build(sources, context)
     host = backend.host(plan, sources, context)
     saved = SavedProgram(host, tuple(entry.key for entry in built), {}, {})
-    return files_of(saved)[PROGRAM].decode()
+    return files_of(saved)[PROGRAM].decode(), tuple(built)
 
 
 def operands_of(program: Program, device: torch.device) -> list[RandomTensor]:

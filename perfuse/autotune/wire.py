@@ -7,6 +7,7 @@ with it.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import enum
 import importlib
@@ -25,6 +26,7 @@ from typing import Any
 HEADER = struct.Struct(">Q")
 MOST_BYTES = 64 << 20  # of one message: a longer one is not valid
 CLASS, FIELDS, TUPLE, MAPPING, TORCH = "$class", "$fields", "$tuple", "$mapping", "$torch"
+BYTES = "$bytes"
 MAIN_PATH = "$main"
 
 
@@ -38,6 +40,8 @@ def document_of(value: Any) -> Any:
         return {CLASS: _name_of(type(value)), FIELDS: document_of(value.value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, bytes):
+        return {BYTES: base64.b64encode(value).decode()}
     if isinstance(value, list):
         return [document_of(item) for item in value]
     if isinstance(value, tuple):
@@ -85,6 +89,8 @@ def value_of(document: Any) -> Any:
         return tuple(value_of(item) for item in document[TUPLE])
     if MAPPING in document:
         return {value_of(k): value_of(v) for k, v in document[MAPPING]}
+    if BYTES in document:
+        return base64.b64decode(document[BYTES])
     if TORCH in document:
         kind, name = document[TORCH]
         torch = importlib.import_module("torch")

@@ -108,6 +108,12 @@ class Store:
             self._leave(error)
             return None
 
+    def is_on_disk(self, key: str) -> bool:
+        """Whether other processes find the entry of this key, rather than this one in memory."""
+        check_key(key)
+        with self._lock:
+            return self.root is not None and key not in self._memory
+
     def put(
         self, key: str, files: Mapping[str, bytes], about: Mapping[str, str] | None = None
     ) -> Entry:

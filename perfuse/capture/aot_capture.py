@@ -1,7 +1,7 @@
 """The one graph of a call that `aot_compile` captures, compiles and runs once."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from perfuse.capture.device import device_of
 from perfuse.capture.facts import facts_or_reason
 from perfuse.capture.freeze import refuse_frozen
 from perfuse.capture.request import Request
+from perfuse.capture.restore import left_as_they_were
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.config import Settings
 from perfuse.context import Context
@@ -91,7 +92,7 @@ class CapturedCall:
         written = self.facts.written
 
         def call(*args: Any) -> Any:
-            with _left_as_they_were([args[i] for i in written]):
+            with left_as_they_were([args[i] for i in written]):
                 self.inputs, self.results = list(args), list(run(*args))
             self.results = [_noted(value, k) for k, value in enumerate(self.results)]
             return self.results
@@ -112,19 +113,6 @@ def _refused(reason: str) -> ArtefactError:
         return ArtefactError(message, hint="return copies (.clone()).")
     message = f"an artefact cannot represent this function: {reason.replace('_', ' ')}"
     return ArtefactError(message, hint="use torch.compile(fn, backend='perfuse') instead.")
-
-
-@contextmanager
-def _left_as_they_were(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Compiling runs the function once: written arguments and the random state are restored."""
-    before = [tensor.detach().clone() for tensor in tensors]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
 
 
 def _check_numbers(capture: CapturedCall) -> None:

@@ -22,17 +22,21 @@ from perfuse.capture.trace import Capture, cut_for
 from perfuse.codegen.triton.sources import TritonSources
 from perfuse.context import CPU, Context
 from perfuse.counters import counters
-from perfuse.errors import CannotBuild
+from perfuse.errors import CannotBuild, ConfigError, Fp8Unavailable, UnsupportedOp
 from perfuse.gpu import Platform
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.partition import Cut, Joint, plain_cut
 from perfuse.pipeline import Compiled, compile_graph
 from perfuse.runtime.host_names import Call
 from perfuse.target import Target, target_of
-from perfuse.torch_compat.devices import as_if_on, fake_gpu, faked_on
+from perfuse.torch_compat.devices import NEEDS_DATA, as_if_on, fake_gpu, faked_on
 from perfuse.torch_compat.graphs import GraphKind, tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
+WITHOUT_DATA = (
+    "generate code for the parts before and after it, or compute it without sizes and branches "
+    "that depend on data (torch.where, torch.cond)."
+)
 # What is done with each graph of a call: its kind, the graph, and the context of its target.
 Take = Callable[[GraphKind, GraphModule, Context], None]
 
@@ -114,8 +118,9 @@ def codegen_for(
     """Generate and compile `fn(*args, **kwargs)` for a target such as "cuda:90" or "hip:gfx942".
 
     No such GPU is needed, and nothing runs: tensors on any device stand for tensors on that GPU,
-    and so do the parameters of a module. If results need gradients, the backward is generated too;
-    it is traced on the CPU and moved, because PyTorch's autograd does not trace for a missing GPU.
+    and so do the parameters of a module. If results need gradients, the backward is generated too.
+    Such a function, or one with a precision, is traced on the CPU and moved, because PyTorch has
+    neither autograd nor autocast for a missing GPU.
     `mode` and `options` are those of `perfuse.compile`, by default those that `fn` was compiled
     with.
     """
@@ -135,20 +140,43 @@ def cross_compile(
     take: Take,
 ) -> Target:
     """Pass every graph of a call to `take`, as traced for the named target; returns that target."""
+    if not isinstance(args, Sequence) or isinstance(args, str):
+        raise ConfigError(
+            f"arguments must be a tuple, got a {type(args).__name__}",
+            hint="codegen_for(fn, (x,), target=...) compiles fn(x).",
+        )
     settings = request.settings()
     refuse_frozen(settings, "a cross-compiled graph")
     chosen = target_of(target, settings)
     device = CPU if chosen.gpu is None else GPU
     backend = CrossCompile([Context(chosen, settings, counters, device)], take)
     given = [list(args), dict(kwargs)]
-    is_traced_there = torch.cuda.is_available() or not _needs_grad(request.function, given)
+    is_plain = request.precision is None and not _needs_grad(request.function, given)
+    is_traced_there = torch.cuda.is_available() or is_plain
+    if not is_traced_there and chosen.gpu is not None:
+        _refuse_fp8(request)
     with fake_gpu():
         move = _Mover(device if is_traced_there else CPU)
         function = move.module(request.function)
         positional, named = tree_map(move.tensor, given)
         moved = dataclasses.replace(request, function=function, is_dynamic=dynamic)
-        moved.call(positional, named, backend)
+        if request.precision is not None:
+            moved = dataclasses.replace(moved, precision=request.precision.of_copy(function))
+        try:
+            moved.call(positional, named, backend)
+        except NEEDS_DATA as error:
+            message = f"the function needs the result of {error}, and nothing runs here"
+            raise UnsupportedOp(message, hint=WITHOUT_DATA) from error
     return chosen
+
+
+def _refuse_fp8(request: Request) -> None:
+    """PyTorch traces a precision for the GPU that is there; a CPU emulates FP8."""
+    if request.precision is not None and not isinstance(request.precision.way, torch.dtype):
+        raise Fp8Unavailable(
+            "an FP8 recipe cannot be compiled for a GPU that is not there",
+            hint="use precision='bf16', or call codegen_for on a machine with a GPU.",
+        )
 
 
 def _needs_grad(fn: Any, given: Any) -> bool:

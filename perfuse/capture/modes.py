@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from perfuse.config import Settings
-from perfuse.errors import UnknownOption
+from perfuse.config import AS_MAPPING, Settings
+from perfuse.errors import ConfigError, UnknownOption
 
 # CPUs have no CUDA graphs: there, modes with and without them are equal.
 MODES: Mapping[str, Mapping[str, Any]] = {
@@ -17,9 +17,14 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 
 def overrides_of(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings that a mode and options change, options last; unknown modes raise."""
-    name = "default" if mode is None else mode
+    name: object = "default" if mode is None else mode
+    if not isinstance(name, str):
+        message = f"a mode must be a string, got {name!r}"
+        raise ConfigError(message, hint=f"choose one of: {', '.join(MODES)}.")
     if name not in MODES:
         raise UnknownOption(name, MODES, what="mode")
+    if not isinstance(options or {}, Mapping):
+        raise ConfigError(f"options must be a mapping, got {options!r}", hint=AS_MAPPING)
     return {**MODES[name], **(options or {})}
 
 

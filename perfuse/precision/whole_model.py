@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +43,12 @@ class WholeModel:
         """The layers in FP8; None for other precisions, and for functions."""
         return self.way if isinstance(self.way, Conversion) else None
 
-    def region(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def of_copy(self, model: Any) -> WholeModel:
+        """The same precision for a copy of the model."""
+        found = self.conversion
+        return WholeModel(model, self.way if found is None else prepare(model, found.recipe))
+
+    def region(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The region of one call, on the device of the model or of the first tensor."""
         weight = next(self.model.parameters(), None) if isinstance(self.model, nn.Module) else None
         device_type = _device_type([weight, args, kwargs]) or "cpu"
@@ -82,17 +86,6 @@ def without_region(function: Any) -> Any:
     """The compiled function inside of the region that it was given; a module as it is."""
     is_given = hasattr(function, _MARK) and not isinstance(function, nn.Module)
     return function.__wrapped__ if is_given else function
-
-
-def region_around(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> AbstractContextManager[Any]:
-    """The region that a call of this model or function runs in."""
-    found = whole_model_of(function)
-    region: AbstractContextManager[Any] = (
-        nullcontext() if found is None else found.region(args, kwargs)
-    )
-    return region
 
 
 def _device_type(value: Any) -> str | None:

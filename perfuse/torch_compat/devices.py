@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _PRIVATE: Any = torch._C  # untyped in part
+
+
+# Raised by operations on fake tensors that need data; as text, the name of the operation.
+NEEDS_DATA = (DynamicOutputShapeException, DataDependentOutputException)
 
 
 @contextmanager

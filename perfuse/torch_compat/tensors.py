@@ -24,6 +24,11 @@ def is_view_of_another(tensor: torch.Tensor) -> bool:
     return bool(tensor._is_view())
 
 
+def num_writes(tensor: torch.Tensor) -> int | None:
+    """How often the tensor's memory was written to; None where PyTorch does not count."""
+    return None if tensor.is_inference() else int(tensor._version)
+
+
 def cpu_allocator() -> Callable[..., torch.Tensor]:
     """A function: shape, strides, dtype -> memory on the CPU, contents undefined.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import perfuse
+from perfuse.target import machine_isas
 from tests.behaviour.row import randn
 from tests.behaviour.scripts import LOAD, finish, start
 from tests.harness.compare import assert_as_good_as_eager
@@ -150,3 +152,32 @@ def test_a_broken_compiler_can_run_eagerly() -> None:
     with perfuse.testing.fresh_cache(), patch, pytest.warns(UserWarning):
         got = torch.compile(function, backend="perfuse")(x)
     assert torch.equal(got, function(x))
+
+
+MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"mode": 5}, "a mode must be a string, got 5"),
+    ({"mode": ["max-autotune"]}, "a mode must be a string"),
+    ({"options": ["freeze"]}, "options must be a mapping"),
+    ({"options": "freeze"}, "options must be a mapping"),
+    ({"options": {"max_autotune_gemm_backends": "ATEN CPP"}}, "unknown backend in .* 'ATEN CPP'"),
+    ({"options": {"max_autotune_gemm_backends": ""}}, "names no backend"),
+    ({"options": {"cpu.simd": "neon" if "avx2" in machine_isas() else "avx2"}}, "does not have"),
+    ({"options": {"triton.arch": "sm_banana"}}, "unknown GPU 'sm_banana'"),
+)
+
+
+@pytest.mark.parametrize(("how", "message"), MISTAKES, ids=str)
+def test_mistakes_are_reported_before_the_first_call(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(perfuse.ConfigError, match=message) as raised:
+        perfuse.compile(function, **how)
+    assert raised.value.hint
+
+
+def test_a_patch_takes_a_mapping() -> None:
+    with pytest.raises(perfuse.ConfigError, match="settings must be a mapping, got 'freeze'"):
+        perfuse.config.patch("freeze")  # type: ignore[arg-type]
+
+
+def test_code_for_a_gpu_takes_a_tuple_of_arguments() -> None:
+    with pytest.raises(perfuse.ConfigError, match="arguments must be a tuple, got a Tensor"):
+        perfuse.codegen_for(function, torch.ones(4), target="cuda:90")  # type: ignore[arg-type]

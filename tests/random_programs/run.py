@@ -3,6 +3,7 @@
 python -m tests.random_programs.run --count 2000 --seed 0 --backend perfuse --jobs 2
 python -m tests.random_programs.run --kind training --count 5000 --jobs 16 --results runs.json
 python -m tests.random_programs.run --kind training --seed-only 1234
+python -m tests.random_programs.run --settings drawn --count 500
 
 With `--results`, seeds already in the file are left out: a run goes on where the last one stopped.
 """
@@ -24,6 +25,7 @@ from rich.syntax import Syntax
 from tests.harness.backend import default_backend, worker_environment
 from tests.harness.pool import Result, Task, run_tasks
 from tests.random_programs.kinds import KINDS, MODES, program_of
+from tests.random_programs.settings import SETTINGS
 
 SAVE_EVERY_S = 5.0
 
@@ -32,6 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", default="plain", choices=tuple(KINDS))
     parser.add_argument("--mode", default="drawn", choices=MODES, help="static, dynamic or drawn")
+    parser.add_argument("--settings", default="default", choices=SETTINGS, help="by seed if drawn")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seed-only", type=int, help="this one seed, with its whole program")
@@ -68,7 +71,8 @@ def main() -> int:
 
 
 def key_of(seed: int, arguments: argparse.Namespace) -> str:
-    return f"{arguments.kind} {arguments.mode} {seed}"
+    key = f"{arguments.kind} {arguments.mode} {seed}"
+    return key if arguments.settings == "default" else f"{key} under {arguments.settings} settings"
 
 
 def source_of(seed: int, arguments: argparse.Namespace) -> str:
@@ -89,7 +93,7 @@ def run_seeds(
     results: dict[str, dict[str, Any]] = (
         json.loads(path.read_text()) if path and path.exists() else {}
     )
-    common = {n: getattr(arguments, n) for n in ("backend", "device", "kind", "mode")}
+    common = {n: getattr(arguments, n) for n in ("backend", "device", "kind", "mode", "settings")}
     common["shrink"] = not arguments.no_shrink
     left = [s for s in seeds if key_of(s, arguments) not in results]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -19,6 +19,7 @@ from tests.random_programs.corpus import CORPUS
 from tests.random_programs.generate import from_seed, generate
 from tests.random_programs.kinds import KINDS, digest_of_programs, program_of
 from tests.random_programs.mutate import original, runs_everywhere
+from tests.random_programs.settings import CHOICES, settings_of, under_settings
 
 NUM_SEEDS = 45
 NUM_TRAINING_SEEDS = 30
@@ -29,6 +30,7 @@ NUM_HYPOTHESIS = 8
 REGRESSION_SEEDS: tuple[int, ...] = (1794, 5094, 7078)
 TRAINING_REGRESSIONS = (55, 142, 391, 577, 3312)
 SLOW_TRAINING_SEEDS = (8, 38)  # the C++ compiler is at it for half a minute and more
+SETTINGS_SEEDS = tuple(seed for seed in range(13) if seed not in SLOW_TRAINING_SEEDS)
 
 
 @pytest.mark.parametrize("seed", (*range(NUM_SEEDS), *REGRESSION_SEEDS))
@@ -89,6 +91,22 @@ def test_training_matches_eager(seed: int) -> None:
     program = program_of("training", seed)
     verdict = check_program(program, default_backend())
     assert verdict.status in ("pass", "skip"), f"{verdict.message}\n\n{program.standalone()}"
+
+
+@pytest.mark.parametrize("seed", SETTINGS_SEEDS)
+def test_matches_eager_under_drawn_settings(seed: int) -> None:
+    program, drawn = program_of("training" if seed % 3 == 2 else "plain", seed), settings_of(seed)
+    with under_settings(drawn):
+        verdict = check_program(program, default_backend())
+    assert verdict.status in ("pass", "skip"), f"{drawn}\n{verdict.message}\n{program.standalone()}"
+
+
+def test_settings_are_drawn_off_their_defaults() -> None:
+    defaults = {row.name: row.default for row in config.describe()}
+    assert all(value != defaults[name] for name, row in CHOICES.items() for value in row)
+    assert set(CHOICES) <= {name for seed in range(200) for name in settings_of(seed)}
+    for seed in range(200):
+        config.snapshot().with_overrides(settings_of(seed))
 
 
 @pytest.mark.parametrize("name", CORPUS)

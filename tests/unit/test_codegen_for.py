@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,3 +108,12 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(CompilerMissing, match=r"perfuse\[gpu\]"):
         load_module("import triton\n# as a machine without it sees this module")
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x[x > 0] * 2, lambda x: x + 1 if x.sum() > 0 else x - 1], ids=str
+)
+def test_what_depends_on_data_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(perfuse.UnsupportedOp, match="needs the result of aten") as raised:
+        perfuse.codegen_for(function, (torch.randn(4),), target="cuda:90")
+    assert "torch.where" in str(raised.value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,20 @@ def test_a_worker_finds_the_program_in_the_store() -> None:
     assert missing.fate is Fate.RAISED and "not in the store" in missing.detail
 
 
+@pytest.mark.parametrize(
+    "cache", [{"cache.enabled": False}, {"cache.dir": "/proc/nowhere"}], ids=str
+)
+def test_a_program_that_no_disk_keeps_travels_with_its_libraries(cache: dict[str, Any]) -> None:
+    with perfuse.config.patch(cache), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that there is no cache
+        made, _ = request()
+        assert made.benchmark() > 0
+    pool = TuningProcessPool(Settings())
+    (outcome,) = pool.run([made])
+    pool.terminate()
+    assert outcome.fate is Fate.MEASURED and outcome.value > 0
+
+
 def elsewhere(made: ProgramRequest) -> ProgramRequest:
     settings = {**made.settings, "cache.dir": made.settings["cache.dir"] + "-empty"}
     return ProgramRequest(made.program, made.operands, made.device, settings)
@@ -111,3 +126,14 @@ def test_kernels_are_timed_for_the_log(caplog: pytest.LogCaptureFixture) -> None
     torch.testing.assert_close(got, x.softmax(-1) @ x)
     assert perfuse.counters["autotune.kernels_timed"] == 1
     assert "kernel k0: " in caplog.text and "GB/s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.add_(1), lambda x: (x, torch.arange(64).flip(0))],
+    ids=["write", "make"],
+)
+def test_kernels_without_results_or_without_inputs_are_timed(function: Callable[..., Any]) -> None:
+    perfuse.counters.clear()
+    torch.compile(function, backend="perfuse", options={"benchmark_kernel": True})(torch.zeros(64))
+    assert perfuse.counters["autotune.kernels_timed"] == 1

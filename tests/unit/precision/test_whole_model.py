@@ -222,3 +222,28 @@ def test_the_command_lists_layers(tmp_path: Path) -> None:
     result = typer.testing.CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
     assert "  0: 256 -> 256, FP8\n  1: 256 -> 256, last layer of the model" in result.output
+
+
+@pytest.mark.parametrize("precision", ["bf16", recipe("row")], ids=["bf16", "row"])
+def test_an_artefact_keeps_the_precision(
+    model: nn.Module, x: Tensor, precision: str | Recipe, tmp_path: Path
+) -> None:
+    fast = perfuse.compile(model, precision=precision)
+    path = perfuse.aot_compile(fast, (x,), tmp_path / "model", training=True)
+    loaded = perfuse.load(path)(x)
+    assert loaded.dtype == BF16
+    assert torch.equal(loaded, fast(x))
+
+
+def test_code_for_a_gpu_keeps_the_precision(model: nn.Module, x: Tensor) -> None:
+    fast = perfuse.compile(model, precision="bf16")
+    with torch.no_grad():
+        code = perfuse.codegen_for(fast, (x,), target="cuda:90")
+    assert any("tl.bfloat16" in text for text in code.sources)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="such a GPU may be here")
+def test_fp8_is_not_emulated_in_code_for_a_gpu(model: nn.Module, x: Tensor) -> None:
+    fast = perfuse.compile(model, precision=recipe("row"))
+    with pytest.raises(perfuse.Fp8Unavailable, match="that is not there"):
+        perfuse.codegen_for(fast, (x,), target="cuda:90")

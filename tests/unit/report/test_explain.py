@@ -25,3 +25,43 @@ SQUARE = torch.ones(4, 4)
 def test_opaque_values_are_printed(function: Callable[[Tensor], Any], named: str) -> None:
     with perfuse.testing.fresh_cache():
         assert named in str(perfuse.explain(function, SQUARE))
+
+
+def test_what_computed_the_arguments_is_not_run_backward() -> None:
+    first, second, calls = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), []
+    hidden = first(SQUARE).sin()
+    assert hidden.grad_fn is not None
+    hidden.grad_fn.register_hook(lambda *_: calls.append(1))
+    assert len(perfuse.explain(second, hidden).graphs) == 2  # forward and backward
+    assert not calls
+    second(hidden).sum().backward()
+    assert calls
+
+
+def test_a_weight_that_computed_the_arguments_too() -> None:
+    layer = torch.nn.Linear(4, 4)
+    hidden = layer(SQUARE).sin()
+    perfuse.explain(layer, hidden)
+    layer(hidden).sum().backward()
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_arguments_buffers_and_random_numbers_stay_as_they_were(mode: Callable[[], Any]) -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.add_(1)
+            return torch.nn.functional.dropout(self.norm(x), 0.5)
+
+    with mode():
+        model, x = Counting(), torch.ones(4, 4)
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        random = torch.get_rng_state()
+        perfuse.explain(model, x)
+        assert torch.equal(x, torch.ones(4, 4))
+        assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+        assert torch.equal(torch.get_rng_state(), random)
