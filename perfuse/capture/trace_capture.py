@@ -16,7 +16,7 @@ from perfuse.capture.trace import TrainingGraphs
 from perfuse.context import Context
 from perfuse.logs import channel
 from perfuse.runtime.host_names import Call
-from perfuse.runtime.wrapper import wrap
+from perfuse.runtime.wrapper import without_tangents, wrap
 
 LOG = channel("capture")
 
@@ -36,7 +36,7 @@ def trace_capture(
     traced = graphs.capture.trace(module, example_inputs)
     facts = facts_of(graphs.capture.graphs, len(example_inputs), context)
     if facts is None:
-        return traced
+        return without_tangents(traced)
     place = capture_cache.place_of(key, context)
     forward = graphs.forward
     if not facts.is_training:

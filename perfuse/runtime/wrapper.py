@@ -22,7 +22,12 @@ from perfuse.torch_compat.autograd import (
     release_saved,
     with_edge_to,
 )
-from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
+from perfuse.torch_compat.state import (
+    disabled_autocast,
+    has_tangent,
+    is_autocast_enabled,
+    is_forward_mode,
+)
 from perfuse.torch_compat.tensors import as_stored, is_as_stored, is_view_of_another
 
 
@@ -112,12 +117,34 @@ def _quiet(call: Call) -> Callable[..., Any]:
     """The call with gradients off."""
 
     def quiet(*args: Any) -> Any:
+        if is_forward_mode():
+            _check_tangents(args)
         if not is_grad_enabled():
             return call([*args])
         with torch.no_grad():
             return call([*args])
 
     return quiet
+
+
+def without_tangents(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, which refuses arguments with tangents."""
+
+    def checked(*args: Any) -> Any:
+        if is_forward_mode():
+            _check_tangents(args)
+        return call(*args)
+
+    return checked
+
+
+def _check_tangents(args: Sequence[Any]) -> None:
+    """No guard of Dynamo's checks this, and kernels would leave tangents out of their results."""
+    if has_tangent(args):
+        raise NotImplementedError(
+            "perfuse: a compiled graph has no forward-mode derivatives; "
+            "call the function without torch.compile inside forward_ad.dual_level()"
+        )
 
 
 def _marked(call: Call, facts: RuntimeFacts) -> Call:

@@ -1,10 +1,12 @@
 """The global switches of PyTorch that a trace or a call depends on."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
@@ -76,6 +78,19 @@ def has_tracing_hooks() -> bool:
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
     return hooks is not None or not modes <= {"FakeTensorMode"}
+
+
+def is_forward_mode() -> bool:
+    """Whether tensors may carry tangents: inside a `forward_ad.dual_level()`."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangent(values: Iterable[Any]) -> bool:
+    """Whether a tensor among these carries a tangent of the current level."""
+    unpack: Any = forward_ad.unpack_dual  # not annotated
+    tensors = (x for x in values if isinstance(x, torch.Tensor))
+    numbers = (x for x in tensors if x.is_floating_point() or x.is_complex())
+    return any(unpack(x).tangent is not None for x in numbers)
 
 
 def disabled_autocast() -> AbstractContextManager[Any]:

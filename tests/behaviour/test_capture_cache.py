@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import perfuse
 from perfuse.cache.access import open_store
@@ -176,6 +177,17 @@ def test_double_backward_is_refused_clearly() -> None:
     assert gradient.requires_grad
     with pytest.raises(RuntimeError, match=r"differentiated again|double backward"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("function", [torch.sin, lambda x: (x.sin(), x[1:]), lambda x: x.mul_(2)])
+def test_forward_mode_is_refused_clearly(function: Callable[[Tensor], Any]) -> None:
+    """Kernels compute no tangents: results without them would pass for constants."""
+    compiled = torch.compile(function, backend="perfuse")
+    compiled(torch.randn(4))
+    with forward_ad.dual_level():
+        compiled(torch.randn(4))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            compiled(forward_ad.make_dual(torch.randn(4), torch.ones(4)))
 
 
 def test_second_derivatives_are_refused_for_every_leaf() -> None:

@@ -345,3 +345,21 @@ def test_batch_norm_of_transposed_tensors_has_eagers_strides(
     got = torch.compile(f, backend="perfuse")(x, torch.zeros(12), torch.ones(12))
     assert got.stride() == want.stride()
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("value", [0.1, float("inf"), float("nan")])
+@pytest.mark.parametrize("columns", [3, 20])
+def test_the_sum_of_many_rows_is_as_exact_as_their_number_is_large(
+    columns: int, value: float
+) -> None:
+    """One rounding a row, all in one direction, took a thousandth of the sum."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.sum(0), x.mean(), x.relu().sum(1)
+
+    x = torch.full((70_000, columns), 0.1)
+    x[-1, -1] = value
+    got, exact = compiled(f)(x), f(x.double())
+    torch.testing.assert_close(
+        [t.double() for t in got], list(exact), rtol=3e-6, atol=0, equal_nan=True
+    )

@@ -2,7 +2,7 @@
 
 Column sums are kept twice: recent ones are regularly flushed into the totals.
 What a flush rounds off is kept too (float32): the error is that of the few rows in between, however
-many there are.
+many there are. Sums of everything keep what the addition of each row rounds off.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Partials:
     def start(self, w: Writer) -> None:
         """A thread's own accumulators, initialised to their identities."""
         for m in self.all:
-            w.line(f"{self.frame.accumulator(m)} all_{self.frame.short(m)};")
+            total = "pf::Total" if self._keeps_lost(m) else self.frame.accumulator(m)
+            w.line(f"{total} all_{self.frame.short(m)};")
         for m in self.outer:
             cpp, name = COMPUTE_TYPE[m.loop.value.dtype], self.frame.short(m)
             w.line(f"{cpp}* const sum_{name} = {self._sums(m, 'thread')};")

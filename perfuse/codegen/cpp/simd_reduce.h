@@ -30,6 +30,28 @@ template <class T> struct Sum {
   PF_INLINE void merge(const Sum& o) { v = v + o.v; }
   PF_INLINE T finish() const { return hsum(v); }
 };
+// The sum of many rows' sums: recent ones are added to the total 32 rows at a time. What that addition rounds off is
+// exact (Knuth's two-sum) and kept apart; it is not a number where the total is infinite.
+struct Total {
+  vec<float> v = vec<float>{}, lost = vec<float>{}, recent = vec<float>{};
+  int rows = 0;
+  PF_INLINE void merge(const Sum<float>& o) {
+    recent = recent + o.v;
+    if (++rows == 32) flush();
+  }
+  PF_INLINE void flush() {
+    const vec<float> sum = v + recent, added = sum - v;
+    lost = lost + ((v - (sum - added)) + (recent - added));
+    v = sum;
+    recent = vec<float>{};
+    rows = 0;
+  }
+  PF_INLINE float finish() {
+    flush();
+    const float total = hsum(v), rest = hsum(lost);
+    return rest == rest ? total + rest : total;
+  }
+};
 template <class T> struct Prod {
   vec<T> v = splat<T>(T(1));
   PF_INLINE void step(vec<T> x) { v = v * x; }
