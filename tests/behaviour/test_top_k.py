@@ -14,7 +14,7 @@ from torch import Tensor
 import perfuse
 from tests.behaviour.row import Behaviour, randn
 from tests.harness.backend import compiled
-from tests.unit.lower.test_top_k import SPECIAL, check
+from tests.unit.lower.test_top_k import SPECIAL, among_scores, check
 
 
 def logits(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -108,8 +108,9 @@ def test_matches_eager(row: tuple[str, Callable[..., Any], Callable[[], list[Any
     Behaviour(*row).check()
 
 
-def all_of(x: Tensor, y: Tensor) -> list[Any]:
+def all_of(x: Tensor, y: Tensor, own: Tensor) -> list[Any]:
     """Along both dimensions, with few and many elements: those on each side of every vector."""
+    x, y = among_scores(x, own), among_scores(y, own.T)
     last = [torch.topk(x, k, -1, large) for k, large in ((1, True), (5, False), (16, True))]
     first = [torch.topk(y, 3, 0, large) for large in (True, False)]
     return [*last, *first]
@@ -125,7 +126,7 @@ def test_values_and_positions(isa: str) -> None:
             special = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), x.shape)]
             x = torch.where(torch.rand(x.shape) < share, special, x)
             y = x.T.contiguous()
-            results = iter(ours(x, y))
+            results = iter(ours(x, y, torch.ones(x.shape, dtype=torch.bool)))
             for k, large in ((1, True), (5, False), (16, True)):
                 check(x, k, -1, large, list(next(results)))
             for large in (True, False):
@@ -152,6 +153,10 @@ def test_a_gate_needs_no_library_call() -> None:
     assert "op_aten" not in host and host.count("segment0(") == 1
 
 
+def as_scores(x: Tensor, k: int) -> Any:
+    return torch.topk(x.exp() if x.is_floating_point() else x, k)
+
+
 @pytest.mark.parametrize(
     ("k", "shape", "dtype"),
     [(2, (3, 9), torch.float64), (2, (3, 9), torch.int64), (4, (9, 60), torch.bfloat16),
@@ -161,5 +166,12 @@ def test_others_are_calls_with_eager_s_choice_among_equals(
     k: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     x = torch.randint(-50, 50, shape).to(dtype)
-    have, want = (fn(x, k) for fn in (compiled(torch.topk), torch.topk))
-    assert torch.equal(have.values, want.values) and torch.equal(have.indices, want.indices)
+    have, want = (fn(x, k) for fn in (compiled(as_scores), as_scores))
+    assert torch.equal(have.indices, want.indices)
+
+
+def test_so_is_what_has_no_exponentials() -> None:
+    """Data that are sorted, rounded or masked often have equal elements."""
+    x = torch.randint(-3, 3, (20, 30)).float()
+    ours = compiled(lambda y: torch.topk(y * 0.5, 4))
+    assert torch.equal(ours(x).indices, torch.topk(x * 0.5, 4).indices)

@@ -42,6 +42,12 @@ template <int D, int N, class R> PF_FN void exchange_rows(R* row) {
     for (int i = 0; i < N; i++)
       if ((i & D) == 0) exchange<D, N>(row[i], row[i + D]);
 }
+template <int N, class R> PF_FN void transpose_rows(R* row) {
+  exchange_rows<8, N>(row);
+  exchange_rows<4, N>(row);
+  exchange_rows<2, N>(row);
+  exchange_rows<1, N>(row);
+}
 
 // The rows of a block: one for each lane of a vector of the machine. g++ exchanges wider ones lane by lane in memory.
 template <class T> constexpr int block_rows = is_wide<vec<T>> ? native_bytes / int(sizeof(T)) : lanes;
@@ -51,10 +57,7 @@ template <class T> PF_FN void transpose_block(const T* src, int64_t ld_src, T* d
   typename vec_n<T, n>::type row[n];
 #pragma GCC unroll 16
   for (int i = 0; i < n; i++) __builtin_memcpy(&row[i], src + i * ld_src, sizeof row[i]);
-  exchange_rows<8, n>(row);
-  exchange_rows<4, n>(row);
-  exchange_rows<2, n>(row);
-  exchange_rows<1, n>(row);
+  transpose_rows<n>(row);
 #pragma GCC unroll 16
   for (int i = 0; i < n; i++) __builtin_memcpy(dst + i * ld_dst, &row[i], sizeof row[i]);
 }

@@ -3,6 +3,9 @@
 An element and its position are combined into one integer, its rank, which orders elements as eager
 does, and equal ones by position. So no two ranks of a row are equal, and the next element is
 the one with the largest rank below the last: a reduction, in the kernel that computes the row.
+
+Eager's choice among equal elements is arbitrary. Only ATen's call repeats it, so that remains where
+elements are often equal: this is for gates, which choose among results of softmax or sigmoid.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
-from perfuse.ir.program import LoopKind
+from perfuse.ir.program import Loop, LoopKind
 from perfuse.lower.builder import Builder
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, expand, positions
@@ -25,6 +28,8 @@ _MOST_CHOSEN = 16
 # (benchmarks/results/2026-11-19-cpu-gating). AVX2 has no maximum of 64-bit integers.
 _WIDEST = {"avx512": 1024, "avx2": 160}
 _WIDEST_ELSEWHERE = 64
+
+_EXPONENTIALS = frozenset({"exp", "exp_mid", "sigmoid"})
 
 _RANK = DType.I64
 _PLACE_BITS = 32
@@ -98,12 +103,26 @@ def _check(builder: Builder, x: Tensor, k: int, dim: int) -> None:
         raise CannotLower("top-k on a GPU")
     if not isinstance(size, int) or not isinstance(k, int):
         raise CannotLower("top-k of a number, or of a dynamic size")
-    if x.dtype is not DType.F32:  # often has equal elements, of which eager's choice is arbitrary
-        raise CannotLower(f"top-k of {x.dtype}")
+    if x.dtype is not DType.F32 or not _are_scores(builder, x.value):
+        raise CannotLower("top-k of elements that may be equal")
     if not 0 < k <= min(size, _MOST_CHOSEN):
         raise CannotLower("top-k of many elements")
     if size > _WIDEST.get(builder.isa, _WIDEST_ELSEWHERE):
         raise CannotLower("top-k of a long row")
+
+
+def _are_scores(builder: Builder, value: Expr) -> bool:
+    """Whether exponentials are on the way from the last library calls to a value."""
+    loops = {node.out: node for node in builder.nodes if isinstance(node, Loop)}
+    seen: set[Expr] = set()
+    pending = [value]
+    while pending:
+        for e in ex.walk(pending.pop(), seen):
+            if e.op in _EXPONENTIALS:
+                return True
+            if e.op == "load" and e.buffer in loops:
+                pending.append(loops.pop(e.buffer).value)
+    return False
 
 
 def _next(builder: Builder, own: Tensor, dim: int, last: Tensor) -> Tensor:

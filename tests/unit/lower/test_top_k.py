@@ -24,6 +24,11 @@ def _drawn(draw: random.Random, shape: list[int]) -> Tensor:
     return torch.where(torch.rand(shape) < draw.choice([0, 0.1, 0.9]), special, x)
 
 
+def among_scores(x: Tensor, own: Tensor) -> Tensor:
+    """`x`, where `own` is true: like the scores of a gate, it may be an exponential."""
+    return torch.where(own, x, x.exp())
+
+
 def check(x: Tensor, k: int, dim: int, largest: bool, ours: list[Tensor]) -> None:
     values, places = ours
     eager = torch.topk(x, k, dim, largest)
@@ -57,6 +62,10 @@ def test_random_rows_match_eager(seed: int) -> None:
     x = _drawn(draw, shape)
     add = draw.choice([0, 3])
     programs: list[Program] = []
-    fn = compiled(lambda y: tuple(torch.topk(y + add, k, dim, largest, is_sorted)), programs)
-    check(x + add, k, dim, largest, fn(x))
+    own = torch.ones(shape, dtype=torch.bool)
+    fn = compiled(
+        lambda y, o: tuple(torch.topk(among_scores(y + add, o), k, dim, largest, is_sorted)),
+        programs,
+    )
+    check(x + add, k, dim, largest, fn(x, own))
     assert not any(isinstance(n, LibraryCall) for p in programs for n in p.nodes)

@@ -146,13 +146,6 @@ template <int WIDTH, class F> PF_FN void over_features(F f) {
   f(last);
 }
 
-PF_FN void transpose_square(vec<float>* row) {
-  if constexpr (lanes == 16) exchange_rows<lanes / 2>(row);
-  exchange_rows<4>(row);
-  exchange_rows<2>(row);
-  exchange_rows<1>(row);
-}
-
 // Features of a vector of lanes become rows of a result; `last(x)` is done to each vector first.
 template <class X, int WIDTH, class S, class F>
 PF_FN void store_features(const float* acc, S* to, int64_t down, int live, F last) {
@@ -161,7 +154,7 @@ PF_FN void store_features(const float* acc, S* to, int64_t down, int live, F las
       vec<float> row[lanes];
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; i++) row[i] = last(loadv<float>(acc + (d + i) * X::wide));
-      transpose_square(row);
+      transpose_rows<lanes>(row);
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; i++)
         if (i < live) storev<S>(to + i * down + d, row[i]);
@@ -181,7 +174,7 @@ PF_FN void pack_lanes(const S* rows, int64_t down, int64_t first, int64_t count,
   vec<float> row[lanes];
 #pragma GCC unroll 16
   for (int i = 0; i < lanes; i++) row[i] = load_floats(rows + least(first + i, count - 1) * down);
-  transpose_square(row);
+  transpose_rows<lanes>(row);
 #pragma GCC unroll 16
   for (int i = 0; i < lanes; i++) storev<float>(to + i * to_step, row[i]);
 }

@@ -88,10 +88,7 @@ template <class S> PF_FN void pack_transposed(const S* from, int64_t from_step, 
   vec<float> row[lanes];
 #pragma GCC unroll 16
   for (int i = 0; i < lanes; i++) row[i] = load_floats(from + i * from_step);
-  if constexpr (lanes == 16) exchange_rows<lanes / 2>(row);
-  exchange_rows<4>(row);
-  exchange_rows<2>(row);
-  exchange_rows<1>(row);
+  transpose_rows<lanes>(row);
 #pragma GCC unroll 16
   for (int i = 0; i < lanes; i++) storev<float>(to + i * to_step, row[i]);
 }
@@ -364,7 +361,7 @@ template <bool NATIVE> PF_FN vec<float> add_products(vec<float> sum, Pairs a, Pa
 PF_FN vec<float> sums_of(vec<float>* v) {
 #define PF_HALVE(D)                  \
   for (int i = 0; i < D; i++) {      \
-    exchange<D>(v[i], v[i + D]);     \
+    exchange<D, lanes>(v[i], v[i + D]); \
     v[i] = v[i] + v[i + D];          \
   }
   PF_HALVE(8) PF_HALVE(4) PF_HALVE(2) PF_HALVE(1)
