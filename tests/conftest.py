@@ -31,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: left out unless asked for with -m slow")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that hold an address: processes that share a run would collect other tests."""
+    unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if unstable:
+        raise pytest.UsageError(f"names differ from process to process, give ids: {unstable}")
+
+
 def pytest_collection_finish() -> None:
     """Leave imports and collected tests out of garbage collections: 5 % of the operator rows."""
     gc.freeze()

@@ -111,7 +111,9 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: x[x > 0] * 2, lambda x: x + 1 if x.sum() > 0 else x - 1], ids=str
+    "function",
+    [lambda x: x[x > 0] * 2, lambda x: x + 1 if x.sum() > 0 else x - 1],
+    ids=["a size", "a branch"],
 )
 def test_what_depends_on_data_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(perfuse.UnsupportedOp, match="needs the result of aten") as raised:
