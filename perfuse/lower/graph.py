@@ -16,6 +16,7 @@ from perfuse.errors import UnsupportedCast
 from perfuse.graph.blame import working_on
 from perfuse.graph.facts import DONATED, ROUNDED
 from perfuse.graph.quantised import rounded_to_eight_bits
+from perfuse.graph.saving.roundings import read_beside_statistics
 from perfuse.graph.saving.ties import compared_with_themselves
 from perfuse.graph.storage_ops import Treatment, addressed_bases, storage_treatment
 from perfuse.ir import expr as ex
@@ -81,8 +82,9 @@ class _Lowering:
         self.owners: dict[str, FxNode] = {}
         self.origins = Origins()
         self.mutations = Mutations(module.graph, self.builder, self.values)
-        self.compared = compared_with_themselves(module.graph)
         self.quantised = rounded_to_eight_bits(module.graph)
+        self.rounded = self.quantised | compared_with_themselves(module.graph)
+        self.rounded |= read_beside_statistics(module.graph)
 
     def run(self) -> Program:
         handlers = {
@@ -400,11 +402,11 @@ class _Lowering:
     def _is_rounded(self, node: FxNode, result: Tensor) -> bool:
         """Whether all readers of a value see it rounded to its dtype.
 
-        An element and the maximum it is compared with must be rounded in the same way, what is
-        rounded to eight bits as eager rounds it before, and what is returned (to a backward too)
-        as it is in memory.
+        An element and the maximum it is compared with must be rounded in the same way, and elements
+        of which the mean is, what is rounded to eight bits as eager rounds it before, and what is
+        returned (to a backward too) as it is in memory.
         """
-        if node in self.compared or node.meta.get(ROUNDED) or node in self.quantised:
+        if node in self.rounded or node.meta.get(ROUNDED):
             return True
         return result.value.op != "load" and is_returned_and_read(node)
 

@@ -18,7 +18,10 @@ from perfuse.ir.program import (
 )
 from perfuse.schedule.arena import output_buffers, touched
 from perfuse.schedule.fuse import accesses
-from perfuse.schedule.plan import Kernel, Member
+from perfuse.schedule.plan import Kernel, Member, Role
+
+# Extremes are elements, which are rounded already where their extreme is.
+_SUMS = (LoopKind.SUM, LoopKind.PROD)
 
 
 def store_as_rounded(program: Program) -> Program:
@@ -74,15 +77,23 @@ def rounded_as_stored(kernel: Kernel, buffers: Mapping[str, Buffer]) -> tuple[Me
 
     What another sweep, kernel or graph reads is rounded. The mean of values that are not, taken
     from rounded ones, leaves the rounding of them all: as much as the deviation itself, where a
-    row is nearly constant.
+    row is nearly constant. Sums of rows are rounded by their readers.
     """
     read = {load.buffer for member in kernel.members for load in member.loop.reads()}
+    seen = kernel.stored & read
+    sums = {m.loop.out for m in kernel.members if m.loop.kind in _SUMS} & seen
+    sums = {name for name in sums if buffers[name].dtype.is_narrow_float}
+
+    def as_in_memory(load: ex.Expr) -> ex.Expr:
+        return ex.round_to(load, buffers[load.buffer].dtype) if load.buffer in sums else load
+
+    change = ex.Substitution({}, as_in_memory)
 
     def rounded(member: Member) -> Member:
         loop = member.loop
-        if not member.is_map or loop.out not in kernel.stored & read:
-            return member
-        value = ex.round_to(loop.value, buffers[loop.out].dtype)
-        return replace(member, loop=replace(loop, value=value))
+        value = change(loop.value) if sums else loop.value
+        if loop.is_map and member.role in (Role.FULL, Role.ROW) and loop.out in seen:
+            value = ex.round_to(value, buffers[loop.out].dtype)
+        return member if value is loop.value else replace(member, loop=replace(loop, value=value))
 
     return tuple(map(rounded, kernel.members))

@@ -61,6 +61,13 @@ def nearly_constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return ((x - mean) * torch.rsqrt(variance + 1e-3)).pow(3).sum(), x.sum(0)
 
 
+def less_row_sums(a: Tensor, b: Tensor) -> Tensor:
+    """The forward has the sums at hand, the backward gets them rounded."""
+    x = a * 40
+    logits = x * 10 - x.sum(1, keepdim=True)
+    return (torch.softmax(logits, 1) * F.log_softmax(logits, 1).clamp_min(-50)).sum(1) + b[:, 0]
+
+
 PROGRAMS: tuple[Program, ...] = (
     contrastive,
     with_bias,
@@ -68,6 +75,7 @@ PROGRAMS: tuple[Program, ...] = (
     of_several_kernels,
     with_mean,
     nearly_constant,
+    less_row_sums,
 )
 
 
@@ -152,6 +160,18 @@ def below_sorted(x: Tensor) -> Tensor:
     return torch.exp(logits - logits.sort(0).values[-1])
 
 
+def below_sum(x: Tensor) -> Tensor:
+    """The largest is all of the sum."""
+    logits = x * 50
+    return torch.exp(logits - torch.logsumexp(logits, (0, 1)))
+
+
+def below_those_of_groups(x: Tensor) -> Tensor:
+    logits, groups = x * 50, torch.arange(x.shape[0]) * 7 % 5
+    least = torch.full((5, x.shape[1]), -torch.inf, dtype=x.dtype)
+    return torch.exp(logits - least.index_reduce(0, groups, logits, "amax")[groups])
+
+
 CHOICES: list[Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]] = [
     below_columns,
     below_all,
@@ -159,6 +179,8 @@ CHOICES: list[Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]] = [
     below_running,
     below_first,
     below_sorted,
+    below_sum,
+    below_those_of_groups,
 ]
 
 
@@ -170,3 +192,53 @@ def test_no_element_exceeds_the_largest(function: Callable[..., Any], dtype: tor
     got = compiled(function)(x)
     (found, *_) = got if isinstance(got, tuple) else (got,)
     assert found.max() == 1
+
+
+def from_row_means(z: Tensor) -> Tensor:
+    return z - z.mean(1, keepdim=True)
+
+
+def from_column_sums(z: Tensor) -> Tensor:
+    return z - z.sum(0) / z.shape[0]
+
+
+def from_returned_means(z: Tensor) -> tuple[Tensor, Tensor]:
+    mean = z.mean(0)
+    return z - mean, mean
+
+
+def from_multiplied_means(z: Tensor) -> Tensor:
+    return z - torch.ones(z.shape[0], 1, dtype=z.dtype) @ z.mean(0, keepdim=True)
+
+
+def standardised(z: Tensor) -> Tensor:
+    variance, mean = torch.var_mean(z, 0)
+    return (z - mean) * torch.rsqrt(variance + 1e-5)
+
+
+def from_pooled(z: Tensor) -> Tensor:
+    return z - F.adaptive_avg_pool2d(z[None, None], 1)
+
+
+DEVIATIONS = [
+    from_row_means,
+    from_column_sums,
+    from_returned_means,
+    from_multiplied_means,
+    standardised,
+    from_pooled,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", DEVIATIONS)
+def test_deviations_from_a_rounded_mean(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """All elements are rounded to the one number near which their mean is."""
+
+    def program(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        return function(x * 0.01 + 100.2)  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    x = randn(32, 48).to(dtype)
+    eager, exact, got = program(x), program(x.double()), compiled(program)(x)
+    assert not norm_complaints(got, eager, exact)

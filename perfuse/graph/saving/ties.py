@@ -19,7 +19,9 @@ _COMPARING_CALLS = frozenset({"_cdist_backward", "_pdist_backward", "_segment_re
 
 # Choices that are in memory, rounded: what is computed from them and from the elements, in other
 # loops, must see the same elements.
-_CHOICES_IN_MEMORY = frozenset("cummax cummin kthvalue median mode nanmedian sort topk".split())
+_CHOICES_IN_MEMORY = frozenset(
+    """cummax cummin index_reduce kthvalue median mode nanmedian segment_reduce sort topk""".split()
+)
 _EXTREMES = frozenset("amax amin aminmax max min".split())
 
 # Each element of the result is an element of an argument, or exactly determined by one.
@@ -54,7 +56,8 @@ def compared_with_themselves(graph: Graph) -> frozenset[Node]:
             for side in node.all_input_nodes[1:]:
                 compared |= of_node[side]
         if _is_kept_choice(node):
-            compared |= of_node[node.all_input_nodes[0]]
+            for source in filter(_is_float, node.all_input_nodes):
+                compared |= of_node[source]
         sides = node.all_input_nodes if packet_name(node) in _COMPARISONS else []
         if len(sides) == 2 and all(map(_is_float, sides)):
             compared |= of_node[sides[0]] & of_node[sides[1]]
