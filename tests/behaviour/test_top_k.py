@@ -175,3 +175,28 @@ def test_so_is_what_has_no_exponentials() -> None:
     x = torch.randint(-3, 3, (20, 30)).float()
     ours = compiled(lambda y: torch.topk(y * 0.5, 4))
     assert torch.equal(ours(x).indices, torch.topk(x * 0.5, 4).indices)
+
+
+def of_halves(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1, dtype=torch.float32).topk(4).indices
+
+
+def of_rounded(x: Tensor) -> Tensor:
+    return torch.sigmoid(x.float()).to(x.dtype).float().topk(4).indices
+
+
+def of_stored(x: Tensor) -> Tensor:
+    rounded = x * 2
+    return (rounded.T.contiguous().T.float() - rounded.float().exp()).topk(4).indices
+
+
+def of_counts(x: Tensor) -> Tensor:
+    return x.int().float().exp().topk(4).indices
+
+
+def test_so_are_scores_of_halves_and_integers() -> None:
+    """Routers in half precision: their logits are often equal, and so are the exponentials."""
+    for dtype in (torch.bfloat16, torch.float16):
+        x = (torch.randint(-40, 40, (200, 64)) / 8).to(dtype)
+        for fn in (of_halves, of_rounded, of_stored, of_counts):
+            assert torch.equal(compiled(fn)(x), fn(x)), fn.__name__

@@ -5,7 +5,8 @@ does, and equal ones by position. So no two ranks of a row are equal, and the ne
 the one with the largest rank below the last: a reduction, in the kernel that computes the row.
 
 Eager's choice among equal elements is arbitrary. Only ATen's call repeats it, so that remains where
-elements are often equal: this is for gates, which choose among results of softmax or sigmoid.
+elements are often equal: this is for gates, which choose among results of softmax or sigmoid of
+float32 logits.
 """
 
 from __future__ import annotations
@@ -112,17 +113,31 @@ def _check(builder: Builder, x: Tensor, k: int, dim: int) -> None:
 
 
 def _are_scores(builder: Builder, value: Expr) -> bool:
-    """Whether exponentials are on the way from the last library calls to a value."""
+    """Whether exponentials are on the way from the last library calls to a value, and no halves.
+
+    Of halves and integers many are equal, and so are their exponentials: with logits in bfloat16,
+    eager's choice among equals decides about an expert in one of thirty rows of 256.
+    """
     loops = {node.out: node for node in builder.nodes if isinstance(node, Loop)}
     seen: set[Expr] = set()
     pending = [value]
+    has_exponentials = False
     while pending:
         for e in ex.walk(pending.pop(), seen):
-            if e.op in _EXPONENTIALS:
-                return True
+            if _has_few_values(builder, e):
+                return False
+            has_exponentials |= e.op in _EXPONENTIALS
             if e.op == "load" and e.buffer in loops:
                 pending.append(loops.pop(e.buffer).value)
-    return False
+    return has_exponentials
+
+
+def _has_few_values(builder: Builder, e: Expr) -> bool:
+    """Whether a number was a half or an integer."""
+    if e.op == "load":
+        return builder.buffers[e.buffer].dtype.is_narrow_float
+    is_converted = e.op == "cast" and e.args[0].dtype.is_int and e.dtype.is_float
+    return is_converted or e.op == "round_to"
 
 
 def _next(builder: Builder, own: Tensor, dim: int, last: Tensor) -> Tensor:
