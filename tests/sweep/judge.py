@@ -31,6 +31,11 @@ from tests.sweep.subject import Call, Subject
 
 Runs = Sequence[list[Tensor]]
 FINER = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+# The farthest of n runs is nearer than one more run of eager with probability 1 / (n + 1), and for
+# each tensor whose error depends on a branch anew: 31 runs of timm's inception_v3, trained in
+# channels-last, judged by 13 of each other, are found wrong 14 times in 100. So what is right in
+# float64 is held against more of them before it counts as wrong.
+NUM_RUNS_IF_FAR = 64
 CAPTURE_ALONE, PEER = "aot_eager", "inductor"
 
 
@@ -89,17 +94,22 @@ def complaints_of(
         return []
     runs = [eager, *shaken_runs(subject)]
     found = farther_outputs(suspects, got, exact, runs)
-    if found and is_wide and not farther_outputs(suspects, got, exact, runs, measures=(NORM,)):
-        return found if is_wrong_in_float64(subject, backend, exact, runs) else []
+    if not found or not is_wide or is_wrong_in_float64(subject, backend, exact, runs):
+        return found
+    found = farther_outputs(suspects, got, exact, runs, measures=(NORM,))
+    if found:
+        runs += shaken_runs(subject, range(NUM_RUNS, NUM_RUNS_IF_FAR))
+        found = farther_outputs(suspects, got, exact, runs, measures=(NORM,))
     return found
 
 
 def is_wrong_in_float64(subject: Subject, backend: str, exact: list[Tensor], runs: Runs) -> bool:
     """Whether a compiled subject is farther from eager in float64 than roundings bring it.
 
-    This decides about outputs that are as near as eager's in norm, and farther in single elements:
-    one ReLU at a tie, in a branch that no run of eager took, moves one row of a gradient. In
-    float64 no such tie is near enough, and a part that is wrong or missing shows all the same.
+    One ReLU at a tie, in a branch that no run of eager took, moves one row of a gradient. In
+    float64 no such tie is near enough, and a part that is wrong or missing shows all the same. So
+    this decides about outputs that are as near as eager's in norm, and farther in single elements.
+    Kernels for float32 alone are not seen in it, so that norms are limited besides.
     Errors may be as large as those of `runs`, in proportion to the roundings.
     """
     double = replace(subject, model=widened(subject.model, ""), call=wide(subject.call))
@@ -112,9 +122,9 @@ def is_wrong_in_float64(subject: Subject, backend: str, exact: list[Tensor], run
     return False
 
 
-def shaken_runs(subject: Subject) -> list[list[Tensor]]:
+def shaken_runs(subject: Subject, seeds: range = range(NUM_RUNS)) -> list[list[Tensor]]:
     """Eager's results with parameters and inputs moved by roundings of their dtype."""
-    return [shaken_run(subject, seed) for seed in range(NUM_RUNS)]
+    return [shaken_run(subject, seed) for seed in seeds]
 
 
 def reference(subject: Subject, eager: list[Tensor]) -> tuple[list[Tensor], bool]:
