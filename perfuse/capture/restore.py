@@ -1,4 +1,4 @@
-"""What a call that is made for compiling leaves as it was: tensors, attributes, random states."""
+"""Restoring what a call for compiling changed: tensors, attributes, random states."""
 
 from __future__ import annotations
 
