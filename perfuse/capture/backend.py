@@ -80,7 +80,7 @@ def perfuse_backend(
 def _prepared(
     module: GraphModule, example_inputs: Sequence[Any], inputs: Sequence[Any]
 ) -> dict[int, Prepare]:
-    """What is done to arguments before the graph gets them, by place."""
+    """Changes to arguments before the graph gets them, by place."""
     made: dict[int, Prepare] = {}
     for i, (given, used) in enumerate(zip(example_inputs, inputs, strict=True)):
         if given is not used:

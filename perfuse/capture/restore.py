@@ -101,7 +101,7 @@ def modules_of(function: Callable[..., Any]) -> list[nn.Module]:
 
 
 def _variables(function: Any) -> list[tuple[str, Any, Any, Any]]:
-    """What a function refers to: name, value, and where that is found."""
+    """Everything that a function refers to: name, value, and where that is found."""
     if isinstance(function, functools.partial):
         return _variables(function.func)
     if isinstance(function, MethodType):
