@@ -18,7 +18,7 @@ from perfuse import config
 from perfuse.cache.access import open_store
 from perfuse.cli_artefact import app as artefact_app
 from perfuse.cli_doctor import doctor
-from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake
+from perfuse.cli_function import ARGUMENTS, FUNCTION, fail, found_call, mistake, writing
 from perfuse.cli_lock import app as lock_app
 from perfuse.cli_rank import rank
 from perfuse.context import Context
@@ -74,6 +74,10 @@ def show_config(
     """List every setting with its value and description; * marks a value that was changed."""
     settings = config.snapshot()
     shown = [r for r in config.describe() if not words or any(word in r.name for word in words)]
+    if not shown:
+        fail(
+            f"no name of a setting contains {' or '.join(words or ())}; `perfuse config` lists all"
+        )
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(max_width=_MOST_NAME_COLUMNS, overflow="fold")
     table.add_column(ratio=1)
@@ -130,10 +134,10 @@ def explain(
         print(explanation.layers)
     if sources:
         print(*explanation.sources, sep="\n")
-    if html is not None:
-        console.print(f"written: {explanation.to_html(html)}")
-    if png is not None:
-        console.print(f"written: {explanation.to_png(png)}")
+    for path, write in ((html, explanation.to_html), (png, explanation.to_png)):
+        if path is not None:
+            with writing(path):
+                console.print(f"written: {write(path)}")
 
 
 @app.command()
@@ -158,7 +162,8 @@ def codegen(
             for each in report.legal if out is None else ():
                 print(f"\n{each.source}")
     if out is not None:
-        console.print(f"written: {len(made.written_to(out))} files in {out}")
+        with writing(out):
+            console.print(f"written: {len(made.written_to(out))} files in {out}")
 
 
 def _code_table(kind: str, objects: Sequence[Any]) -> Table:
@@ -208,11 +213,11 @@ def main() -> None:
     """The entry point of the command."""
     try:
         app()
-    except PerfuseError as error:
-        console.print(f"error: {error}", style="red", markup=False)
-        sys.exit(1)
     except Exception as error:
-        console.print(f"error: {mistake(error)}", style="red", markup=False, soft_wrap=True)
+        own = getattr(error, "inner_exception", error)  # what Dynamo wraps
+        is_ours = isinstance(own, PerfuseError)
+        message = str(own) if is_ours else mistake(error)
+        console.print(f"error: {message}", style="red", markup=False, soft_wrap=not is_ours)
         sys.exit(1)
 
 

@@ -62,6 +62,8 @@ def keygen(
 ) -> None:
     """Create a pair of Ed25519 keys to sign artefacts with."""
     signing = importlib.import_module("perfuse.runtime.signing")
+    if not out.name:
+        fail(f"{out} is a folder: name a file in it")
     private, public = signing.new_key_pair()
     public_file = out.with_name(out.name + signing.PUBLIC)
     for file in (out, public_file):

@@ -1,12 +1,14 @@
 """Functions and example arguments as the command line names them."""
 
+import contextlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,8 +46,21 @@ def found_call(function: str, arguments: str) -> tuple[Callable[..., Any], tuple
         fail(f"{place} has no function {name!r}")
     if not callable(make):
         fail(f"{place} has no function {arguments!r} for example arguments")
+    if isinstance(found, type):
+        fail(f"{name!r} is a class: name a function, or an instance of the class")
+    _check_takes(make, (), f"{arguments!r} must take no arguments")
     made = make()
-    return found, made if isinstance(made, tuple) else (made,)
+    given = made if isinstance(made, tuple) else (made,)
+    _check_takes(found, given, f"{name!r} does not take what {arguments}() returns")
+    return found, given
+
+
+def _check_takes(function: Callable[..., Any], given: tuple[Any, ...], message: str) -> None:
+    with contextlib.suppress(ValueError):  # builtin functions may have no signature
+        try:
+            inspect.signature(function).bind(*given)
+        except TypeError as error:
+            fail(f"{message}: {error}")
 
 
 def _imported(place: str) -> Any:
@@ -80,7 +95,7 @@ def mistake(error: Exception) -> str:
     if len(message_lines) > MOST_LINES:
         lines.append(f"... ({len(message_lines) - MOST_LINES} more lines)")
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, SyntaxError):  # whose place is not in the traceback
+    if isinstance(error, SyntaxError) and error.filename:  # its place is not in the traceback
         frames.append(
             traceback.FrameSummary(
                 str(error.filename), error.lineno, "the module", line=(error.text or "").strip()
@@ -90,7 +105,7 @@ def mistake(error: Exception) -> str:
     for frame in own[-MOST_LINES:]:
         lines.append(f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}")
     # Dynamo raises from its own frames and names the user's in its message.
-    is_own = own or "from user code" in str(error)
+    is_own = own or isinstance(error, SyntaxError) or "from user code" in str(error)
     lines.append(
         f"  what to do: {OWN_ADVICE if is_own else 'please report it: this looks like a bug.'}"
     )
@@ -106,6 +121,15 @@ def _captured_mistake(text: str) -> list[str] | None:
         return None
     file, number, function, line = places[-1]
     return [f"{raised['kind']}: {raised['message']}", f"  {file}:{number}, in {function}: {line}"]
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes to a path that the user named."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}; choose another path")
 
 
 def fail(message: str) -> NoReturn:

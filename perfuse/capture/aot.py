@@ -62,7 +62,7 @@ def aot_compile(
     check_replaceable(made)  # before minutes of compiling, not after
     if sign_with is not None:
         check_private_key(sign_with)
-    named = dict(kwargs or {})
+    named = own_tensors(dict(kwargs or {}), bool(dynamic))
     captures = [(given, capture_call(request, given, named, training)) for given in calls]
     files = _files(captures, named, request.function, name)
     about = _add_runners(files, captures[0][1], native)

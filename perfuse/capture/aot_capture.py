@@ -1,7 +1,7 @@
 """The one graph of a call that `aot_compile` captures, compiles and runs once."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from perfuse.capture.device import device_of
 from perfuse.capture.facts import facts_or_reason
 from perfuse.capture.freeze import refuse_frozen
 from perfuse.capture.request import Request
-from perfuse.capture.restore import left_as_they_were
+from perfuse.capture.restore import left_as_they_were, slots_of
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.config import Settings
 from perfuse.context import Context
@@ -22,7 +22,7 @@ from perfuse.pipeline import Compiled
 from perfuse.runtime.tree import NumberResult
 from perfuse.runtime.wrapper import RuntimeFacts, wrap
 from perfuse.torch_compat.dynamo import GraphBreak, untied_sizes
-from perfuse.torch_compat.graphs import tree_leaves, tree_map
+from perfuse.torch_compat.graphs import is_drawn_number, tree_leaves, tree_map
 from perfuse.torch_compat.guards import traced_forms
 
 ONE_GRAPH = (
@@ -30,6 +30,9 @@ ONE_GRAPH = (
     "torch._dynamo.explain(fn)(*args) lists every graph break."
 )
 NOT_FIXED = "a Python number that depends on sizes or data"
+NOTHING = "compile a function of tensors: nothing else takes time."
+DRAWN = "draw them with torch.rand, or pass them as a tensor."
+IN_PLACE = "copy the new values into the tensor (tensor.copy_(new)), or return them."
 AS_TENSOR = "return it as a tensor, or return the sizes it is computed from."
 
 
@@ -73,6 +76,8 @@ class CapturedCall:
         if self.graphs:
             raise ArtefactError("the function needs more than one graph", hint=ONE_GRAPH)
         refuse_frozen(self.settings, "an artefact")
+        if any(map(is_drawn_number, module.graph.nodes)):
+            raise ArtefactError("the function draws numbers with Python's random", hint=DRAWN)
         context = self.context = Context.on(device_of(module, inputs), self.settings)
         graphs = TrainingGraphs(context, [self.graphs.append])
         graphs.capture.trace(module, inputs)
@@ -132,13 +137,43 @@ def _check_numbers(capture: CapturedCall) -> None:
         raise ArtefactError(f"a result is {NOT_FIXED}", hint=AS_TENSOR)
 
 
+@contextmanager
+def _same_tensors(
+    capture: CapturedCall, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """A block that must not exchange what the function holds and reads, or change its arguments.
+
+    An artefact does neither: its next call would read what was there before.
+    """
+    slots = slots_of(request.function)
+    given = _identities([args, kwargs])
+    try:
+        yield
+    finally:
+        replaced = [slot for slot in slots if slot.put_back()]
+    read = set(map(id, capture.inputs))
+    tensors = [slot for slot in replaced if isinstance(slot.value, torch.Tensor)]
+    lost = next((slot.name for slot in tensors if id(slot.value) in read), None)
+    if lost is not None:
+        message = f"the function puts another tensor in the place of {lost!r}, which it reads"
+        raise ArtefactError(message, hint=IN_PLACE)
+    if _identities([args, kwargs]) != given:
+        message = "the function changes a list or dictionary that it is given"
+        raise ArtefactError(message, hint="return what it puts there.")
+
+
+def _identities(value: Any) -> Any:
+    """Nested arguments, with the identity of each tensor in its place."""
+    return tree_map(lambda leaf: id(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
 def capture_call(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], is_training: bool
 ) -> CapturedCall:
     leaves = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
     capture = CapturedCall(request.settings(), leaves, bool(request.is_dynamic))
     sizes = untied_sizes() if request.is_dynamic else nullcontext()
-    with torch.set_grad_enabled(is_training), sizes:
+    with torch.set_grad_enabled(is_training), sizes, _same_tensors(capture, request, args, kwargs):
         try:
             capture.result = request.call(args, kwargs, capture.backend)
         except Exception as error:
@@ -151,7 +186,7 @@ def capture_call(
             message = f"the function cannot be captured as one graph: {found.reason}"
             raise ArtefactError(message, at=found.line, hint=ONE_GRAPH) from error
     if not capture.graphs or capture.facts is None:
-        raise ArtefactError("the function has no tensor operations")
+        raise ArtefactError("the function has no tensor operations", hint=NOTHING)
     _check_numbers(capture)
     if is_training and not capture.facts.is_training:
         raise ArtefactError(

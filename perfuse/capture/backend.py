@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from perfuse.counters import counters
 from perfuse.deferred import deferred
 from perfuse.errors import UnsupportedPython
 from perfuse.logs import channel
+from perfuse.torch_compat.graphs import is_drawn_number
 from perfuse.torch_compat.ops import keep_checks
 from perfuse.torch_compat.registration import never_trace
 from perfuse.torch_compat.tensors import in_memory
@@ -31,6 +33,8 @@ LOG = channel("capture")
 # Tracing and the compiler: a capture that is found in the cache needs neither.
 trace_capture: Callable[..., Callable[..., Any]]
 trace_capture = deferred("perfuse.capture.trace_capture:trace_capture")
+
+Prepare = Callable[[Any], Any]
 
 # Dynamo's guards miss calls to `train()` or `eval()`: the wrong graph runs, silently.
 UNSAFE_PYTHONS = frozenset({(3, 13, 0)})
@@ -63,8 +67,8 @@ def perfuse_backend(
         context = Context.on(device_of(module, example_inputs), settings)
         inputs = [in_memory(x) if isinstance(x, Tensor) else x for x in example_inputs]
         call = compile_capture(module, inputs, context)
-        places = [i for i, x in enumerate(example_inputs) if x is not inputs[i]]
-        return _with_memory(call, places) if places else call
+        prepared = _prepared(module, example_inputs, inputs)
+        return _with_prepared(call, prepared) if prepared else call
     except Exception as error:
         if settings.on_error == "raise":
             raise
@@ -73,13 +77,25 @@ def perfuse_backend(
         return eager
 
 
-def _with_memory(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """The call, for arguments of which those at `places` are zeros without memory."""
+def _prepared(
+    module: GraphModule, example_inputs: Sequence[Any], inputs: Sequence[Any]
+) -> dict[int, Prepare]:
+    """Changes to arguments before the graph gets them, by place."""
+    made: dict[int, Prepare] = {}
+    for i, (given, used) in enumerate(zip(example_inputs, inputs, strict=True)):
+        if given is not used:
+            made[i] = in_memory
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        if is_drawn_number(node):  # traced as float32, and passed as float64
+            made[i] = methodcaller("to", inputs[i].dtype)
+    return made
 
+
+def _with_prepared(call: Callable[..., Any], prepared: Mapping[int, Prepare]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         given = list(args)
-        for i in places:
-            given[i] = in_memory(given[i])
+        for i, prepare in prepared.items():
+            given[i] = prepare(given[i])
         return call(*given)
 
     return run

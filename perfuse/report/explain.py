@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from perfuse.capture.backend import perfuse_backend
 from perfuse.capture.observe import observing, observing_cuts
 from perfuse.capture.request import Request
-from perfuse.capture.restore import left_as_they_were
+from perfuse.capture.restore import left_as_they_were, modules_of, slots_of
 from perfuse.context import Context
 from perfuse.counters import counters
 from perfuse.graph.facts import reached
@@ -26,9 +27,9 @@ from perfuse.torch_compat.records import dynamo_events
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Explain how `fn` is compiled for these arguments; it runs once, with its backward if any.
 
-    Arguments, a module's buffers and the random state are left as they were. A function that is
-    already compiled is explained with its own mode and options; it stays compiled, as do all
-    others.
+    Arguments, the buffers and plain attributes of the modules that it is, is a method of or refers
+    to, and the random state are left as they were. A function that is already compiled is explained
+    with its own mode and options; it stays compiled, as do all others.
     """
     request = Request.of(fn)
     seen: list[Compiled] = []
@@ -38,6 +39,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     given = [v for v in tree_leaves([args, kwargs]) if isinstance(v, torch.Tensor)]
     edges = [get_gradient_edge(tensor) for tensor in given if tensor.requires_grad]
     with (
+        _put_back(request.function),
         left_as_they_were([*given, *_buffers(request.function)]),
         observing(seen.append),
         observing_cuts(lambda cut, context: cuts.append((cut, context))),
@@ -56,7 +58,18 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
 
 
 def _buffers(function: Callable[..., Any]) -> list[torch.Tensor]:
-    return list(function.buffers()) if isinstance(function, torch.nn.Module) else []
+    return [buffer for module in modules_of(function) for buffer in module.buffers()]
+
+
+@contextmanager
+def _put_back(function: Callable[..., Any]) -> Iterator[None]:
+    """A block after which the function finds the tensors and plain values that it found before."""
+    slots = slots_of(function)
+    try:
+        yield
+    finally:
+        for slot in slots:
+            slot.put_back()
 
 
 def _run_backward(result: Any, given: Sequence[GradientEdge]) -> None:
@@ -69,7 +82,11 @@ def _run_backward(result: Any, given: Sequence[GradientEdge]) -> None:
     inputs: list[Any] = [*given, *_leaf_inputs(leaves, {edge.node for edge in given})]
     if leaves and inputs:
         gradients = [torch.ones_like(leaf) for leaf in leaves]
-        torch.autograd.grad(leaves, inputs, gradients, allow_unused=True, retain_graph=True)
+        try:
+            torch.autograd.grad(leaves, inputs, gradients, allow_unused=True, retain_graph=True)
+        except RuntimeError as error:
+            if "through the graph a second time" not in str(error):
+                raise  # otherwise the function ran the backward itself
 
 
 def _leaf_inputs(results: Sequence[torch.Tensor], ends: set[Node]) -> list[torch.Tensor]:

@@ -35,6 +35,7 @@ def describe(value: Any, place: Place) -> list[Any]:
     if isinstance(value, PLAIN):
         return ["value", value]
     if isinstance(value, Mapping):
+        _check_keys(value)
         return ["dict", {str(key): describe(item, place) for key, item in value.items()}]
     if isinstance(value, tuple | list):
         kind = "tuple" if isinstance(value, tuple) else "list"
@@ -43,6 +44,15 @@ def describe(value: Any, place: Place) -> list[Any]:
         f"an argument or result of type {type(value).__name__} cannot be saved in an artefact",
         hint="use tensors, plain values, lists, tuples and dictionaries.",
     )
+
+
+def _check_keys(value: Mapping[Any, Any]) -> None:
+    other = next((key for key in value if not isinstance(key, str)), None)
+    if other is not None:
+        raise ArtefactError(
+            f"a dictionary with the key {other!r} cannot be saved in an artefact",
+            hint="use strings as keys.",
+        )
 
 
 def rebuild(tree: list[Any], tensors: list[Any]) -> Any:

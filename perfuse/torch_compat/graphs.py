@@ -63,6 +63,12 @@ def empty_like(graph: Graph) -> Graph:
     return made
 
 
+def is_drawn_number(placeholder: Node) -> bool:
+    """Whether a graph of Dynamo's takes a number of Python's `random` here, as a tensor."""
+    source = getattr(placeholder.meta.get("grapharg"), "source", None)
+    return type(source).__name__ == "RandomValueSource"
+
+
 def last_node(graph: Graph) -> Node:
     """The node that was appended last; of an empty graph, what stands before the first."""
     last: Node = graph._root.prev

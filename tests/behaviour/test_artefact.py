@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -622,3 +624,101 @@ def test_autocast_counts_where_it_is_compiled(tmp_path: Path) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         path = perfuse.aot_compile(lambda a: a @ a, (x,), tmp_path / "cast")
     assert perfuse.load(path)(x).dtype is torch.bfloat16
+
+
+def test_keyword_arguments_are_arguments_of_their_own(tmp_path: Path) -> None:
+    """Whatever else the example tensors are: passed twice, parameters, or slices."""
+    layer = torch.nn.Linear(3, 3, bias=False)
+
+    def function(*, x: Tensor, y: Tensor) -> Tensor:
+        return layer(x) + 2 * y
+
+    example = {"x": layer.weight, "y": layer.weight}
+    with torch.no_grad():
+        loaded = perfuse.load(perfuse.aot_compile(function, (), tmp_path / "a", example))
+        x, y = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+        torch.testing.assert_close(loaded(x=x, y=y), function(x=x, y=y))
+    slices = {"x": torch.randn(4, 6)[:, :3], "y": torch.randn(4, 6)[:, 3:]}
+    made = perfuse.aot_compile(function, (), tmp_path / "b", slices, dynamic=True)
+    x, y = torch.randn(5, 3), torch.randn(5, 3)
+    torch.testing.assert_close(perfuse.load(made)(x=x, y=y), function(x=x, y=y).detach())
+
+
+class Rebinds(torch.nn.Module):
+    """Each call puts a new tensor in the place of its buffer."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        self.calls += 1
+        return x * self.count
+
+
+STATE: dict[str, Any] = {"sum": torch.zeros(3)}
+
+
+def adds_up(x: Tensor) -> Tensor:
+    STATE["sum"] = STATE["sum"] + x
+    return STATE["sum"] * 2  # type: ignore[no-any-return]
+
+
+def summing() -> Callable[[Tensor], Tensor]:
+    total = torch.zeros(3)
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal total
+        total = total + x
+        return total * 2
+
+    return function
+
+
+@pytest.mark.parametrize("make", [Rebinds, lambda: adds_up, summing])
+def test_state_that_an_artefact_would_not_keep_is_refused(
+    tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    function = make()
+    with pytest.raises(perfuse.ArtefactError, match="another tensor in the place of") as raised:
+        perfuse.aot_compile(function, (X3,), tmp_path / "a")
+    assert "copy_" in raised.value.hint
+    expected = X3 if isinstance(function, Rebinds) else X3 * 2
+    torch.testing.assert_close(function(X3), expected)  # as if it had not been called before
+
+
+def test_a_weight_that_each_call_computes_anew_is_no_state(tmp_path: Path) -> None:
+    layer, x = torch.nn.utils.weight_norm(torch.nn.Linear(3, 3)), torch.randn(2, 3)
+    loaded = perfuse.load(perfuse.aot_compile(layer, (x,), tmp_path / "a"))
+    torch.testing.assert_close(loaded(x), layer(x).detach())
+
+
+def sets_an_item(x: Tensor, found: dict[str, Tensor]) -> Tensor:
+    found["x"] = x * 2
+    return x + 1
+
+
+def appends_a_number(x: Tensor, sizes: list[int]) -> Tensor:
+    sizes.append(x.shape[0])
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        (sets_an_item, {}, "changes a list or dictionary"),
+        (appends_a_number, [], "changes a list or dictionary"),
+        (lambda x, n: {n: x * 2}, 3, "dictionary with the key 3"),
+        (lambda x, n: x + random.uniform(1, 2), 3, "Python's random"),
+    ],
+)
+def test_what_an_artefact_cannot_do_is_refused(
+    tmp_path: Path, function: Callable[..., Any], given: Any, message: str
+) -> None:
+    with pytest.raises(perfuse.ArtefactError, match=message) as raised:
+        perfuse.aot_compile(function, (X3, given), tmp_path / "a")
+    assert "recompile" not in raised.value.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 
 import pytest
@@ -98,3 +99,18 @@ def test_bit_equal_to_eager_with_fallback_random(draw: Callable[[Tensor], Tensor
         candidate = compiled(draw)
         got = [candidate(x), candidate(x)]
     assert all(torch.equal(a, b) for a, b in zip(got, eager, strict=True))
+
+
+def test_numbers_of_pythons_random_are_those_of_eager() -> None:
+    """Dynamo traces them as float32, and passes them as float64."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + random.uniform(1, 2), x * random.randint(2, 9)
+
+    torch._dynamo.reset()
+    candidate, x = compiled(function), torch.linspace(-1, 1, 5)
+    for seed in range(3):
+        random.seed(seed)
+        expected = function(x)
+        random.seed(seed)
+        torch.testing.assert_close(candidate(x), expected)

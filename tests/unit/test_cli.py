@@ -99,6 +99,15 @@ def test_mistakes_are_told() -> None:
     assert result.exit_code == 1 and "module:function" in result.output
 
 
+MORE = """
+class Layer(torch.nn.Module):
+    pass
+
+def two():
+    return torch.ones(3), torch.ones(3)
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -107,8 +116,19 @@ def test_mistakes_are_told() -> None:
         (["explain", "{script}:function", "--memory-budget", "much"], "cannot be 'much'"),
         (["codegen", "{script}:function", "--target", "cuda:1"], "unknown GPU"),
         (["explain", "{script}:function", "--stage", "plna"], "did you mean 'plan'?"),
+        (["explain", "{script}:Layer"], "'Layer' is a class: name a function"),
+        (["explain", "{script}:function", "--args", "two"], "does not take what two() returns"),
+        (["explain", "{script}:function", "--args", "function"], "must take no arguments"),
+        (["explain", "{script}:function", "--html", "/nowhere/a.html"], "choose another path"),
+        (
+            ["codegen", "{script}:function", "--target", "cpu", "--out", "{script}"],
+            "choose another",
+        ),
+        (["rank", "--matmul", "64x64x64:bf16:NN", "--target", "cpu"], "cpu is not a GPU"),
+        (["artefact", "keygen", "/"], "name a file in it"),
+        (["config", "no_such_name"], "no name of a setting contains no_such_name"),
     ],
-    ids=["module", "function", "setting", "target", "stage"],
+    ids=str,
 )
 def test_mistakes_are_lines_not_traces(
     words: list[str],
@@ -118,7 +138,7 @@ def test_mistakes_are_lines_not_traces(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT + MORE)
     given = [word.format(script=script) for word in words]
     monkeypatch.setattr("sys.argv", ["perfuse", *given])
     monkeypatch.setenv("COLUMNS", "300")
@@ -127,6 +147,7 @@ def test_mistakes_are_lines_not_traces(
     assert ended.value.code == 1
     shown = "".join(capsys.readouterr())
     assert told in shown.replace("\n", " ") and "Traceback" not in shown
+    assert "report it" not in shown
 
 
 MISTAKES = {
