@@ -30,6 +30,7 @@ from perfuse.target import Target, cpu_model
 _RESULTS = "benchmarks/results/2026-11-18-cpu-matmuls"
 _LANGUAGE = "benchmarks/results/2026-11-18-cpu-language"
 _EXPERTS = "benchmarks/results/2026-11-18-cpu-experts"
+_INTEL = "benchmarks/results/2026-11-19-cpu-intel"
 # Rows that stand for a number that is computed from data.
 _UNKNOWN_ROWS = 64
 # Below this, a second of compile time does not pay off soon: a weight of 512 by 512.
@@ -77,6 +78,14 @@ def is_amd_avx512(target: Target) -> bool:
 
 def _is_amd_with_pairs(target: Target) -> bool:
     return is_amd_avx512(target) and target.has_bf16_pairs
+
+
+def is_intel_with_pairs(target: Target) -> bool:
+    """Where both libraries multiply float32 at the speed of the registers, but not few rows.
+
+    The measured one also has matrix units, which multiply more than a few rows of bfloat16 faster.
+    """
+    return target.isa == "avx512" and target.has_bf16_pairs and "Intel" in cpu_model()
 
 
 def _sums_long(facts: CpuFacts) -> bool:
@@ -138,6 +147,20 @@ KNOWN: list[KnownContraction] = [
         lambda facts: _has_few_rows(facts, DType.F32, 48 if _sums_long(facts) else 8),
         CppTemplateKind.DOTS,
         f"1.3 to 2.3 times the libraries' speed ({_RESULTS})",
+    ),
+    KnownContraction(
+        "a few rows of bfloat16 times the weight of a linear layer",
+        is_intel_with_pairs,
+        lambda facts: _has_few_rows(facts, DType.BF16, 4),
+        CppTemplateKind.PAIRS,
+        f"2.1 to 7 times the library's speed ({_INTEL})",
+    ),
+    KnownContraction(
+        "some rows of float32 times the weight of a linear layer",
+        is_intel_with_pairs,
+        lambda facts: _has_few_rows(facts, DType.F32, 32),
+        CppTemplateKind.DOTS,
+        f"1.05 to 2 times the libraries' speed ({_INTEL})",
     ),
     KnownContraction(
         "float32 with large K",

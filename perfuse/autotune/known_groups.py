@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfuse.autotune.known_contractions import is_amd_avx512
+from perfuse.autotune.known_contractions import is_amd_avx512, is_intel_with_pairs
 from perfuse.context import Context
 from perfuse.ir.dtype import DType
 from perfuse.ir.matmul import ATEN_GROUPED_MATMUL, GROUPED_MATMUL, GROUPED_OUTER
@@ -24,10 +24,13 @@ def with_known_groups(plan: Plan, context: Context) -> Plan:
 
     Measured on Zen 5: 1.3 to 2.2 times MKL's speed in float32
     (benchmarks/results/2026-11-18-cpu-experts), 0.94 to 3 times ATen's in bfloat16, the least with
-    hundreds of rows in every group (benchmarks/results/2026-11-18-cpu-language).
+    hundreds of rows in every group (benchmarks/results/2026-11-18-cpu-language). On an Intel Xeon:
+    1.02 to 1.7 times a block with MKL's calls in float32, but down to 0.3 times with bfloat16,
+    which has matrix units there (benchmarks/results/2026-11-19-cpu-intel).
     """
     target = context.target
-    if not is_amd_avx512(target) or not context.settings.cpu.tune_matmuls:
+    is_known = is_amd_avx512(target) or is_intel_with_pairs(target)
+    if not is_known or not context.settings.cpu.tune_matmuls:
         return plan
     for number, step in enumerate(plan.steps):
         call = _as_ours(step, plan, target) if isinstance(step, Extern) else None
@@ -52,7 +55,9 @@ def _as_ours(call: Extern, plan: Plan, target: Target) -> Extern | None:
     if call.op != ATEN_GROUPED_MATMUL:
         return call if types[-1] is DType.F32 else None
     by_columns = len(left.shape) == 2 and len(right.shape) == 3 and right.strides[1] == 1
-    if set(types) != {DType.BF16} or not by_columns or not target.has_bf16_pairs:
+    if set(types) != {DType.BF16} or not by_columns:
+        return None
+    if not target.has_bf16_pairs or not is_amd_avx512(target):
         return None
     return replace(call, op=GROUPED_MATMUL, args=(left, right, ends), kwargs=(), takes_out=True)
 

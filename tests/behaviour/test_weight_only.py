@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear
 
 import perfuse
-from perfuse.autotune.known_contractions import is_amd_avx512
+from perfuse.autotune.known_contractions import is_amd_avx512, is_intel_with_pairs
 from perfuse.context import Context
 from perfuse.target import machine_isas
 from perfuse.testing import fresh_cache
@@ -75,6 +75,7 @@ def test_weights_are_dequantised_inside_the_matmul(
         target = Context.default().target
     is_read = fn is after and not target.has_bf16_pairs  # int8 itself, by dot products
     is_known = rows <= 4 or is_amd_avx512(target)
+    is_known |= dtype == F32 and is_intel_with_pairs(target)
     assert ("prologue" in plan) == (is_known and not is_read), plan
 
 

@@ -38,6 +38,25 @@ template <class F, class I> PF_FN F scale(F y, F k, I n) {
   return y * power_of_two(half) * power_of_two((I)(n - half));
 }
 
+// The argument x of a power whose result is zero below LEAST. On Intel's processors a vector of results that underflow, also
+// to zero, takes 65 ns (Sapphire Rapids) instead of one: with AVX-512 `scale_above` leaves such lanes out; elsewhere one factor
+// of `scale` is zero at FAR.
+template <class F> PF_FN F not_below([[maybe_unused]] float far, F x) {
+#ifdef __AVX512F__
+  if constexpr (is_vec<F>) return x;
+#endif
+  return high(all<F>(far), x);  // the constant first: NaN goes through
+}
+template <class F, class I> PF_FN F scale_above([[maybe_unused]] float least, [[maybe_unused]] F x, F y, F k, I n) {
+#ifdef __AVX512F__
+  if constexpr (is_vec<F>) {
+    const auto lanes_above = __builtin_ia32_cmpps512_mask(x, all<F>(least), 22, -1, 4);  // not <=, so NaN is
+    return __builtin_ia32_scalefps512_mask(y, k, F{}, lanes_above, 4);
+  }
+#endif
+  return scale(y, k, n);
+}
+
 // FACTOR e^x as y 2^n; whole is n, or more by less than 1.
 template <class F> struct exp_scaled { F y, whole; like<F, int32_t> n; };
 
@@ -77,12 +96,15 @@ template <class F> PF_FN exp_scaled<F> exp_split(F x) {
 template <class F> PF_FN exp_scaled<F> exp_split(F x) { return exp_series<1>(x); }
 #endif
 
+// e^x for x < 90
+template <class F> PF_FN F exp_of_low(F x) {
+  x = not_below(-176.0f, x);
+  const auto p = exp_split(x);
+  return scale_above(-104.0f, x, p.y, p.whole, p.n);
+}
 template <class X> PF_MATH X exp(X x) {
   if constexpr (!in_float<X>) return exp_double(x);
-  else {
-    const auto p = exp_split(low(all<X>(89.0f), high(all<X>(-104.0f), x)));  // the constant first: NaN goes through
-    return scale(p.y, p.whole, p.n);
-  }
+  else return exp_of_low(low(all<X>(89.0f), x));  // the constant first: NaN goes through
 }
 // exp of what lies within [-87, 88] (elsewhere: anything), without the care for overflow and denormals.
 template <class X> PF_MATH X exp_mid(X x) {
@@ -114,11 +136,11 @@ template <class X> PF_MATH X exp2_mid(X x) {
 template <class X> PF_MATH X exp2(X x) {
   if constexpr (!in_float<X>) return exp2_double(x);
   else {
-    x = low(all<X>(129.0f), high(all<X>(-151.0f), x));
+    x = low(all<X>(129.0f), not_below(-254.0f, x));
     using I = like<X, int32_t>;
     const X magic = all<X>(12582912.0f), t = x + magic, k = t - magic;
     const X r = (x - k) * 0.693147181f;
-    return scale(exp_small(r), k, (I)(bits_as<I>(t) - bits_as<I>(magic)));
+    return scale_above(-151.0f, x, exp_small(r), k, (I)(bits_as<I>(t) - bits_as<I>(magic)));
   }
 }
 template <class X> PF_MATH X expm1(X x) {

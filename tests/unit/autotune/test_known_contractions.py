@@ -104,8 +104,33 @@ def test_other_machines_and_the_setting_leave_it_to_the_libraries(
     assert not tuned(replace(amd, settings=aten), layer, *given).templates
     without = replace(amd.target, has_bf16_pairs=False)
     assert not tuned(replace(amd, target=without), layer, *given).templates
-    monkeypatch.setattr(known_contractions, "cpu_model", lambda: "Intel Xeon")
+    monkeypatch.setattr(known_contractions, "cpu_model", lambda: "another maker")
     assert not tuned(amd, layer, *given).templates
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "kind"),
+    [
+        ((4, 768, 3072), BF16, CppTemplateKind.PAIRS),
+        ((8, 768, 3072), BF16, None),
+        ((32, 512, 512), torch.float32, CppTemplateKind.DOTS),
+        ((48, 1280, 512), torch.float32, None),
+        ((256, 3072, 768), torch.float32, None),
+    ],
+    ids=str,
+)
+def test_classes_with_matrix_units(
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    kind: CppTemplateKind | None,
+    amd: Context,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_contractions, "cpu_model", lambda: "Intel Xeon")
+    plan = tuned(amd, layer, *inputs(*sizes, dtype))
+    assert [template_of(choice).kind for choice in plan.templates.values()] == [kind] * bool(kind)
+    without = replace(amd, target=replace(amd.target, has_bf16_pairs=False))
+    assert not tuned(without, layer, *inputs(*sizes, dtype)).templates
 
 
 def test_equal_matmuls_are_one_decision(amd: Context) -> None:

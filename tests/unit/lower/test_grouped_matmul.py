@@ -32,6 +32,7 @@ def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """By calls for each group, or by the kernel that is known to win on some CPUs."""
     is_kernel = request.param == "kernel"
     monkeypatch.setattr(known_groups, "is_amd_avx512", lambda target: is_kernel)
+    monkeypatch.setattr(known_groups, "is_intel_with_pairs", lambda target: False)
     with fresh_cache():  # whose keys do not say which CPU this seems to be
         yield str(request.param)
 

@@ -67,10 +67,7 @@ constexpr float log2_e = 1.44269504f;
 PF_FN vec<float> minus_infinity() { return splat(-__builtin_inff()); }
 
 // e^x for x <= 0.
-PF_FN vec<float> weight_of(vec<float> x) {
-  const auto p = exp_split(high(splat(-104.0f), x));  // the constant first: NaN goes through
-  return scale(p.y, p.whole, p.n);
-}
+PF_FN vec<float> weight_of(vec<float> x) { return exp_of_low(x); }
 // What scores are taken less: their largest, but where nothing counts so far the weights are zero, not NaN.
 template <class F> PF_FN F shift_of(F top) { return where(eq(top, all<F>(-__builtin_inff())), F{}, top); }
 
