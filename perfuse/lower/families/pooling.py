@@ -110,11 +110,22 @@ def in_memory(builder: Builder, x: Tensor, place: int = 0) -> Tensor:
 
 
 def _laid_as_input(builder: Builder, shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """Strides of a result with the order of dimensions of the argument, as eager's."""
+    """Strides of a result with the order of dimensions of the argument, as eager's.
+
+    Those of size 1 too: by them, eager recognises a single image in channels-last format.
+    """
     traced, symbols = builder.arguments[0], builder.symbols
-    order = dense_order(symbols.dims(traced.shape), symbols.strides(traced.stride()))
+    sizes, steps = symbols.dims(traced.shape), symbols.strides(traced.stride())
+    order = dense_order(sizes, steps)
     if order is None:
         return None
+    plain = list(range(len(sizes)))
+    last = [0, *plain[2:], 1]
+    is_last = len(sizes) > 3 and steps[1] == 1 and steps[-1] == sizes[1]
+    ordered = [d for d in order if sizes[d] != 1]
+    for usual in (plain, last) if is_last else (last, plain):  # the second goes before the first
+        if [d for d in usual if sizes[d] != 1] == ordered:
+            order = usual
     strides: dict[int, Dim] = {}
     step: Dim = 1
     for d in reversed(order):

@@ -123,3 +123,24 @@ def test_a_product_gets_strides_of_eager_behind_one_pixel(dynamic: bool) -> None
     got, eager = compiled(one_pixel, "perfuse", dynamic=dynamic)(x, w), one_pixel(x, w)
     torch.testing.assert_close(got, eager)
     assert [got.stride(d) for d in (1, 3)] == [eager.stride(d) for d in (1, 3)]
+
+
+POOLED = [(1, 2, 6, 5), (2, 1, 6, 5), (2, 3, 1, 5), (1, 3, 6, 1), (2, 3, 6, 5)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_max_pooling_gives_dimensions_of_size_1_eager_s_strides(dynamic: bool) -> None:
+    """By these, the next operation of eager recognises one channels-last image."""
+
+    def pooled(images: list[Tensor], volumes: list[Tensor]) -> list[Tensor]:
+        flat = [part for x in images for part in F.max_pool2d_with_indices(x, 2, 1, 1)]
+        return flat + [F.max_pool3d(x, 2, 1, 1) for x in volumes]
+
+    plain = [torch.rand(shape) for shape in POOLED]
+    last = [x.contiguous(memory_format=torch.channels_last) for x in plain]
+    marked = torch.rand(2, 6, 5, 1).as_strided((2, 1, 6, 5), (30, 1, 5, 1))
+    volumes = [torch.rand(1, 2, 3, 4, 5), torch.rand(1, 3, 4, 5, 2).permute(0, 4, 1, 2, 3)]
+    args = [*plain, *last, marked], volumes
+    got, eager = compiled(pooled, "perfuse", dynamic=dynamic)(*args), pooled(*args)
+    torch.testing.assert_close(got, eager, rtol=0, atol=0)
+    assert [g.stride() for g in got] == [e.stride() for e in eager]
