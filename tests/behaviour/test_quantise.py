@@ -86,3 +86,18 @@ def test_kernels_of_gpus_have_eagers_bits() -> None:
         got = compiled(some)(x, gate)
     row = Quantiser("interpreted", some, lambda: [x, gate])
     check_quantised(row, got, some(x, gate))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_scaled_sums_are_rounded_once_as_by_eager(dtype: torch.dtype) -> None:
+    """As torchvision blends an image with its grey one: many results are close to whole numbers."""
+
+    def blended(image: Tensor, grey: Tensor) -> list[Tensor]:
+        wide, other = image.to(dtype) * 1.4, grey.to(dtype)
+        sums = [wide.add(other, alpha=-0.4), wide.sub(other, alpha=0.4)]
+        return [*sums, *(x.clamp(0, 255).to(torch.uint8) for x in sums)]
+
+    image = torch.arange(256, dtype=torch.uint8).repeat(3, 7, 1)
+    grey = image[:1].roll(3, 1)
+    for got, eager in zip(compiled(blended)(image, grey), blended(image, grey), strict=True):
+        assert torch.equal(got, eager)

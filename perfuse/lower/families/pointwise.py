@@ -194,9 +194,15 @@ def _in_dtype(value: Any, dtype: DType) -> Tensor:
     return Tensor((), dtype, ex.round_to(element(value, dtype.compute), dtype))
 
 
-def _scaled(value: Expr, alpha: Any) -> Expr:
-    is_one = not isinstance(alpha, Tensor) and alpha == 1
-    return value if is_one else ex.apply("mul", value, element(alpha, value.dtype))
+def _sum(builder: Builder, x: Expr, y: Expr, alpha: Any, *, is_negative: bool = False) -> Expr:
+    """x + alpha * y, or x - alpha * y: eager's kernels for CPUs round it once."""
+    if not isinstance(alpha, Tensor) and alpha == 1:
+        return ex.apply("sub", x, y) if is_negative else formulas.add(x, y)
+    factor = element(alpha, y.dtype)
+    if builder.device.type == "cpu" and y.dtype.is_float:
+        return ex.apply("fma", y, ex.apply("neg", factor) if is_negative else factor, x)
+    scaled = ex.apply("mul", y, factor)
+    return ex.apply("sub", x, scaled) if is_negative else formulas.add(x, scaled)
 
 
 @lowers("aten.add.Tensor", "aten.add.Scalar")
@@ -207,7 +213,7 @@ def add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     if alpha != 1:
         (alpha,) = _terms(builder, dtype, alpha)
     a, b = _terms(builder, dtype, a, b)
-    return elementwise(builder, [a, b], dtype, lambda x, y: formulas.add(x, _scaled(y, alpha)))
+    return elementwise(builder, [a, b], dtype, partial(_sum, builder, alpha=alpha))
 
 
 multiply = _binary("mul")
@@ -228,7 +234,8 @@ def sub(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     if alpha != 1:
         (alpha,) = _terms(builder, dtype, alpha)
     a, b = _terms(builder, dtype, a, b)
-    return elementwise(builder, [a, b], dtype, lambda x, y: ex.apply("sub", x, _scaled(y, alpha)))
+    difference = partial(_sum, builder, alpha=alpha, is_negative=True)
+    return elementwise(builder, [a, b], dtype, difference)
 
 
 @lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
