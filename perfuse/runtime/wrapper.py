@@ -28,7 +28,12 @@ from perfuse.torch_compat.state import (
     is_autocast_enabled,
     is_forward_mode,
 )
-from perfuse.torch_compat.tensors import as_stored, is_as_stored, is_view_of_another
+from perfuse.torch_compat.tensors import as_stored, is_as_stored, is_batched, is_view_of_another
+
+BATCHED = (
+    "perfuse: the backward of a compiled graph takes one gradient at a time; call it without "
+    "is_grads_batched (jacobian without vectorize, no vmap), or the function without torch.compile"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +230,12 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
                 once, sources = cast(Any, _Once), [*ctx.edges, *_leaves_before(ctx)]
                 return once.apply(backward(), facts, len(sources), *sources, *args)
             # Unlike a forward, a backward may be called in any global state: no guard checks it.
-            return _plainly(backward(), args, is_autocast or is_autocast_enabled())
+            try:
+                return _plainly(backward(), args, is_autocast or is_autocast_enabled())
+            except RuntimeError as error:
+                if any(map(is_batched, gradients)):
+                    raise NotImplementedError(BATCHED) from error
+                raise
 
     call_backward_directly(CompiledGraph)
     return CompiledGraph

@@ -24,6 +24,13 @@ def is_view_of_another(tensor: torch.Tensor) -> bool:
     return bool(tensor._is_view())
 
 
+def is_batched(value: object) -> bool:
+    """Whether it stands for many tensors at once, inside a `vmap` of whatever kind."""
+    kinds: Any = torch._C._functorch
+    tests = (kinds.is_batchedtensor, kinds.is_legacy_batchedtensor)
+    return isinstance(value, torch.Tensor) and any(test(value) for test in tests)
+
+
 def num_writes(tensor: torch.Tensor) -> int | None:
     """How often the tensor's memory was written to; None where PyTorch does not count."""
     return None if tensor.is_inference() else int(tensor._version)

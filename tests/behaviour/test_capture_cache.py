@@ -222,6 +222,16 @@ def test_second_derivatives_are_refused_on_every_way_to_an_argument() -> None:
             torch.autograd.grad(asked, source, allow_unused=True, retain_graph=True)
 
 
+def test_batched_gradients_are_refused_clearly() -> None:
+    run = torch.compile(lambda x: x.sin(), backend="perfuse")
+    x = torch.ones(3, requires_grad=True)
+    y = run(x)
+    with pytest.raises(NotImplementedError, match="one gradient at a time"):
+        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+    (gradient,) = torch.autograd.grad(run(x), x, torch.ones(3))
+    torch.testing.assert_close(gradient, x.cos())
+
+
 def test_what_an_argument_was_computed_from_is_not_kept() -> None:
     """Only the way to it is: an argument that is not saved may be overwritten, and is freed."""
     x, b = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
