@@ -213,8 +213,7 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
             ctx.save_for_backward(*results[num_outputs:])
             ctx.set_materialize_grads(False)
             if without_grad:
-                constant = [outputs[i] for i in without_grad]
-                ctx.mark_non_differentiable(*(c for c in constant if isinstance(c, Tensor)))
+                ctx.mark_non_differentiable(*_tensors_at(without_grad, outputs))
             return outputs
 
         @staticmethod
@@ -226,19 +225,26 @@ def _function(run: Call, backward: Callable[[], Call], facts: RuntimeFacts) -> A
                 has_strides = gradient is not None and gradient.stride() == tangent.strides
                 is_ready = has_strides and is_as_stored(gradient)
                 args.append(gradient if is_ready else tangent.made_from(gradient))
-            if is_grad_enabled():  # create_graph: the results must not look like constants
-                once, sources = cast(Any, _Once), [*ctx.edges, *_leaves_before(ctx)]
-                return once.apply(backward(), facts, len(sources), *sources, *args)
-            # Unlike a forward, a backward may be called in any global state: no guard checks it.
             try:
+                if is_grad_enabled():  # create_graph: the results must not look like constants
+                    return _run_once(backward(), facts, ctx, args)
+                # Unlike a forward, a backward may be called in any state: no guard checks it.
                 return _plainly(backward(), args, is_autocast or is_autocast_enabled())
             except RuntimeError as error:
-                if any(map(is_batched, gradients)):
-                    raise NotImplementedError(BATCHED) from error
+                _refuse_batched(gradients, error)
                 raise
 
-    call_backward_directly(CompiledGraph)
-    return CompiledGraph
+    return call_backward_directly(CompiledGraph)
+
+
+def _refuse_batched(gradients: Sequence[Any], error: RuntimeError) -> None:
+    """Name the cause of an error, where the gradients stand for many at once."""
+    if any(map(is_batched, gradients)):
+        raise NotImplementedError(BATCHED) from error
+
+
+def _tensors_at(places: Sequence[int], values: Sequence[Any]) -> list[Tensor]:
+    return [values[i] for i in places if isinstance(values[i], Tensor)]
 
 
 def _sizes_of(args: Sequence[Any], facts: RuntimeFacts) -> dict[str, int]:
@@ -274,6 +280,11 @@ def _leaves_before(node: Any) -> list[Tensor]:
     """The leaves among the arguments of this node of autograd's graph."""
     before = (follower for follower, _ in node.next_functions if hasattr(follower, "variable"))
     return [follower.variable for follower in before]
+
+
+def _run_once(call: Call, facts: RuntimeFacts, ctx: Any, args: Sequence[Any]) -> Any:
+    once, sources = cast(Any, _Once), [*ctx.edges, *_leaves_before(ctx)]
+    return once.apply(call, facts, len(sources), *sources, *args)
 
 
 class _Once(torch.autograd.Function):

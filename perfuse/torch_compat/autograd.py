@@ -338,9 +338,10 @@ def function_apply(function: Any) -> Callable[..., Any]:
     return apply
 
 
-def call_backward_directly(function: Any) -> None:
-    """Let autograd's engine call the backward of a function itself, not what looks it up."""
+def call_backward_directly(function: Any) -> Any:
+    """The function, with autograd's engine calling its backward itself, not what looks it up."""
     function._backward_cls.apply = function.backward
+    return function
 
 
 _edge_to: Any = torch._C._functions.DelayedError("perfuse: this is only an edge", 1)

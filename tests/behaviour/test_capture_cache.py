@@ -222,12 +222,13 @@ def test_second_derivatives_are_refused_on_every_way_to_an_argument() -> None:
             torch.autograd.grad(asked, source, allow_unused=True, retain_graph=True)
 
 
-def test_batched_gradients_are_refused_clearly() -> None:
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_batched_gradients_are_refused_clearly(create_graph: bool) -> None:
     run = torch.compile(lambda x: x.sin(), backend="perfuse")
     x = torch.ones(3, requires_grad=True)
     y = run(x)
     with pytest.raises(NotImplementedError, match="one gradient at a time"):
-        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True, create_graph=create_graph)
     (gradient,) = torch.autograd.grad(run(x), x, torch.ones(3))
     torch.testing.assert_close(gradient, x.cos())
 
