@@ -205,6 +205,8 @@ def _why_apart(matmul: Matmul, epilogue: Kernel, plan: Plan) -> str:
     for step in plan.steps[first + 1 : last]:
         if matmul.out in step.reads():
             return f"{matmul.out} is read before {epilogue.name}"
+        if matmul.out in written_by(step):
+            return f"{matmul.out} is updated in place before {epilogue.name}"
         if written_by(step) & set(matmul.reads()):
             return f"an operand is overwritten before {epilogue.name}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from perfuse.ir import expr as ex
@@ -13,7 +14,7 @@ from perfuse.schedule.fuse import accesses
 
 def narrow_reductions(program: Program) -> Program:
     """Sums in float32 that are rounded once and stored, amax that fills the caller's buffer."""
-    readers = _readers(program)
+    readers, writers = _accesses(program)
     leaving = output_buffers(program)
     nodes = list(program.nodes)
     gone: set[int] = set()
@@ -23,6 +24,8 @@ def narrow_reductions(program: Program) -> Program:
         users = readers.get(node.out, [])
         is_temporary = program.buffers[node.out].kind == BufferKind.TEMP
         if len(users) != 1 or node.out in leaving or not is_temporary:
+            continue
+        if writers[node.out] > 1:  # an update of some elements, which the copy is to show
             continue
         user = program.nodes[users[0]]
         merged = _merged(node, user, program) if isinstance(user, Loop) else None
@@ -34,12 +37,16 @@ def narrow_reductions(program: Program) -> Program:
     return replace(program, nodes=tuple(n for i, n in enumerate(nodes) if i not in gone))
 
 
-def _readers(program: Program) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+def _accesses(program: Program) -> tuple[dict[str, list[int]], Counter[str]]:
+    """The nodes that read each buffer, and how many write it."""
+    readers: dict[str, list[int]] = {}
+    writers: Counter[str] = Counter()
     for number, node in enumerate(program.nodes):
-        for name in accesses(node)[0]:
-            found.setdefault(name, []).append(number)
-    return found
+        reads, writes = accesses(node)
+        for name in reads:
+            readers.setdefault(name, []).append(number)
+        writers.update(writes)
+    return readers, writers
 
 
 def _is_looked_at(program: Program, first: int, last: int) -> bool:

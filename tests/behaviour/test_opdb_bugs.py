@@ -35,6 +35,10 @@ def storage_before_a_window(x: Tensor) -> Tensor:
     return x.as_strided((2, 2), (1, 2), 0)
 
 
+def sum_of_bools(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.add(x, y, alpha=False), torch.add(x[:1], y, alpha=True)
+
+
 def labels(*shape: int) -> Tensor:
     return torch.randint(0, shape[-1], shape, generator=torch.Generator().manual_seed(3))
 
@@ -49,6 +53,7 @@ ROWS = [
         soft_margin_far_out,
         lambda: [torch.tensor([-40.0, 14.0, 15.0], requires_grad=True)],
     ),
+    Behaviour("sum_of_bools", sum_of_bools, lambda: [randn(70) > 0, randn(70) < 1]),
     Behaviour("fold_repeated_element", fold_repeated_element, lambda: [randn(3)]),
     Behaviour(
         "positions_across_lanes", positions_across_lanes, lambda: [randn(10, 5), labels(10, 5)]

@@ -147,6 +147,19 @@ def of_a_temporary_with_a_reader(buffer: Tensor, x: Tensor) -> tuple[Tensor, Ten
     return made + 1, other
 
 
+def of_a_sum_that_is_stored_in_another_type(buffer: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    total, largest = buffer.sum(1), buffer.amax(0)
+    total[AT] = 3.0
+    return total.bfloat16(), largest.scatter(0, AT.abs(), 50.0).double()
+
+
+def of_a_sum_that_fills_an_input(buffer: Tensor, x: Tensor) -> Tensor:
+    total = (x[:, None] * x[0, :32, None]).sum(0)
+    total[AT] = x
+    buffer.copy_(total)
+    return x.cumsum(0)
+
+
 def same_input_twice(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     a[AT] = x
     return b.sum(0) + a[0]
@@ -157,6 +170,7 @@ ROWS = [
     from_its_own_rows, added_to_its_own_rows, indexed_by_itself, several, shifted, through_views,
     through_a_view_with_a_reader, every_other, returned, copy_returned, replaced_afterwards,
     not_written, scattered, filled, of_a_temporary, of_a_temporary_with_a_reader,
+    of_a_sum_that_is_stored_in_another_type, of_a_sum_that_fills_an_input,
 ]  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def _sum(builder: Builder, x: Expr, y: Expr, alpha: Any, *, is_negative: bool = 
 def add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     dtype = promote(a, b)
     if dtype is DType.BOOL:
-        return elementwise(builder, [a, b], dtype, op("lor"))
+        return elementwise(builder, [a, b], dtype, op("lor") if alpha else lambda x, _: x)
     if alpha != 1:
         (alpha,) = _terms(builder, dtype, alpha)
     a, b = _terms(builder, dtype, a, b)

@@ -52,6 +52,13 @@ FUSED: dict[str, tuple[Fn, tuple[Tensor, ...]]] = {
         lambda a, w: F.linear(a, w).view(4, 6, 8, 10).transpose(1, 2).contiguous() * 2,
         (f32(4, 6, K), f32(80, K)),
     ),
+    "one row is replaced": (lambda a, b: (a @ b).select_scatter(b[3], 0, 1).relu(), (A, B)),
+    "one head is replaced": (
+        lambda a, w: (
+            F.linear(a, w).view(4, 6, 4, 20).transpose(1, 2).select_scatter(a[:, :6, :20], 1, 2) * 2
+        ),
+        (f32(4, 6, K), f32(80, K)),
+    ),
     "transposed operands": (lambda a, b: (a.mT @ b.mT).relu(), (f32(K, M), f32(N, K))),
     "offset and padded": (lambda a, b: (a[1:, 3:] @ b[3:, 5:]).relu(), (A, B)),
     "every other": (lambda a, b: (a[::2, ::2] @ b[:31, ::3]).relu(), (A, B)),

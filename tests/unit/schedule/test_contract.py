@@ -100,6 +100,11 @@ APART: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "transposed reads": (lambda a, b: (y := a @ b) + y.mT, (bf16(M, K), bf16(K, M)), "elements"),
     "a softmax": (lambda a, b: torch.softmax(a @ b, -1), (A, B), "element by element"),
     "overwrites an operand": (lambda a, b: a.copy_(a @ b), (bf16(M, M), bf16(M, M)), "operand"),
+    "updated in place": (
+        lambda a, b: (a @ b).index_put((torch.arange(3),), torch.ones(())).relu(),
+        (f32(M, K), f32(K, N)),
+        "updated in place",
+    ),
     "read before": (lambda a, b: (y := a @ b).sum() + y.relu() * 2, (A, B), "read before"),
 }
 

@@ -66,3 +66,10 @@ def test_a_buffer_that_is_read_before_keeps_its_old_value() -> None:
     result = compiled(x, buffer)
     torch.testing.assert_close(result, x + 1)
     torch.testing.assert_close(buffer, x.abs().amax().reshape(1))
+
+
+def test_a_result_that_is_updated_before_it_is_rounded_stays() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sum(0).index_put((torch.arange(3),), torch.ones(())).to(torch.bfloat16)
+
+    assert _loops(_plan(fn, torch.randn(64, 32))) == 3

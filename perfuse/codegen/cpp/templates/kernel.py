@@ -96,15 +96,18 @@ class _Epilogue:
         with w.block("for (int64_t i = 0; i < rows; ++i) {"):
             w.line("const float* const sums = block + i * ld;")
             place_axes(w, self.frame, "top + i", self.rows)
-            scope = Scope(w, frozenset(a.atom for a in self.rows if a.atom), None)
+            shared, body = w.child(), w.child()  # what all columns share is written before them
+            scope = Scope(shared, frozenset(a.atom for a in self.rows if a.atom), None)
             if not self.columns:
-                self._body(Scope(w, frozenset(), scope), "sums", None)
+                self._body(Scope(body, frozenset(), scope), "sums", None)
             elif len(self.columns) == 1:
-                w.line(f"int64_t at_{self.columns[0].name} = first;")
-                w.line("const int64_t end = first + columns;")
-                self._lanes(w, scope, f"sums + ({self.columns[0].name} - first)")
+                body.line(f"int64_t at_{self.columns[0].name} = first;")
+                body.line("const int64_t end = first + columns;")
+                self._lanes(body, scope, f"sums + ({self.columns[0].name} - first)")
             else:
-                self._segments(w, scope)
+                self._segments(body, scope)
+            w.take(shared)
+            w.take(body)
 
     def _segments(self, w: Writer, scope: Scope) -> None:
         """Columns of several axes: the lanes run along the last, to its end or the block's."""
@@ -117,9 +120,12 @@ class _Epilogue:
                 f"start + left_over < {size} ? start + left_over : {size};"
             )
             place_axes(w, self.frame, f"(first + done) / {size}", outer)
-            inner = Scope(w, frozenset(a.atom for a in outer if a.atom), scope)
-            w.line(f"int64_t at_{last.name} = start;")
-            self._lanes(w, inner, f"sums + (done + {last.name} - start)")
+            shared, body = w.child(), w.child()
+            inner = Scope(shared, frozenset(a.atom for a in outer if a.atom), scope)
+            body.line(f"int64_t at_{last.name} = start;")
+            self._lanes(body, inner, f"sums + (done + {last.name} - start)")
+            w.take(shared)
+            w.take(body)
             w.line("done += end - start;")
 
     def _lanes(self, w: Writer, scope: Scope, place: str) -> None:
