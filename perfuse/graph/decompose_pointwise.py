@@ -103,6 +103,12 @@ def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) ->
     return torch.where(scaled > threshold, g, g * torch.sigmoid(scaled)).to(x.dtype)
 
 
+def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
+    """Compared with the threshold as it is: a comparison of halves would round that first."""
+    compared = x if threshold == 0 else opmath(x)
+    return torch.where(compared <= threshold, 0, grad)
+
+
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
     """With what the backward needs: exp(-|x|) on a CPU, nothing on a GPU.
 

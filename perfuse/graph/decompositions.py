@@ -50,8 +50,7 @@ celu elu elu_backward glu glu_backward hardshrink hardsigmoid hardsigmoid_backwa
 hardswish_backward hardtanh hardtanh_backward leaky_relu leaky_relu_backward
 log_sigmoid_backward logit_backward _prelu_kernel _prelu_kernel_backward
 relu6 rrelu_with_noise_backward selu sigmoid_backward softshrink
-tanh_backward threshold threshold_backward native_dropout
-native_dropout_backward
+tanh_backward threshold native_dropout native_dropout_backward
 """.split()
 
 LOSSES = """
@@ -118,6 +117,7 @@ OWN: dict[str, Decomposition] = {
     "aten.native_dropout.default": pointwise.native_dropout,
     "aten.softplus.default": pointwise.softplus,
     "aten.softplus_backward.default": pointwise.softplus_backward,
+    "aten.threshold_backward.default": pointwise.threshold_backward,
     "aten.log_sigmoid_forward.default": pointwise.log_sigmoid_forward,
     "aten.soft_margin_loss_backward.default": pointwise.soft_margin_loss_backward,
     "aten.lerp.Scalar": pointwise.lerp,

@@ -9,7 +9,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.pointwise import elementwise, op
+from perfuse.lower.families.pointwise import elementwise, in_dtype, op
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import lowers
 from perfuse.lower.tensor import Tensor
@@ -46,6 +46,10 @@ def div_mode(builder: Builder, a: Any, b: Any, rounding_mode: str | None = None)
     return divided(builder, a, b, "truncdiv")
 
 
+# Eager divides small floats by a number as it is.
+_UNROUNDED = ("floordiv", "truncdiv")
+
+
 def divided(builder: Builder, a: Any, b: Any, scalar_op: str) -> Tensor:
     """A division with a rule for the remainder.
 
@@ -53,6 +57,8 @@ def divided(builder: Builder, a: Any, b: Any, scalar_op: str) -> Tensor:
     so all are computed here, where no mask of a later op hides or invents a divisor.
     """
     dtype = promote(a, b)
+    a, divisor = in_dtype(dtype, a, b)
+    b = b if scalar_op in _UNROUNDED else divisor
     reports = not dtype.is_float and not builder.is_gpu
     checked = _reported if reports else lambda divisor: divisor
     made = elementwise(builder, [a, b], dtype, lambda x, y: ex.apply(scalar_op, x, checked(y)))

@@ -10,7 +10,7 @@ import torch
 
 from perfuse.errors import UnsupportedCast
 from perfuse.ir import expr as ex
-from perfuse.ir.dtype import DType, from_torch
+from perfuse.ir.dtype import DType, from_torch, to_torch
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim, Index
 from perfuse.lower import formulas
@@ -18,6 +18,7 @@ from perfuse.lower.builder import Builder
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, broadcast_shapes, cast_tensor, positions
+from perfuse.torch_compat.state import disable_dispatch_modes
 
 ScalarFn = Callable[..., Expr]
 
@@ -54,6 +55,23 @@ def _spread(builder: Builder, operand: Any, shape: Sequence[Dim], dtype: DType) 
 
 def op(name: str) -> ScalarFn:
     return partial(ex.apply, name)
+
+
+def in_dtype(dtype: DType, *operands: Any) -> list[Any]:
+    """Operands as most of eager's kernels read them: rounded to a small float that they share.
+
+    Those are numbers and tensors without dimensions. Products and quotients take them unrounded.
+    """
+    return [_rounded(o, dtype) if dtype.is_narrow_float else o for o in operands]
+
+
+def _rounded(operand: Any, dtype: DType) -> Any:
+    if isinstance(operand, Tensor):
+        return cast_tensor(operand, dtype)
+    if isinstance(operand, int | float):
+        with disable_dispatch_modes():
+            return torch.tensor(float(operand), dtype=to_torch(dtype), device="cpu").item()
+    return Tensor((), dtype, ex.round_to(element(operand, dtype.compute), dtype))
 
 
 # Ops with a formula that looks at its argument.
@@ -109,7 +127,8 @@ def _binary(scalar_op: str, int_to_float: bool = False) -> Callable[..., Tensor]
             if scalar_op not in _OF_BOOLS:
                 raise CannotLower(f"{scalar_op} of bool")
             chosen = _OF_BOOLS[scalar_op]
-        return elementwise(builder, [a, b], dtype, op(chosen))
+        operands = [a, b] if scalar_op == "mul" else in_dtype(dtype, a, b)
+        return elementwise(builder, operands, dtype, op(chosen))
 
     return lower
 
@@ -122,7 +141,7 @@ def _comparison(scalar_op: str) -> Callable[..., Tensor]:
     def lower(builder: Builder, a: Any, b: Any) -> Tensor:
         dtype = promote(a, b)
         wide = DType.U8 if dtype is DType.BOOL else dtype.compute
-        return elementwise(builder, [a, b], DType.BOOL, op(scalar_op), wide)
+        return elementwise(builder, in_dtype(dtype, a, b), DType.BOOL, op(scalar_op), wide)
 
     return lower
 
@@ -184,14 +203,7 @@ def bitwise_not(builder: Builder, x: Tensor) -> Tensor:
 
 def _terms(builder: Builder, dtype: DType, *values: Any) -> list[Any]:
     """Terms and factors of a sum: on a CPU, eager rounds numbers to the result's dtype first."""
-    rounds = builder.is_exact and builder.device.type == "cpu" and dtype.is_narrow_float
-    return [_in_dtype(value, dtype) for value in values] if rounds else list(values)
-
-
-def _in_dtype(value: Any, dtype: DType) -> Tensor:
-    if isinstance(value, Tensor):
-        return cast_tensor(value, dtype)
-    return Tensor((), dtype, ex.round_to(element(value, dtype.compute), dtype))
+    return in_dtype(dtype, *values) if builder.device.type == "cpu" else list(values)
 
 
 def _sum(builder: Builder, x: Expr, y: Expr, alpha: Any, *, is_negative: bool = False) -> Expr:
@@ -253,7 +265,7 @@ def power(builder: Builder, a: Any, b: Any) -> Tensor:
         known = _KNOWN_POWERS.get(y.attr) if y.op == "const" else None
         return known(x) if known is not None else ex.apply("pow", x, y)
 
-    return elementwise(builder, [a, b], dtype, formula)
+    return elementwise(builder, in_dtype(dtype, a, b), dtype, formula)
 
 
 def _int_power(builder: Builder, a: Any, b: Any, dtype: DType) -> Tensor:
