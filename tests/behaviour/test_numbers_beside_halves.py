@@ -26,7 +26,11 @@ def compared(x: Tensor, n: float) -> list[Tensor]:
 
 
 def divided(x: Tensor, n: float) -> list[Tensor]:
-    remainders = [torch.remainder(x, n), torch.fmod(x, n), torch.remainder(n, x)]
+    remainders = [
+        torch.remainder(x, n),
+        torch.fmod(x, n),
+        torch.remainder(n, torch.where(x.abs() > 1e-3, x, 1)),
+    ]
     return [*remainders, torch.div(x, n, rounding_mode="floor"), x / n, x**n]
 
 
@@ -38,8 +42,16 @@ def shrunk(x: Tensor, n: float) -> list[Tensor]:
     return [F.hardshrink(x, n), F.threshold(x, n, 3.0)]
 
 
+def beside_integers(x: Tensor, n: float) -> list[Tensor]:
+    i = torch.arange(2043, 2043 + len(x))
+    return [i * x, x / i, i + x, i > x, x % i, i - i.to(x.dtype)]
+
+
+ALL = [compared, divided, added, shrunk, beside_integers]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("function", [compared, divided, added, shrunk], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", ALL, ids=lambda f: f.__name__)
 def test_bits_are_eagers(
     function: Callable[[Tensor, float], list[Tensor]], dtype: torch.dtype
 ) -> None:

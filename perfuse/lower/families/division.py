@@ -20,7 +20,7 @@ def div(builder: Builder, a: Any, b: Any) -> Tensor:
     dtype = promote(a, b, int_to_float=True)
     if builder.is_exact and builder.device.type != "cpu" and _is_number(b):
         return elementwise(builder, [a, b], dtype, _times_inverse)
-    return elementwise(builder, [a, b], dtype, op("div"))
+    return elementwise(builder, in_dtype(dtype, a, b, numbers=False), dtype, op("div"))
 
 
 def _is_number(value: Any) -> bool:
@@ -57,8 +57,8 @@ def divided(builder: Builder, a: Any, b: Any, scalar_op: str) -> Tensor:
     so all are computed here, where no mask of a later op hides or invents a divisor.
     """
     dtype = promote(a, b)
-    a, divisor = in_dtype(dtype, a, b)
-    b = b if scalar_op in _UNROUNDED else divisor
+    (a,) = in_dtype(dtype, a)
+    (b,) = in_dtype(dtype, b, numbers=scalar_op not in _UNROUNDED)
     reports = not dtype.is_float and not builder.is_gpu
     checked = _reported if reports else lambda divisor: divisor
     made = elementwise(builder, [a, b], dtype, lambda x, y: ex.apply(scalar_op, x, checked(y)))

@@ -57,12 +57,16 @@ def op(name: str) -> ScalarFn:
     return partial(ex.apply, name)
 
 
-def in_dtype(dtype: DType, *operands: Any) -> list[Any]:
-    """Operands as most of eager's kernels read them: rounded to a small float that they share.
+def in_dtype(dtype: DType, *operands: Any, numbers: bool = True) -> list[Any]:
+    """Operands as eager's kernels read them: rounded to a small float that they share.
 
-    Those are numbers and tensors without dimensions. Products and quotients take them unrounded.
+    Those are integers, numbers and tensors without dimensions. Products and quotients take the last
+    two unrounded: `numbers` is False.
     """
-    return [_rounded(o, dtype) if dtype.is_narrow_float else o for o in operands]
+    if not dtype.is_narrow_float:
+        return list(operands)
+    kept = [not numbers and not (isinstance(o, Tensor) and o.ndim) for o in operands]
+    return [o if is_kept else _rounded(o, dtype) for o, is_kept in zip(operands, kept, strict=True)]
 
 
 def _rounded(operand: Any, dtype: DType) -> Any:
@@ -127,7 +131,7 @@ def _binary(scalar_op: str, int_to_float: bool = False) -> Callable[..., Tensor]
             if scalar_op not in _OF_BOOLS:
                 raise CannotLower(f"{scalar_op} of bool")
             chosen = _OF_BOOLS[scalar_op]
-        operands = [a, b] if scalar_op == "mul" else in_dtype(dtype, a, b)
+        operands = in_dtype(dtype, a, b, numbers=scalar_op != "mul")
         return elementwise(builder, operands, dtype, op(chosen))
 
     return lower
