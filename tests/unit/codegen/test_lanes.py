@@ -110,3 +110,23 @@ def test_partial_vectors_of_64_bits(dtype: torch.dtype) -> None:
     for width in (1, 7, 8, 9, 15, 20):
         x = floats(4, width).to(dtype)
         check(lambda x: x.flip(0) + x, x, simd="native")
+
+
+@pytest.mark.parametrize("simd", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(2, 37, 70), (3, 64, 16), (2, 5, 90)])
+def test_stores_that_run_along_another_axis(
+    simd: str, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    """A transposed gradient of a value that is not: lanes run where more is contiguous."""
+
+    def gradient(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        s = torch.sigmoid(x)
+        moved = grad.transpose(1, 2)
+        return (x * s).transpose(1, 2).contiguous(), moved * s * (x * (1 - s) + 1)
+
+    batch, rows, columns = sizes
+    x, grad = floats(*sizes).to(dtype), floats(batch, columns, rows).to(dtype)
+    check(gradient, x, grad, simd=simd)
+    source = str(perfuse.explain(gradient, x, grad).stage("sources"))
+    assert ("store_strided" in source) == (rows < 8), source
