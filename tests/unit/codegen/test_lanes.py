@@ -130,3 +130,19 @@ def test_stores_that_run_along_another_axis(
     check(gradient, x, grad, simd=simd)
     source = str(perfuse.explain(gradient, x, grad).stage("sources"))
     assert ("store_strided" in source) == (rows < 8), source
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_padding_copies_rows(mode: str, dtype: torch.dtype) -> None:
+    """Nothing is gathered, whichever dimension is innermost, but for long edges."""
+
+    def padded(x: Tensor) -> list[Tensor]:
+        paddings = [(1, 1, 1, 1), (3, 0, 0, 2), (0, 0, 1, 2)]
+        return [F.pad(x.sin(), padding, mode=mode) for padding in paddings]
+
+    x = floats(2, 16, 6, 17).to(dtype)
+    check(lambda x: F.pad(x, (16, 4, 5, 0), mode=mode), x, simd="native")
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        check(padded, given, simd="native")
+        assert "gather" not in str(perfuse.explain(padded, given).stage("sources"))
