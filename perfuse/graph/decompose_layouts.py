@@ -33,23 +33,47 @@ def first_as_eager(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def padded(source: Callable[[Tensor, Any], Tensor]) -> Callable[..., Tensor]:
-    """Padding by elements at positions of their own, looked up in all dimensions at once.
+    """Padding by elements at positions of their own.
 
-    It has eager's strides: on a CPU the layout of the input.
+    It has eager's strides: on a CPU the layout of the input. Positions are looked up in all
+    dimensions at once, on a CPU except in the one that is innermost in memory: there the edges are
+    parts beside the input, whose rows are copied instead of gathered.
     """
 
     def decomposed(x: Tensor, padding: list[int]) -> Tensor:
-        count = len(padding) // 2
+        is_last = lies_channels_last(x)
+        has_rows = x.device.type == "cpu" and not is_last and _are_counts(padding[:2])
         indices: list[Tensor | None] = [None] * x.dim()
-        for i in range(count):
-            size, (before, after) = x.shape[-1 - i], padding[2 * i : 2 * i + 2]
-            steps = torch.arange(-before, size + after, device=x.device)
-            indices[-1 - i] = source(steps, size).view(-1, *[1] * i)
-        result: Tensor = torch.ops.aten._unsafe_index(x, indices)
-        wanted = memory_format_of(x) if lies_channels_last(x) else torch.contiguous_format
+        for i in range(int(has_rows), len(padding) // 2):
+            steps = _steps(x, -1 - i, *padding[2 * i : 2 * i + 2])
+            indices[-1 - i] = source(steps, x.shape[-1 - i]).view(-1, *[1] * (i - has_rows))
+        is_looked_up = any(index is not None for index in indices)
+        result: Tensor = torch.ops.aten._unsafe_index(x, indices) if is_looked_up else x
+        if has_rows:
+            result = _with_edges(result, source, *padding[:2])
+        wanted = memory_format_of(x) if is_last else torch.contiguous_format
         return result.contiguous(memory_format=wanted)
 
     return decomposed
+
+
+def _are_counts(numbers: list[int]) -> bool:
+    return all(isinstance(n, int) and n >= 0 for n in numbers)
+
+
+def _steps(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    return torch.arange(-before, x.shape[dim] + after, device=x.device)
+
+
+def _with_edges(
+    x: Tensor, source: Callable[[Tensor, Any], Tensor], before: int, after: int
+) -> Tensor:
+    """The rows with what is looked up for their two ends."""
+    size = x.shape[-1]
+    steps = (torch.arange(-before, 0, device=x.device), torch.arange(after, device=x.device) + size)
+    left, right = (torch.index_select(x, -1, source(at, size)) for at in steps)
+    parts = [left] * (before > 0) + [x] + [right] * (after > 0)
+    return torch.cat(parts, -1)
 
 
 def reflected(at: Tensor, size: Any) -> Tensor:

@@ -130,7 +130,7 @@ def group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if lies_channels_last(x):
         return _group_norm_channels_last(x, weight, bias, num_groups, eps)
-    if _has_inner_channels(x):
+    if has_inner_channels(x):
         out, mean, rstd = _group_norm_channels_last(x, weight, bias, num_groups, eps)
         return out.contiguous(), mean, rstd
     acc = _by_group(x.contiguous(), (batch, num_groups, channels // num_groups, pixels))
@@ -142,7 +142,7 @@ def group_norm(
     return out.reshape(x.shape).to(x.dtype), mean.view(flat).to(kept), rstd.view(flat).to(kept)
 
 
-def _has_inner_channels(x: Tensor) -> bool:
+def has_inner_channels(x: Tensor) -> bool:
     """Whether the channels of a pixel are neighbours, as in a transposed sequence."""
     steps = (x.stride(1), x.stride(-1))
     is_known = x.device.type == "cpu" and all(isinstance(step, int) for step in steps)

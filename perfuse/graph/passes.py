@@ -21,6 +21,7 @@ from perfuse.graph.attention import fuse_attention
 from perfuse.graph.attention_chunks import attend_by_chunks
 from perfuse.graph.batch_matmuls import batch_matmuls
 from perfuse.graph.block_masks import drop_unread_lists
+from perfuse.graph.broadcast_matmuls import broadcast_matmuls
 from perfuse.graph.canonicalize import canonicalize
 from perfuse.graph.channels_last import lay_channels_last, lay_joint_channels_last
 from perfuse.graph.conv_bias import split_conv_biases
@@ -41,6 +42,7 @@ from perfuse.graph.row_major import lay_row_major
 from perfuse.graph.saving.ties import mark_compared
 from perfuse.graph.seed_random import seed_random
 from perfuse.graph.simplify import simplify
+from perfuse.graph.token_norms import read_norms_in_place
 from perfuse.graph.vocabulary_heads import chunk_heads, chunk_joint_heads
 
 Pass = Callable[[GraphModule, Context], GraphModule]
@@ -62,6 +64,7 @@ def plain(run: Callable[[GraphModule], GraphModule]) -> Pass:
 DYNAMO_PASSES: list[PassRow] = [
     ("known_masks", plain(use_known_masks)),
     ("recurrent", plain(call_recurrent_layers)),
+    ("token_norms", plain(read_norms_in_place)),
 ]
 JOINT_PASSES: list[PassRow] = [
     ("amax_of_views", plain(amax_of_views)),
@@ -94,6 +97,7 @@ ATEN_PASSES: list[PassRow] = [
     ("patch_matmuls", patch_matmuls),
     ("pack_convolutions", pack_convolutions),
     ("depthwise_gradients", split_depthwise_gradients),
+    ("broadcast_matmuls", broadcast_matmuls),
     ("join_matmuls", plain(join_matmuls)),
     ("batch_matmuls", plain(batch_matmuls)),
     ("pad_matmuls", pad_matmuls),

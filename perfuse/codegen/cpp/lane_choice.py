@@ -17,8 +17,9 @@ from perfuse.ir.atoms import Atom
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim
 from perfuse.ir.program import Axis
-from perfuse.schedule.plan import Member
+from perfuse.schedule.plan import Kernel
 from perfuse.schedule.split_axes import divisions
+from perfuse.schedule.transposed import transposed_axis_of
 
 # In units of one vector instruction, on a Zen 5 with g++ 12: an item (its place from its number), a
 # vector of positions (64 bits a lane), a masked load, one of a transposed tile; a quotient of
@@ -32,11 +33,26 @@ _TYPICAL_SIZE = 64
 _LEAST_ITEMS, _ONE_THREAD = 16, 1 << 15
 
 
+def with_cheapest_last(axes: tuple[Axis, ...], kernel: Kernel, lanes: int) -> tuple[Axis, ...]:
+    """The axes of a map in another order, where its stores are scattered along the last one."""
+    last, stores = axes[-1].atom, [m for m in kernel.members if m.loop.out in kernel.stored]
+    if last is None or all(ix.coefficient_of(m.loop.index, last) in (0, 1) for m in stores):
+        return axes
+
+    def cost(order: tuple[Axis, ...]) -> float:
+        costs = LaneCosts(kernel, lanes, transposed_axis_of(order, kernel.members))
+        return costs.per_element(order[-1], order[-1])
+
+    orders = [(*(a for a in axes if a is not b), b) for b in axes if b.atom is not None]
+    best = min(orders, key=cost)
+    return best if cost(best) < _MARGIN * cost(axes) else axes
+
+
 @dataclass(frozen=True, slots=True)
 class LaneCosts:
     """Costs of a map's elements by the axis that its lanes run along."""
 
-    members: Sequence[Member]
+    kernel: Kernel
     lanes: int
     tile_axis: Axis | None  # loads along it are transposed where lanes run along the last axis
 
@@ -65,10 +81,11 @@ class LaneCosts:
         return (num_vectors * self._per_vector(axis.atom, tile) + _ITEM) / max(size, 1)
 
     def _per_vector(self, lane: Atom, tile: Atom | None) -> float:
-        made = {m.loop.out for m in self.members}
+        made = {m.loop.out for m in self.kernel.members}
         total, seen = 0.0, set[Expr]()
-        for m in self.members:
-            total += self._access(m.loop.index, lane, is_masked=False)
+        for m in self.kernel.members:
+            if m.loop.out in self.kernel.stored:
+                total += self._access(m.loop.index, lane, is_masked=False)
             for e in ex.walk(m.loop.value, seen):
                 if e.op == "load" and e.buffer not in made:
                     is_masked = bool(e.args) and lane in e.args[0].variables()

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfuse.codegen.cpp.lane_choice import LaneCosts
+from perfuse.codegen.cpp.lane_choice import LaneCosts, with_cheapest_last
 from perfuse.ir import index as ix
 from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.dtype import DType
 from perfuse.ir.program import Axis
 from perfuse.schedule.plan import Kernel, Member, Role
-from perfuse.schedule.transposed import transposed_axis
+from perfuse.schedule.transposed import transposed_axis_of
 
 # Columns of a plain loop in one item: enough to amortise it, few enough to distribute.
 BLOCK = 4096
@@ -72,10 +72,11 @@ def _looping(axis: Axis) -> Axis | None:
 def _plain_shape(kernel: Kernel, rows: tuple[Axis, ...], lanes: int) -> KernelShape:
     if not rows:
         return KernelShape((), (), None)
+    rows = with_cheapest_last(rows, kernel, lanes) if kernel.batch is None else rows
     *rest, column = rows
     lane = _looping(column)
-    tile = transposed_axis(kernel)
-    costs = LaneCosts(kernel.members, lanes, tile)
+    tile = transposed_axis_of(rows, kernel.members)
+    costs = LaneCosts(kernel, lanes, tile)
     other = costs.best(rows) if kernel.batch is None and lane is not None else None
     if other is not None:
         at = rows.index(other)

@@ -45,9 +45,10 @@ def operand_window(builder: Builder, tensor: Tensor, traced: Any) -> View:
     view = as_view(tensor)
     if view is None or builder.buffers[view.buffer].dtype is not tensor.dtype:
         view = builder.view_of(tensor, dense_strides(traced, builder.symbols))
-    if any(
-        stride == 0 and size != 1 for stride, size in zip(view.strides, view.shape, strict=True)
-    ):
+    # On a CPU the library takes one matrix for a whole batch.
+    first = 0 if builder.is_gpu else max(0, len(view.shape) - 2)
+    steps = zip(view.strides[first:], view.shape[first:], strict=True)
+    if any(stride == 0 and size != 1 for stride, size in steps):
         view = builder.view_of(builder.realize_copy(tensor))
     return view
 

@@ -110,3 +110,39 @@ def test_partial_vectors_of_64_bits(dtype: torch.dtype) -> None:
     for width in (1, 7, 8, 9, 15, 20):
         x = floats(4, width).to(dtype)
         check(lambda x: x.flip(0) + x, x, simd="native")
+
+
+@pytest.mark.parametrize("simd", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(2, 37, 70), (3, 64, 16), (2, 5, 90)])
+def test_stores_that_run_along_another_axis(
+    simd: str, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    """A transposed gradient of a value that is not: lanes run where more is contiguous."""
+
+    def gradient(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        s = torch.sigmoid(x)
+        moved = grad.transpose(1, 2)
+        return (x * s).transpose(1, 2).contiguous(), moved * s * (x * (1 - s) + 1)
+
+    batch, rows, columns = sizes
+    x, grad = floats(*sizes).to(dtype), floats(batch, columns, rows).to(dtype)
+    check(gradient, x, grad, simd=simd)
+    source = str(perfuse.explain(gradient, x, grad).stage("sources"))
+    assert ("store_strided" in source) == (rows < 8), source
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_padding_copies_rows(mode: str, dtype: torch.dtype) -> None:
+    """Nothing is gathered, whichever dimension is innermost, but for long edges."""
+
+    def padded(x: Tensor) -> list[Tensor]:
+        paddings = [(1, 1, 1, 1), (3, 0, 0, 2), (0, 0, 1, 2)]
+        return [F.pad(x.sin(), padding, mode=mode) for padding in paddings]
+
+    x = floats(2, 16, 6, 17).to(dtype)
+    check(lambda x: F.pad(x, (16, 4, 5, 0), mode=mode), x, simd="native")
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        check(padded, given, simd="native")
+        assert "gather" not in str(perfuse.explain(padded, given).stage("sources"))
