@@ -78,12 +78,12 @@ template <class T> PF_FN void interleave(vec<T>& a, vec<T>& b) {
 }
 
 template <bool NATIVE, class S> PF_FN void put_pairs(S* p, vcompute<S> a, vcompute<S> b) {
-#if PF_LANES == 16 && defined(__AVX512F__) && defined(__x86_64__)
+#if PF_LANES == 16 && defined(__AVX512F__) && defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 12)
   if constexpr (NATIVE && is_same<S, bf16>) {
-    vec<uint16_t> low, high;
-    asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(a));
-    asm("vcvtneps2bf16 %1, %0" : "=v"(high) : "v"(b));
-    const vec<uint32_t> pairs = convert<uint32_t>(low) | convert<uint32_t>(high) << 16;
+    vec_n<uint16_t, 2 * lanes>::type pairs;  // all of a, then all of b
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(pairs) : "v"(a), "v"(b));
+    pairs = __builtin_shufflevector(pairs, pairs, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     __builtin_memcpy(p, &pairs, sizeof pairs);
     return;
   }
