@@ -21,7 +21,7 @@ from perfuse.autotune.library_calls import cpu_matmul_of, with_library_call
 from perfuse.autotune.program_request import random_inputs
 from perfuse.autotune.race import Rules
 from perfuse.autotune.race_plans import PlanRace, race_plans
-from perfuse.autotune.run_alone import identity_of, loaded, plan_of_one, plan_of_steps
+from perfuse.autotune.run_alone import identity_of, loaded, plan_of_steps
 from perfuse.autotune.stored import is_consulted, stored_or_measured
 from perfuse.backends import backend_of
 from perfuse.cache import keys
@@ -236,7 +236,7 @@ def _computed(
     prologue = found.kernel.contraction.prologue
     if prologue is None:
         return {}
-    maker = next(k for k in alone.kernels if prologue.out in k.makes())
-    one = place(plan_of_one(maker, alone), context)
-    (made,) = loaded(one, context)([inputs[name] for name in one.program.inputs])
+    last = next(i for i, step in enumerate(alone.steps) if prologue.out in step.makes())
+    makers = place(plan_of_steps(alone.steps[: last + 1], alone, {prologue.out}), context)
+    (made,) = loaded(makers, context)([inputs[name] for name in makers.program.inputs])
     return {prologue.out: made}

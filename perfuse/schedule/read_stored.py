@@ -8,14 +8,26 @@ scaled by groups, for example.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from perfuse.ir import index as ix
-from perfuse.ir.atoms import Indirect
+from perfuse.ir.atoms import Atom, Indirect
 from perfuse.ir.dtype import DType
-from perfuse.ir.expr import Expr
-from perfuse.ir.program import Loop, Matmul, View, contiguous_strides
+from perfuse.ir.expr import (
+    Expr,
+    Substitution,
+    apply,
+    cast,
+    index_value,
+    loads_of,
+    round_to,
+    substitute,
+)
+from perfuse.ir.index import Dim
+from perfuse.ir.program import Axis, Loop, Matmul, View, contiguous_strides
 from perfuse.schedule.arena import output_buffers
+from perfuse.schedule.domain import rewrite
 from perfuse.schedule.plan import Kernel, Member, Plan, Step, written_by
 
 # Types, and the wider types that can represent all of their values.
@@ -37,20 +49,27 @@ class ReadStored:
     prologue: Loop | None = None  # computes the right operand inside the matmul's kernel
 
 
+@dataclass(frozen=True, slots=True)
+class ComputedRight:
+    """A right operand as one loop, and the kernels that make it otherwise, in their order."""
+
+    kernels: tuple[Kernel, ...]
+    loop: Loop
+
+
 def read_stored(plan: Plan, matmul: Matmul) -> ReadStored:
     """The plan with a matmul that reads its operands where they are stored."""
     return _reading(ReadStored(plan, matmul))
 
 
 def compute_right(plan: Plan, matmul: Matmul) -> ReadStored:
-    """The same with a right operand that the matmul computes, where a kernel of one map makes it.
+    """The same with a right operand that the matmul computes, where a kernel of maps makes it.
 
     The left operand is read where it is stored.
     """
-    found, kernel = ReadStored(plan, matmul), computed_right(plan, matmul)
-    if kernel is not None:
-        made = _dropped(found, kernel, matmul)
-        found = replace(made, prologue=kernel.members[0].loop)
+    found, right = ReadStored(plan, matmul), computed_right(plan, matmul)
+    if right is not None:
+        found = replace(_dropped(found, right.kernels, matmul), prologue=right.loop)
     return _reading(found)
 
 
@@ -63,47 +82,142 @@ def _reading(found: ReadStored) -> ReadStored:
     return found
 
 
-def computed_right(plan: Plan, matmul: Matmul) -> Kernel | None:
-    """The kernel that makes the right operand, column by column, for this matmul alone."""
+def computed_right(plan: Plan, matmul: Matmul) -> ComputedRight | None:
+    """The kernels that make the right operand, column by column, for this matmul alone."""
     b = matmul.operands.b
     kernel = _maker(plan, matmul, b.buffer)
-    if kernel is None or len(b.shape) != 2 or (b.strides, b.offset) != ((1, b.shape[0]), 0):
+    loop = _as_one_map(kernel) if kernel is not None else None
+    is_by_columns = len(b.shape) == 2 and (b.strides, b.offset) == ((1, b.shape[0]), 0)
+    if kernel is None or loop is None or not is_by_columns or not _is_in_order(loop, b.shape):
         return None
-    loop = kernel.members[0].loop
+    found = ComputedRight((kernel,), loop)
+    if ix.mod(b.shape[0], 2) == 0:
+        found = _with_pairs(found, plan)
+    elif loop.axes[-1].size == 2:  # a pair, computed together, would belong to two columns
+        return None
+    sources = {read.buffer for read in found.loop.reads()}
+    later = plan.steps[plan.steps.index(found.kernels[0]) :]
+    is_changed = any(written_by(step) & sources for step in later)
+    return None if is_changed or not sources else found
+
+
+def _is_in_order(loop: Loop, shape: tuple[Dim, ...]) -> bool:
+    """Whether a loop runs over all elements of a matrix as they are stored, known in advance."""
     axes = [axis for axis in loop.axes if axis.atom is not None]
     steps = contiguous_strides(tuple(axis.size for axis in axes))
     places = [ix.var(axis.name, axis.size) for axis in axes]
-    is_in_order = axes and loop.is_map and loop.index is ix.dot(places, steps)
-    sizes = (*b.shape, *(axis.size for axis in axes))
-    is_whole = all(isinstance(s, int) for s in sizes) and ix.product(b.shape) == ix.product(
-        [axis.size for axis in axes]
-    )
-    indices = [read.index for read in loop.reads()]
-    by_data = any(isinstance(atom, Indirect) for at in indices for atom in ix.atoms_of(at))
-    if not is_in_order or not is_whole or by_data or not indices:
+    sizes = [axis.size for axis in axes]
+    is_whole = all(isinstance(s, int) for s in (*shape, *sizes))
+    is_whole = is_whole and ix.product(shape) == ix.product(sizes)
+    atoms = [atom for read in loop.reads() for atom in ix.atoms_of(read.index)]
+    by_data = any(isinstance(atom, Indirect) for atom in atoms)
+    return bool(axes) and is_whole and loop.index is ix.dot(places, steps) and not by_data
+
+
+def _with_pairs(found: ComputedRight, plan: Plan) -> ComputedRight:
+    """The same with numbers that are unpacked two at a time, as from the halves of bytes.
+
+    A kernel that stores first ones and second ones side by side is no longer needed: its loops run
+    over an axis of two.
+    """
+    (kernel,), loop = found.kernels, found.loop
+    *outer, last = loop.axes
+    half = ix.exact_div(last.size, 2)
+    if last.atom is None or half is None:
+        return found
+    number = 1 + max(int(axis.name.removeprefix("x")) for axis in loop.axes)
+    first, second = replace(last, size=half), Axis(f"x{number}", 2)
+    at = ix.var(second.name, 2)
+    place = ix.add(ix.mul(ix.var(first.name, half), 2), at)
+    split = rewrite(loop, {last.atom: place}, (*outer, first, second))
+    is_first = apply("lt", index_value(at), index_value(1))
+    pair = ix.exact_div(ix.add(split.index, ix.mul(at, -1)), 2)
+    for name in dict.fromkeys(read.buffer for read in loop.reads()):
+        makers = _makers(plan, kernel, name)
+        stored = [m.loop for maker in makers for m in maker.members]
+        if pair is None or len(stored) != 2 or not all(map(_is_of_pairs, stored, range(2))):
+            continue
+        reads = [read for read in split.reads() if read.buffer == name]
+        if any(read.index is not split.index or read.args for read in reads):
+            continue
+        dtype = plan.program.buffers[name].dtype
+        places = (_as_stored(_value_at(part, pair), dtype) for part in stored)
+        value = apply("where", is_first, *places)
+        unpacked = Substitution({}, lambda r, n=name, v=value: v if r.buffer == n else r)  # type: ignore[misc]
+        return ComputedRight((*makers, kernel), replace(split, value=unpacked(split.value)))
+    return found
+
+
+def _is_of_pairs(loop: Loop, number: int) -> bool:
+    """Whether a map stores the first (0) or second (1) of every pair, in order."""
+    axes = [axis for axis in loop.axes if axis.atom is not None]
+    steps = contiguous_strides(tuple(axis.size for axis in axes))
+    pair = ix.dot([ix.var(axis.name, axis.size) for axis in axes], steps)
+    return loop.is_map and loop.index is ix.add(ix.mul(pair, 2), number)
+
+
+def _value_at(loop: Loop, number: Dim) -> Expr:
+    """The value of a map in one of its steps, counted in order."""
+    axes = [axis for axis in loop.axes if axis.atom is not None]
+    steps = contiguous_strides(tuple(axis.size for axis in axes))
+    mapping: dict[Atom, Dim] = {}
+    for axis, step in zip(axes, steps, strict=True):
+        if axis.atom is not None:
+            whole = axis is axes[0]
+            at = ix.floordiv(number, step)
+            mapping[axis.atom] = at if whole else ix.mod(at, axis.size)
+    return substitute(loop.value, mapping)
+
+
+def _as_stored(value: Expr, dtype: DType) -> Expr:
+    """A value as it is read back from a buffer."""
+    return round_to(cast(value, dtype.compute), dtype)
+
+
+def _as_one_map(kernel: Kernel) -> Loop | None:
+    """The loops of a kernel as one, where all are maps of which only the last one is stored."""
+    if not all(m.is_map for m in kernel.members):
         return None
-    sources = {read.buffer for read in loop.reads()}
-    later = plan.steps[plan.steps.index(kernel) :]
-    return None if any(written_by(step) & sources for step in later) else kernel
+    *others, last = (m.loop for m in kernel.members)
+    if kernel.stored != {last.out}:
+        return None
+    values: dict[str, tuple[Expr, Dim]] = {}
+
+    def inlined(read: Expr) -> Expr:
+        value, index = values.get(read.buffer, (read, read.index))
+        return value if index is read.index and not read.args else read
+
+    for loop in (*others, last):
+        value = Substitution({}, inlined)(loop.value)
+        values[loop.out] = (value, loop.index)
+    is_kept = any(read.buffer in values for read in loads_of(value))
+    return None if is_kept else replace(last, value=value)
 
 
-def _maker(plan: Plan, matmul: Matmul, name: str) -> Kernel | None:
-    """The kernel of one loop that makes a buffer which this matmul alone reads."""
+def _maker(plan: Plan, only: Step, name: str) -> Kernel | None:
+    """The kernel of loops that makes a buffer which one step alone reads."""
+    makers = _makers(plan, only, name)
+    return makers[0] if len(makers) == 1 else None
+
+
+def _makers(plan: Plan, only: Step, name: str) -> list[Kernel]:
+    """The kernels of loops that make a buffer which one step alone reads; none if others do."""
     makers = [s for s in plan.steps if isinstance(s, Kernel) and name in s.makes()]
     readers = [s for s in plan.steps if name in s.reads()]
-    if len(makers) != 1 or readers != [matmul] or name in output_buffers(plan.program):
-        return None
-    (kernel,) = makers
-    is_plain = kernel.batch is None and kernel.contraction is None and len(kernel.members) == 1
-    return kernel if is_plain else None
+    if readers != [only] or name in output_buffers(plan.program):
+        return []
+    is_plain = all(k.batch is None and k.contraction is None and k.members for k in makers)
+    return makers if is_plain else []
 
 
 def _widening_kernel(found: ReadStored, view: View) -> Kernel | None:
     """The kernel that makes an operand by widening another buffer, for this matmul alone."""
     plan = found.plan
     kernel = _maker(plan, found.matmul, view.buffer)
-    source = _source(kernel.members[0], plan) if kernel is not None else None
-    if kernel is None or source is None:
+    if kernel is None or len(kernel.members) != 1:
+        return None
+    source = _source(kernel.members[0], plan)
+    if source is None:
         return None
     first, last = plan.steps.index(kernel), plan.steps.index(found.matmul)
     is_changed = any(source in written_by(step) for step in plan.steps[first:last])
@@ -134,29 +248,33 @@ def _without(found: ReadStored, kernel: Kernel) -> ReadStored:
 
     old = found.matmul.operands
     matmul = replace(found.matmul, operands=replace(old, a=moved(old.a), b=moved(old.b)))
-    return _dropped(found, kernel, matmul)
+    return _dropped(found, (kernel,), matmul)
 
 
-def _dropped(found: ReadStored, kernel: Kernel, matmul: Matmul) -> ReadStored:
-    """The plan without a kernel of one loop, and with a matmul that does not need it."""
-    (member,) = kernel.members
+def _dropped(found: ReadStored, kernels: tuple[Kernel, ...], matmul: Matmul) -> ReadStored:
+    """The plan without some kernels, and with a matmul that does not need them."""
+    removed = {member.number for kernel in kernels for member in kernel.members}
     program = found.plan.program
-    nodes = [matmul if node is found.matmul else node for node in program.nodes]
-    del nodes[member.number]
+    nodes = [
+        matmul if node is found.matmul else node
+        for number, node in enumerate(program.nodes)
+        if number not in removed
+    ]
     steps = [
-        _renumbered(matmul if step is found.matmul else step, member.number)
+        _renumbered(matmul if step is found.matmul else step, removed)
         for step in found.plan.steps
-        if step is not kernel
+        if not any(step is kernel for kernel in kernels)
     ]
     plan = replace(found.plan, program=replace(program, nodes=tuple(nodes)), steps=tuple(steps))
-    return replace(found, plan=plan, matmul=matmul, widening=(*found.widening, kernel))
+    return replace(found, plan=plan, matmul=matmul, widening=(*found.widening, *kernels))
 
 
-def _renumbered(step: Step, removed: int) -> Step:
-    """A step in a program that lost a node."""
+def _renumbered(step: Step, removed: Set[int]) -> Step:
+    """A step in a program that lost some nodes."""
     if not isinstance(step, Kernel):
         return step
     members = tuple(
-        replace(m, number=m.number - 1) if m.number > removed else m for m in step.members
+        replace(m, number=m.number - sum(number < m.number for number in removed))
+        for m in step.members
     )
     return replace(step, members=members)

@@ -85,8 +85,35 @@ def by_rows(x: Tensor, w: Tensor) -> Tensor:
     return x @ (w.float() * 2).view(96, 64)
 
 
-@pytest.mark.parametrize("fn", [used_twice, returned, by_rows])
+def in_pairs_of_columns(x: Tensor, w: Tensor) -> Tensor:
+    pairs = w[:, :95].reshape(-1, 2).float() * torch.tensor([2.0, 3.0])
+    return x[:, :95] @ pairs.view(64, 95).t()
+
+
+@pytest.mark.parametrize("fn", [used_twice, returned, by_rows, in_pairs_of_columns])
 def test_other_operands_are_stored(fn: Callable[..., Any]) -> None:
     (plan,) = plans_of(fn, X, NARROW)
     matmul = next(step for step in plan.steps if isinstance(step, Matmul))
     assert compute_right(plan, matmul).prologue is None
+
+
+def unpacked(x: Tensor, w: Tensor) -> Tensor:
+    pairs = torch.stack([w & 15, w >> 4], -1).view(32, -1, 48)
+    return x @ (pairs.float() * 2).view(32, 192).t()
+
+
+def packed_and_returned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    pairs = torch.stack([w & 15, w >> 4], -1)
+    return x @ (pairs.view(32, -1, 48).float() * 2).view(32, 192).t(), pairs
+
+
+@pytest.mark.parametrize("fn", [unpacked, packed_and_returned])
+def test_pairs_are_unpacked_inside_unless_they_are_needed(fn: Callable[..., Any]) -> None:
+    (plan,) = plans_of(fn, f32(8, 192), NARROW[:32])
+    matmul = next(step for step in plan.steps if isinstance(step, Matmul))
+    found, is_alone = compute_right(plan, matmul), fn is unpacked
+    assert found.prologue is not None
+    reads = {read.buffer for read in found.prologue.reads()}
+    assert (reads == {"i1"}) == is_alone
+    assert len(found.widening) == (3 if is_alone else 1)
+    verify_plan(place(plan, CONTEXT))

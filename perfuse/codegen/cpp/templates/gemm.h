@@ -56,6 +56,55 @@ template <bool NATIVE, class S> PF_FN void put(S* p, vcompute<S> v) {
   storev<S>(p, v);
 }
 
+// Two vectors as pairs: a[0], b[0], a[1], b[1], ...
+template <class T> PF_FN void interleave(vec<T>& a, vec<T>& b) {
+#if (defined(__clang__) || __GNUC__ >= 12) && (PF_LANES == 16 || PF_LANES == 8)
+  const vec<T> x = a, y = b;
+#if PF_LANES == 16
+  a = __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  b = __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+  a = __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+  b = __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+#endif
+#else
+  vec<T> low{}, high{};
+  for (int i = 0; i < lanes; i++) {
+    low[i] = (i % 2 ? b : a)[i / 2];
+    high[i] = (i % 2 ? b : a)[lanes / 2 + i / 2];
+  }
+  a = low, b = high;
+#endif
+}
+
+template <bool NATIVE, class S> PF_FN void put_pairs(S* p, vcompute<S> a, vcompute<S> b) {
+#if PF_LANES == 16 && defined(__AVX512F__) && defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 12)
+  if constexpr (NATIVE && is_same<S, bf16>) {
+    vec_n<uint16_t, 2 * lanes>::type pairs;  // all of a, then all of b
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(pairs) : "v"(a), "v"(b));
+    pairs = __builtin_shufflevector(pairs, pairs, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    __builtin_memcpy(p, &pairs, sizeof pairs);
+    return;
+  }
+#endif
+  if constexpr (sizeof(S) == 2) {
+    const vec<uint32_t> pairs = convert<uint32_t>(to_raw<S>(a)) | convert<uint32_t>(to_raw<S>(b)) << 16;
+    __builtin_memcpy(p, &pairs, sizeof pairs);
+  } else {
+    vraw<S> low = to_raw<S>(a), high = to_raw<S>(b);
+    interleave<raw<S>>(low, high);
+    __builtin_memcpy(p, &low, sizeof low);
+    __builtin_memcpy(p + lanes, &high, sizeof high);
+  }
+}
+// The first n pairs.
+template <class S> PF_FN void put_pairs_n(S* p, vcompute<S> a, vcompute<S> b, int n) {
+  S all[2 * lanes];
+  put_pairs<false, S>(all, a, b);
+  for (int i = 0; i < 2 * n; i++) p[i] = all[i];
+}
+
 // ---- how a thread's share is cut -----------------------------------------------------------------
 
 struct Range {
