@@ -11,6 +11,7 @@ from perfuse.capture import capture_cache
 from perfuse.capture.dynamo_key import CaptureKey
 from perfuse.capture.facts import facts_of
 from perfuse.capture.observe import Observer
+from perfuse.capture.shared_memory import with_checked_memory
 from perfuse.capture.source_records import summary
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.context import Context
@@ -36,7 +37,8 @@ def trace_capture(
     traced = graphs.capture.trace(module, example_inputs)
     facts = facts_of(graphs.capture.graphs, len(example_inputs), context)
     if facts is None:
-        return without_tangents(traced)
+        checked = with_checked_memory(traced, module, example_inputs, context.counters)
+        return without_tangents(checked)
     place = capture_cache.place_of(key, context)
     forward = graphs.forward
     if not facts.is_training:

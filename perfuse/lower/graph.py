@@ -54,6 +54,7 @@ _CHEAP_COST, _CHEAP_LOADS = 2, 1
 _MOST_COST, _MOST_LOADS = 600, 24
 # An offset of this many elements suits every dtype that memory may be viewed as.
 _ALIGNED_ELEMENTS = 16
+_LISTED = "an element of a list that a call returned"
 
 
 def lower_graph(module: GraphModule, context: Context) -> Program:
@@ -198,7 +199,8 @@ class _Lowering:
             return
         if node.target is operator.getitem:
             source, at = self._value(node.args[0]), node.args[1]
-            self.values[node] = source[at]
+            is_listed = isinstance(source, Opaque)  # a list among the results of a call
+            self.values[node] = self._fallback(node, _LISTED) if is_listed else source[at]
             return
         if node.target is torch.ops.aten.copy_.default and self._try_copy(node):
             return

@@ -252,6 +252,13 @@ def _reason_not_simple(found: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def merges_arguments(inputs: Sequence[Any]) -> bool:
+    """Whether the graph just traced takes the base of several arguments instead of each."""
+    tracing = TracingContext.try_get()
+    found = None if tracing is None else tracing.fw_metadata
+    return found is not None and len(found.input_info) < len(inputs)
+
+
 @dataclass(frozen=True, slots=True)
 class OverwrittenAlias:
     """A result that shares memory with an overwritten input: places in the graph."""

@@ -19,6 +19,13 @@ def storage_handle(storage: Any) -> int:
     return int(storage._cdata)
 
 
+def placement(tensor: torch.Tensor) -> list[Any]:
+    """Where a tensor is in its memory, and the layout of the base that autograd knows of."""
+    base = tensor._base
+    memory = [tensor.storage_offset(), tensor.untyped_storage().nbytes(), base is None]
+    return memory if base is None else [*memory, base.storage_offset(), *base.shape, *base.stride()]
+
+
 def is_view_of_another(tensor: torch.Tensor) -> bool:
     """Whether autograd treats the tensor as a view of a base."""
     return bool(tensor._is_view())

@@ -18,6 +18,22 @@ def count_up(x: Tensor, others: list[Tensor], by: float = 1.0) -> None:
         written.add_(by)
 
 
+@torch.library.custom_op("perfuse_tests::signs", mutates_args=())
+def signs(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    return x.abs(), [x + 1, x[x > 0], x.sum()]
+
+
+@signs.register_fake
+def _(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    chosen = x.new_empty(torch.library.get_ctx().new_dynamic_size())
+    return torch.empty_like(x), [torch.empty_like(x), chosen, x.new_empty(())]
+
+
+def reads_a_list(x: Tensor) -> Tensor:
+    absolute, (more, chosen, total) = signs(x)
+    return torch.cat([absolute * 2, more + total, chosen.exp()])
+
+
 def writes_inputs(x: Tensor, y: Tensor) -> Tensor:
     count_up(x[0], [y], 2.0)
     return x * 3 + y
@@ -59,6 +75,15 @@ ROWS = (
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_call(row: Behaviour) -> None:
     row.check()
+
+
+def test_a_list_among_the_results_of_a_call() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        candidate = compiled(reads_a_list)
+        for size in (7, 4, 9):
+            x = randn(size)
+            torch.testing.assert_close(candidate(x), reads_a_list(x))
 
 
 def test_a_nested_tensor_is_computed_and_trained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -244,3 +245,29 @@ def test_channels_last_network_trains() -> None:
     exact = gradients(network, torch.float64)
     assert all(g.abs().sum() > 0 for g in got if g.dim() > 1)
     assert_as_good_as_eager(got, eager, exact)
+
+
+def test_written_arguments_that_share_memory_otherwise() -> None:
+    """The graph is compiled for one base and its offsets; no guard of Dynamo's checks these."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        y.mul_(2)
+        return x + y
+
+    torch._dynamo.reset()
+    candidate = perfuse.compile(function)
+    choices: list[Callable[[Tensor], tuple[Tensor, Tensor]]] = [
+        lambda memory: (memory[:8], memory[1:9]),
+        lambda memory: (memory[:8], memory[2:10]),
+        lambda memory: (memory[3:11], memory[4:12]),
+        lambda memory: (memory[:8].clone(), memory[8:16].clone()),
+        lambda memory: (memory[:12].clone()[:8], memory[1:9]),
+        lambda memory: (memory[:10].clone()[:8], memory[:10][1:9]),
+    ]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for choose in choices:
+            mine, theirs = torch.arange(40.0), torch.arange(40.0)
+            torch.testing.assert_close(candidate(*choose(mine)), function(*choose(theirs)))
+            torch.testing.assert_close(mine, theirs)
+    assert sum("shares memory with another" in str(each.message) for each in caught) == 1

@@ -1,0 +1,80 @@
+"""Arguments that share memory, one of which the graph writes to: checked at every call.
+
+AOTAutograd replaces such arguments by their common base, and writes their offsets and the size of
+the base into the graph. Dynamo guards on none of these: without a check, a call with other
+arguments would read and write memory that is not theirs.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from perfuse.capture.failure import CompileWarning
+from perfuse.counters import Counters
+from perfuse.torch_compat.autograd import merges_arguments
+from perfuse.torch_compat.tensors import placement, storage_id
+
+Call = Callable[..., Any]
+
+
+def with_checked_memory(
+    call: Call, module: GraphModule, inputs: Sequence[Any], counters: Counters
+) -> Call:
+    """The call just traced; the graph runs eagerly where arguments share memory otherwise."""
+    if not merges_arguments(inputs):
+        return call
+    sharing = _sharing(inputs)
+    traced = _relation(inputs, sharing)
+    is_reported = False
+
+    def checked(*args: Any) -> Any:
+        nonlocal is_reported
+        if _agrees(_relation(args, sharing), traced):
+            return call(*args)
+        if not is_reported:
+            is_reported = True
+            _report(counters)
+        return module(*args)
+
+    return checked
+
+
+def _sharing(inputs: Sequence[Any]) -> list[int]:
+    """The places of arguments that share memory with others."""
+    users: dict[int, list[int]] = {}
+    for place, value in enumerate(inputs):
+        if isinstance(value, Tensor):
+            users.setdefault(storage_id(value), []).append(place)
+    return [place for places in users.values() if len(places) > 1 for place in places]
+
+
+def _relation(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    """Which of the arguments share memory, and where in it and in their bases they are."""
+    numbers: dict[int, int] = {}
+    found: list[Any] = []
+    for place in places:
+        tensor = args[place]
+        found.append(numbers.setdefault(storage_id(tensor), len(numbers)))
+        found += placement(tensor)
+    return found
+
+
+def _agrees(found: Sequence[Any], traced: Sequence[Any]) -> bool:
+    """Whether the numbers are those of the trace; symbolic ones have guards of their own."""
+    if len(found) != len(traced):
+        return False
+    pairs = zip(found, traced, strict=True)
+    return all(now == then for now, then in pairs if isinstance(then, int))
+
+
+def _report(counters: Counters) -> None:
+    counters.inc("graph.eager")
+    warnings.warn(
+        "Perfuse runs a graph eagerly: it writes to an argument that shares memory with another, "
+        "and was compiled for other offsets in that memory",
+        CompileWarning,
+        stacklevel=3,
+    )
