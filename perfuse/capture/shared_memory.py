@@ -1,5 +1,10 @@
-"""Arguments that share memory, one of which the graph writes to: checked at every call.
+"""Writes to memory that is seen twice: by several arguments, or by several elements of one.
 
+A graph is functional, and what it computes for a written argument is copied back at its end. Where
+elements of that argument share a place in memory, each write changes others: such a graph runs
+eagerly.
+
+Arguments that share memory, one of which the graph writes to, are checked at every call.
 AOTAutograd replaces such arguments by their common base, and writes their offsets and the size of
 the base into the graph. Dynamo guards on none of these: without a check, a call with other
 arguments would read and write memory that is not theirs.
@@ -14,16 +19,25 @@ from torch.fx import GraphModule
 
 from perfuse.capture.failure import CompileWarning
 from perfuse.counters import Counters
-from perfuse.torch_compat.autograd import merges_arguments
+from perfuse.torch_compat.autograd import merges_arguments, writes_overlapping
 from perfuse.torch_compat.tensors import placement, storage_id
 
 Call = Callable[..., Any]
+
+OTHER_OFFSETS = (
+    "it writes to an argument that shares memory with another, and was compiled for other offsets "
+    "in that memory"
+)
 
 
 def with_checked_memory(
     call: Call, module: GraphModule, inputs: Sequence[Any], counters: Counters
 ) -> Call:
     """The call just traced; the graph runs eagerly where arguments share memory otherwise."""
+    if writes_overlapping(inputs):
+        _report("it writes to an argument whose elements overlap in memory", counters)
+        eager: Call = module.forward
+        return eager
     if not merges_arguments(inputs):
         return call
     sharing = _sharing(inputs)
@@ -36,7 +50,7 @@ def with_checked_memory(
             return call(*args)
         if not is_reported:
             is_reported = True
-            _report(counters)
+            _report(OTHER_OFFSETS, counters)
         return module(*args)
 
     return checked
@@ -70,11 +84,6 @@ def _agrees(found: Sequence[Any], traced: Sequence[Any]) -> bool:
     return all(now == then for now, then in pairs if isinstance(then, int))
 
 
-def _report(counters: Counters) -> None:
+def _report(reason: str, counters: Counters) -> None:
     counters.inc("graph.eager")
-    warnings.warn(
-        "Perfuse runs a graph eagerly: it writes to an argument that shares memory with another, "
-        "and was compiled for other offsets in that memory",
-        CompileWarning,
-        stacklevel=3,
-    )
+    warnings.warn(f"Perfuse runs a graph eagerly: {reason}", CompileWarning, stacklevel=3)

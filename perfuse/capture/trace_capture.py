@@ -36,8 +36,8 @@ def trace_capture(
     graphs = TrainingGraphs(context, watching)
     traced = graphs.capture.trace(module, example_inputs)
     facts = facts_of(graphs.capture.graphs, len(example_inputs), context)
-    if facts is None:
-        checked = with_checked_memory(traced, module, example_inputs, context.counters)
+    checked = with_checked_memory(traced, module, example_inputs, context.counters)
+    if facts is None or checked is not traced:
         return without_tangents(checked)
     place = capture_cache.place_of(key, context)
     forward = graphs.forward

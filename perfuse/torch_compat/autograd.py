@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from torch.fx.experimental._backward_state import BackwardState
 
 from perfuse.torch_compat.graphs import GraphKind
-from perfuse.torch_compat.sizes import is_known_empty
+from perfuse.torch_compat.sizes import is_known_empty, size_hint
 from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
 from perfuse.torch_compat.tensors import as_stored, overlaps
 
@@ -254,9 +254,30 @@ def _reason_not_simple(found: Any) -> str | None:
 
 def merges_arguments(inputs: Sequence[Any]) -> bool:
     """Whether the graph just traced takes the base of several arguments instead of each."""
+    known = _input_info()
+    return known is not None and len(known) < len(inputs)
+
+
+def writes_overlapping(inputs: Sequence[Any]) -> bool:
+    """Whether the graph just traced writes to an argument with several elements in one place."""
+    known = _input_info() or ()
+    if len(known) != len(inputs):
+        return False
+    written = [x for x, info in zip(inputs, known, strict=True) if info.mutates_data]
+    return any(isinstance(x, torch.Tensor) and _overlaps_now(x) for x in written)
+
+
+def _input_info() -> Sequence[Any] | None:
     tracing = TracingContext.try_get()
     found = None if tracing is None else tracing.fw_metadata
-    return found is not None and len(found.input_info) < len(inputs)
+    return None if found is None else found.input_info
+
+
+def _overlaps_now(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    shape, strides = ([size_hint(n) for n in ns] for ns in (tensor.shape, tensor.stride()))
+    return 0 not in shape and overlaps(shape, strides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,3 +42,14 @@ def test_grid_sampling_at_no_place() -> None:
     grid = torch.tensor(places).view(1, -1, 1, 2)
     compiled = torch.compile(sampled, backend="perfuse")
     torch.testing.assert_close(compiled(x, grid), sampled(x, grid), equal_nan=True)
+
+
+@pytest.mark.parametrize("pad", [(-3, 4), (-1, -2), (0, 0, 5, -4)])
+def test_a_padding_crops_no_more_than_there_is(pad: tuple[int, ...]) -> None:
+    def padded(x: Tensor) -> Tensor:
+        return F.pad(x, pad).sin()
+
+    torch._dynamo.reset()
+    for function in (padded, torch.compile(padded, backend="perfuse")):
+        with pytest.raises(RuntimeError, match="must be non-negative"):
+            function(torch.ones(3, 2))

@@ -271,3 +271,28 @@ def test_written_arguments_that_share_memory_otherwise() -> None:
             torch.testing.assert_close(candidate(*choose(mine)), function(*choose(theirs)))
             torch.testing.assert_close(mine, theirs)
     assert sum("shares memory with another" in str(each.message) for each in caught) == 1
+
+
+def add_to_row(x: Tensor) -> Tensor:
+    x[1].fill_(5)
+    return x + 1
+
+
+def scale_column(x: Tensor) -> Tensor:
+    x[:, :1].mul_(3)
+    return x.cumsum(0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [add_to_row, scale_column])
+def test_writes_to_windows_that_overlap(
+    function: Callable[[Tensor], Tensor], dynamic: bool
+) -> None:
+    """Such a graph runs eagerly: what is written to one window is also read in another."""
+    torch._dynamo.reset()
+    candidate = perfuse.compile(function, dynamic=dynamic)
+    mine, theirs = torch.arange(20.0), torch.arange(20.0)
+    with pytest.warns(UserWarning, match="elements overlap in memory"):
+        found = candidate(mine.unfold(0, 6, 2))
+    torch.testing.assert_close(found, function(theirs.unfold(0, 6, 2)))
+    torch.testing.assert_close(mine, theirs)

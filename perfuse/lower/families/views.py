@@ -322,6 +322,9 @@ def constant_pad(builder: Builder, x: Tensor, pad: Sequence[int], value: Any = 0
     before: list[Dim] = [0] * x.ndim
     for k in range(len(pad) // 2):
         d = x.ndim - 1 - k
+        cropped = [n for n in pad[2 * k : 2 * k + 2] if isinstance(n, int) and n < 0]
+        if isinstance(size := x.shape[d], int) and size + sum(cropped) < 0:
+            raise CannotLower("it crops more than there is, which ATen refuses")
         shape[d] = ix.add(shape[d], ix.add(pad[2 * k], pad[2 * k + 1]))
         before[d] = pad[2 * k]
     fill = ex.cast(ex.const(value, DType.F64 if x.dtype.is_float else DType.I64), x.dtype)
