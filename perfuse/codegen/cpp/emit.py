@@ -105,6 +105,11 @@ def sigmoids_used_once(values: Iterable[Expr]) -> frozenset[Expr]:
     return frozenset(e for e, count in uses.items() if e.op == "sigmoid" and count == 1)
 
 
+def _is_place(bound: Dim | None) -> bool:
+    """Whether a bound of places is known, and exact as a double with room for a half."""
+    return isinstance(bound, int) and 0 <= bound < 1 << 50
+
+
 def _is_wrapped(index: Expr) -> bool:
     """Whether negative positions count from the end: lower/families/indexing.py, `data_index`."""
     return index.op == "where" and index.args[0].op == "lt" and index.args[1].op == "add"
@@ -267,9 +272,20 @@ class Emitter(emitter.Emitter[Names, Value]):
             found = self.checked(atom)
             return found.text if found.is_vector else None
         if isinstance(atom, Division) and any(map(self._varies, atom.operands)):
-            a, b = map(self._vector_index, atom.operands)
-            return f"pf::{'floordiv' if isinstance(atom, Quotient) else 'mod'}({a}, {b})"
+            return self._vector_quotient(atom)
         return None
+
+    def _vector_quotient(self, atom: Division) -> str:
+        """Machines have no vector division of 64 bits: by a constant it is done in other ways."""
+        is_quotient, divisor = isinstance(atom, Quotient), atom.divisor
+        if isinstance(divisor, int) and divisor > 0 and divisor.bit_count() == 1:
+            step = f">> {divisor.bit_length() - 1}" if is_quotient else f"& int64_t({divisor - 1})"
+            return f"({self._vector_index(atom.numerator)} {step})"
+        name, (low, high) = "floordiv" if is_quotient else "mod", ix.bounds(atom.numerator)
+        if isinstance(divisor, int) and divisor > 0 and _is_place(low) and _is_place(high):
+            return f"pf::place_{name}({self._vector_index(atom.numerator)}, int64_t({divisor}))"
+        a, b = map(self._vector_index, atom.operands)
+        return f"pf::{name}({a}, {b})"
 
     # -- memory ----------------------------------------------------------------------------
 

@@ -88,6 +88,13 @@ template <class X> PF_MATH X floordiv(X a, X b) {
   }
 }
 
+// The same of places, which are from 0 to 2^50, by a constant: half a step away from any whole quotient, the error
+// of the product does not reach one.
+PF_FN vec<int64_t> place_floordiv(vec<int64_t> a, int64_t b) {
+  return convert<int64_t>((convert<double>(a) + 0.5) * (1.0 / b));
+}
+PF_FN vec<int64_t> place_mod(vec<int64_t> a, int64_t b) { return a - place_floordiv(a, b) * b; }
+
 PF_FN float libm_nextafter(float a, float b) { return __builtin_nextafterf(a, b); }
 PF_FN double libm_nextafter(double a, double b) { return __builtin_nextafter(a, b); }
 template <class X> PF_MATH X nextafter(X a, X b) {

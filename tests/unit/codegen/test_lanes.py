@@ -146,3 +146,23 @@ def test_padding_copies_rows(mode: str, dtype: torch.dtype) -> None:
     for given in (x, x.contiguous(memory_format=torch.channels_last)):
         check(padded, given, simd="native")
         assert "gather" not in str(perfuse.explain(padded, given).stage("sources"))
+
+
+@pytest.mark.parametrize("simd", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("patch", [2, 3, 4, 7])
+def test_patches_are_copied_without_divisions(simd: str, dtype: torch.dtype, patch: int) -> None:
+    """Positions of lanes that constants divide: powers of two, and others."""
+
+    def patches(x: Tensor) -> Tensor:
+        batch, channels, rows, columns = x.shape
+        parts = x.view(batch, channels, rows // patch, patch, columns // patch, patch)
+        return parts.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * patch * patch) * 2
+
+    x = floats(2, 5, 6 * patch, 5 * patch).to(dtype)
+    check(patches, x, simd=simd)
+    last = x.contiguous(memory_format=torch.channels_last)
+    check(patches, last, simd=simd)
+    for given in (x, last):
+        source = str(perfuse.explain(patches, given).stage("sources"))
+        assert "pf::floordiv(" not in source and "pf::mod(" not in source, source
