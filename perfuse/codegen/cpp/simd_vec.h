@@ -285,16 +285,28 @@ PF_FN mask add(mask a, mask b) { return a | b; }
 PF_FN mask mul(mask a, mask b) { return a & b; }
 
 // A shift by the width or more gives 0 (or the sign, to the right), and so does a negative one: as in eager.
+template <class R> PF_FN vec<int32_t> widen(R r);  // simd_convert.h
+template <class T> PF_FN vec<T> narrow(vec<int32_t> x);
+// Short vectors of bytes are shifted as numbers of 32 bits: g++ takes them apart lane by lane, if n is a constant too.
+template <class X> constexpr bool shifts_wide = is_vec<X> && sizeof(elem<X>) == 1 && lanes < 16;
+template <class X> PF_FN X shifted_left(X a, X n) {
+  if constexpr (shifts_wide<X>) return narrow<elem<X>>(widen(a) << widen(n));
+  else return a << n;
+}
+template <class X> PF_FN X shifted_right(X a, X n) {
+  if constexpr (shifts_wide<X>) return narrow<elem<X>>(widen(a) >> widen(n));
+  else return a >> n;
+}
 template <class X> PF_FN X shl(X a, X b) {
   using U = unsigned_of<X>;
   const U width = all<U>(sizeof(elem<X>) * 8), n = (U)b;
-  return where(lt(n, width), (X)((U)a << (n & (width - 1))), X{});
+  return where(lt(n, width), (X)shifted_left<U>((U)a, n & (width - 1)), X{});
 }
 template <class X> PF_FN X shr(X a, X b) {
   using U = unsigned_of<X>;
   const U last = all<U>(sizeof(elem<X>) * 8 - 1), n = (U)b;
-  if constexpr (is_signed<elem<X>>) return a >> (X)where(lt(n, last), n, last);
-  else return where(le(n, last), (X)(a >> (n & last)), X{});
+  if constexpr (is_signed<elem<X>>) return shifted_right<X>(a, (X)where(lt(n, last), n, last));
+  else return where(le(n, last), shifted_right<X>(a, n & last), X{});
 }
 
 template <class X> PF_FN X abs(X a) {
