@@ -32,7 +32,7 @@ from tests.sweep.subject import Call, Subject
 Runs = Sequence[list[Tensor]]
 FINER = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 # The farthest of n runs is nearer than one more run of eager with probability 1 / (n + 1), and for
-# each tensor whose error depends on a branch anew: 31 runs of timm's inception_v3, trained in
+# each tensor whose error depends on a branch again: 31 runs of timm's inception_v3, trained in
 # channels-last, judged by 13 of each other, are found wrong 14 times in 100. So what is right in
 # float64 is held against more of them before it counts as wrong.
 NUM_RUNS_IF_FAR = 64
