@@ -32,6 +32,7 @@ from perfuse.graph.passes import JOINT_PASSES, run_passes
 from perfuse.graph.saving.choose import choose_saved
 from perfuse.graph.saving.roles import Roles
 from perfuse.graph.saving.roundings import rounded_alike
+from perfuse.graph.saving.unread_results import mark_unread_results
 from perfuse.torch_compat.autograd import (
     is_backward_state,
     mutated_descriptions,
@@ -118,6 +119,7 @@ class Joint:
     @staticmethod
     def of(module: GraphModule, num_results: int, context: Context) -> "Joint":
         output_node(module.graph).meta[NUM_RESULTS] = num_results
+        mark_unread_results(module.graph)
         module = run_passes(module, context, JOINT_PASSES)
         graph, inputs = module.graph, Inputs.of(module.graph)
         roles = Roles.of(

@@ -16,7 +16,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from perfuse.graph.aliases import Aliases, is_view
-from perfuse.graph.facts import EARLY, is_pure, is_sym, reached, tensor_of
+from perfuse.graph.facts import EARLY, UNREAD_RESULT, is_pure, is_sym, reached, tensor_of
 from perfuse.graph.saving.casts import casts_for_both_halves
 from perfuse.graph.saving.costs import (
     Work,
@@ -45,7 +45,7 @@ SHARE_OF_A_RESULT = 0.5
 # Values that come from more tensors than this count as tensors of their own.
 MAX_ORIGINS = 8
 
-# What the user wants recomputed is saved only if there is no other way.
+# What the user wants recomputed, or may change, is saved only if there is no other way.
 UNWANTED = 1000
 
 
@@ -122,7 +122,10 @@ class _Problem:
         if node in self._stored:
             whole = self._stored[node]
             cost = float(kept_bytes(whole))  # of a part of it, all stays
-            cost *= SHARE_OF_A_RESULT if whole in self._results else 1.0
+            if whole.meta.get(UNREAD_RESULT) and self.can_recompute(node):
+                cost *= UNWANTED  # a change in place by the caller would make the backward fail
+            elif whole in self._results:
+                cost *= SHARE_OF_A_RESULT
         else:
             cost = kept_bytes(node) * (1 + 1 / SLACK)
         if _is_checkpointed(node) and self.can_recompute(node):
