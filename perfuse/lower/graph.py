@@ -409,8 +409,15 @@ class _Lowering:
         returned (to a backward too) as it is in memory.
         """
         if node in self.rounded or node.meta.get(ROUNDED):
-            return True
+            return not self._is_of_call(result.value)
         return result.value.op != "load" and is_returned_and_read(node)
+
+    def _is_of_call(self, value: ex.Expr) -> bool:
+        """Whether a value is read from memory that a library call wrote, and so rounded there."""
+        if value.op != "load" or value.args:
+            return False
+        calls = (n for n in reversed(self.builder.nodes) if isinstance(n, LibraryCall))
+        return any(value.buffer in call.makes() for call in calls)
 
     def _frees_operand(self, node: FxNode, result: Tensor) -> bool:
         """Whether users should read a returned value, not the result of a call that it is made of.
