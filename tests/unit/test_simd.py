@@ -512,6 +512,23 @@ def test_binary_of_double_in_ulp(lib: ctypes.CDLL, name: str) -> None:
     assert_doubles(got, exact, bound, a, b)
 
 
+def test_no_function_of_a_double_relies_on_overflow(tmp_path: Path) -> None:
+    """An integer that overflows has no value: clang's pow of 1.4e308 was infinity for 0."""
+    values = "0.0, -0.0, 5e-324, 1, -1, 0.7, 3, -3, 1.4e308, -1.4e308, 1e305, -1e305, "
+    values += '__builtin_inf(), -__builtin_inf(), __builtin_nan(""), -__builtin_nan("")'
+    unary = "".join(f"y = pf::{f}(double(a)); " for f in OF_DOUBLE)
+    binary = "".join(f"y = pf::{f}(double(a), double(b)); " for f in BINARY_OF_DOUBLE)
+    code = f"volatile double y, x[] = {{{values}}};\n"
+    code += f"int main() {{ for (double a : x) {{ {unary} for (double b : x) {{ {binary} }} }} }}"
+    (tmp_path / "all.cpp").write_text('#include "perfuse_simd.h"\n' + code)
+    traps = "-fsanitize=signed-integer-overflow -fsanitize-undefined-trap-on-error".split()
+    flags = [f for f in COMMON if f not in ("-O3", "-shared", "-fPIC")]
+    isa = next(name for name in ("avx2", "plain") if cpu_has(name))
+    command = ["g++", "-O0", *flags, *ISAS[isa].split(), *traps, f"-I{HEADERS}"]
+    subprocess.run([*command, "all.cpp", "-o", "all", "-lm"], cwd=tmp_path, check=True)
+    subprocess.run([str(tmp_path / "all")], check=True)
+
+
 @pytest.mark.parametrize("name", BINARY)
 def test_binary(lib: ctypes.CDLL, name: str) -> None:
     a, b = samples(1), samples(2)

@@ -65,7 +65,7 @@ template <class D, class I> PF_FN D scale_double(D y, D k, I n) {
 #endif
   using U = like<D, uint64_t>;
   const I half = (I)((U)(n + 2048) >> 1) - 1024;
-  return y * power_of_two_double(half) * power_of_two_double((I)(n - half));
+  return y * power_of_two_double(half) * power_of_two_double((I)((U)n - (U)half));
 }
 template <class D> PF_FN D exp_double(D x) {
   const auto p = exp_reduce_double(low(all<D>(710.0), high(all<D>(-746.0), x)));
@@ -107,10 +107,10 @@ template <class D> PF_FN void split_exponent(D x, D& m, D& k) {
   using U = like<D, uint64_t>;
   const D least_normal = all<D>(2.2250738585072014e-308);
   const I b = bits_as<I>(where_lt(x, least_normal, (D)(x * 18014398509481984.0), x)), one = all<I>(1023), least = all<I>(0x3fe6a09e667f3bcd);
-  const I n = (I)((U)(b - least + ((one + 1) << 52)) >> 52) - 1024;
+  const I n = (I)(((U)b - (U)least + ((U)(one + 1) << 52)) >> 52) - 1024;
   const D whole = all<D>(whole_double);
   k = bits_as<D>((I)(n + bits_as<I>(whole))) - whole - where_lt(x, least_normal, all<D>(54.0), D{});
-  m = bits_as<D>((I)(b - (n << 52)));
+  m = bits_as<D>((U)b - ((U)n << 52));
 }
 template <class D> PF_FN log_parts_double<D> log_reduce_double(D x) {
   D m, k;
