@@ -35,7 +35,7 @@ def with_checked_memory(
 ) -> Call:
     """The call just traced; the graph runs eagerly where arguments share memory otherwise."""
     if writes_overlapping(inputs):
-        _report("it writes to an argument whose elements overlap in memory", counters)
+        _report("it writes to arguments whose elements overlap in memory", counters)
         eager: Call = module.forward
         return eager
     if not merges_arguments(inputs):

@@ -259,11 +259,17 @@ def merges_arguments(inputs: Sequence[Any]) -> bool:
 
 
 def writes_overlapping(inputs: Sequence[Any]) -> bool:
-    """Whether the graph just traced writes to an argument with several elements in one place."""
-    known = _input_info() or ()
-    if len(known) != len(inputs):
+    """Whether the graph just traced writes to an argument with several elements in one place.
+
+    Where it takes the base of several arguments, all count as written: what AOTAutograd knows is
+    about the base.
+    """
+    known = _input_info()
+    if known is None:
         return False
-    written = [x for x, info in zip(inputs, known, strict=True) if info.mutates_data]
+    facts = zip(inputs, known, strict=False)
+    is_merged = len(known) < len(inputs)
+    written = inputs if is_merged else [x for x, info in facts if info.mutates_data]
     return any(isinstance(x, torch.Tensor) and _overlaps_now(x) for x in written)
 
 
