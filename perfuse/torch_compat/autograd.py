@@ -16,7 +16,11 @@ from torch.fx.experimental._backward_state import BackwardState
 
 from perfuse.torch_compat.graphs import GraphKind
 from perfuse.torch_compat.sizes import is_known_empty, size_hint
-from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
+from perfuse.torch_compat.state import (
+    disable_dispatch_modes,
+    disabled_autocast,
+    is_autocast_enabled,
+)
 from perfuse.torch_compat.tensors import as_stored, overlaps
 
 _RESAMPLING = """
@@ -379,7 +383,9 @@ def call_backward_directly(function: Any) -> Any:
 
 
 _edge_to: Any = torch._C._functions.DelayedError("perfuse: this is only an edge", 1)
-_NOTHING = torch.empty(0)
+# Perfuse may be imported where tensors are created elsewhere: in a block of `torch.device("meta")`.
+with disable_dispatch_modes():
+    _NOTHING = torch.empty(0, device="cpu")
 
 
 def with_edge_to(tensor: torch.Tensor) -> torch.Tensor:
