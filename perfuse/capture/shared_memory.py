@@ -51,7 +51,7 @@ def with_checked_memory(
         if not is_reported:
             is_reported = True
             _report(OTHER_OFFSETS, counters)
-        return module(*args)
+        return module.forward(*args)
 
     return checked
 
