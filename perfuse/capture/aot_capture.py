@@ -14,6 +14,7 @@ from perfuse.capture.facts import facts_or_reason
 from perfuse.capture.freeze import refuse_frozen
 from perfuse.capture.request import Request
 from perfuse.capture.restore import left_as_they_were, slots_of
+from perfuse.capture.shared_memory import as_traced
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.config import Settings
 from perfuse.context import Context
@@ -85,7 +86,7 @@ class CapturedCall:
         found = facts_or_reason(graphs.capture.graphs, len(inputs), takes_any_size=True)
         if isinstance(found, str):
             raise _refused(found)
-        if writes_overlapping(inputs):
+        if writes_overlapping(as_traced(module, inputs)):
             raise _refused("writes_to_elements_that_overlap_in_memory")
         self.facts = found
         self.traced = [

@@ -319,3 +319,21 @@ def test_writes_to_windows_beside_arguments_that_share_memory(dynamic: bool) -> 
             found = candidate(*arguments(*mine)[choice])
         torch.testing.assert_close(found, function(*arguments(*theirs)[choice]))
         torch.testing.assert_close(mine, theirs)
+
+
+def test_dynamic_windows_that_come_to_overlap() -> None:
+    """They lie apart in the first call; a guard notices the call in which they no longer do."""
+
+    def scale_rows(x: Tensor) -> Tensor:
+        x[:, :1].mul_(3)
+        return x.sum(-1)
+
+    torch._dynamo.reset()
+    candidate = perfuse.compile(scale_rows, dynamic=True)
+    for width in (5, 7, 9):
+        mine, theirs = (torch.arange(100.0).as_strided((3, 4, width), (32, 8, 1)) for _ in range(2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = candidate(mine)
+        torch.testing.assert_close(found, scale_rows(theirs))
+        torch.testing.assert_close(mine, theirs)
