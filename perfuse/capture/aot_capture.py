@@ -14,6 +14,7 @@ from perfuse.capture.facts import facts_or_reason
 from perfuse.capture.freeze import refuse_frozen
 from perfuse.capture.request import Request
 from perfuse.capture.restore import left_as_they_were, slots_of
+from perfuse.capture.shared_memory import as_traced
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.config import Settings
 from perfuse.context import Context
@@ -21,6 +22,7 @@ from perfuse.errors import ArtefactError, PerfuseError
 from perfuse.pipeline import Compiled
 from perfuse.runtime.tree import NumberResult
 from perfuse.runtime.wrapper import RuntimeFacts, wrap
+from perfuse.torch_compat.autograd import writes_overlapping
 from perfuse.torch_compat.dynamo import GraphBreak, untied_sizes
 from perfuse.torch_compat.graphs import is_drawn_number, tree_leaves, tree_map
 from perfuse.torch_compat.guards import traced_forms
@@ -84,6 +86,8 @@ class CapturedCall:
         found = facts_or_reason(graphs.capture.graphs, len(inputs), takes_any_size=True)
         if isinstance(found, str):
             raise _refused(found)
+        if writes_overlapping(as_traced(module, inputs)):
+            raise _refused("writes_to_elements_that_overlap_in_memory")
         self.facts = found
         self.traced = [
             node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")

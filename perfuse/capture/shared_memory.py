@@ -34,8 +34,8 @@ def with_checked_memory(
     call: Call, module: GraphModule, inputs: Sequence[Any], counters: Counters
 ) -> Call:
     """The call just traced; the graph runs eagerly where arguments share memory otherwise."""
-    if writes_overlapping(inputs):
-        _report("it writes to an argument whose elements overlap in memory", counters)
+    if writes_overlapping(as_traced(module, inputs)):
+        _report("it writes to arguments whose elements overlap in memory", counters)
         eager: Call = module.forward
         return eager
     if not merges_arguments(inputs):
@@ -51,9 +51,15 @@ def with_checked_memory(
         if not is_reported:
             is_reported = True
             _report(OTHER_OFFSETS, counters)
-        return module(*args)
+        return module.forward(*args)
 
     return checked
+
+
+def as_traced(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a graph of Dynamo's, with symbols where their sizes are dynamic."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    return [n.meta.get("example_value", x) for n, x in zip(nodes, inputs, strict=True)]
 
 
 def _sharing(inputs: Sequence[Any]) -> list[int]:

@@ -15,9 +15,13 @@ from torch._guards import TracingContext
 from torch.fx.experimental._backward_state import BackwardState
 
 from perfuse.torch_compat.graphs import GraphKind
-from perfuse.torch_compat.sizes import is_known_empty, size_hint
-from perfuse.torch_compat.state import disabled_autocast, is_autocast_enabled
-from perfuse.torch_compat.tensors import as_stored, overlaps
+from perfuse.torch_compat.sizes import has_hint, is_known_empty, size_hint
+from perfuse.torch_compat.state import (
+    disable_dispatch_modes,
+    disabled_autocast,
+    is_autocast_enabled,
+)
+from perfuse.torch_compat.tensors import as_stored, overlap_in_order, overlaps
 
 _RESAMPLING = """
 upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
@@ -259,11 +263,17 @@ def merges_arguments(inputs: Sequence[Any]) -> bool:
 
 
 def writes_overlapping(inputs: Sequence[Any]) -> bool:
-    """Whether the graph just traced writes to an argument with several elements in one place."""
-    known = _input_info() or ()
-    if len(known) != len(inputs):
+    """Whether the graph just traced writes to an argument with several elements in one place.
+
+    Where it takes the base of several arguments, all count as written: what AOTAutograd knows is
+    about the base.
+    """
+    known = _input_info()
+    if known is None:
         return False
-    written = [x for x, info in zip(inputs, known, strict=True) if info.mutates_data]
+    facts = zip(inputs, known, strict=False)
+    is_merged = len(known) < len(inputs)
+    written = inputs if is_merged else [x for x, info in facts if info.mutates_data]
     return any(isinstance(x, torch.Tensor) and _overlaps_now(x) for x in written)
 
 
@@ -274,10 +284,16 @@ def _input_info() -> Sequence[Any] | None:
 
 
 def _overlaps_now(tensor: torch.Tensor) -> bool:
+    """Whether elements overlap; where sizes are dynamic, a guard keeps them from it later."""
     if tensor.layout is not torch.strided:
         return False
-    shape, strides = ([size_hint(n) for n in ns] for ns in (tensor.shape, tensor.stride()))
-    return 0 not in shape and overlaps(shape, strides)
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    dims = sorted(pairs, key=lambda dim: (size_hint(dim[0]), size_hint(dim[1])))
+    seen = [(size_hint(step), size_hint(size)) for step, size in dims]
+    if any(size == 0 for _, size in seen):
+        return False
+    is_known = all(has_hint(n) for dim in dims for n in dim)
+    return overlap_in_order(seen) or (is_known and overlap_in_order(dims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +389,9 @@ def call_backward_directly(function: Any) -> Any:
 
 
 _edge_to: Any = torch._C._functions.DelayedError("perfuse: this is only an edge", 1)
-_NOTHING = torch.empty(0)
+# Perfuse may be imported where tensors are created elsewhere: in a block of `torch.device("meta")`.
+with disable_dispatch_modes():
+    _NOTHING = torch.empty(0, device="cpu")
 
 
 def with_edge_to(tensor: torch.Tensor) -> torch.Tensor:

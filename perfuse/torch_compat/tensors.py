@@ -88,8 +88,13 @@ def element_bytes(value: int | float, dtype: torch.dtype) -> bytes:
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two elements of such a window may share a place in memory."""
-    span = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
+    return overlap_in_order(sorted(zip(strides, shape, strict=True)))
+
+
+def overlap_in_order(dims: Iterable[tuple[Any, Any]]) -> bool:
+    """The same of strides and sizes in ascending order; symbolic ones are guarded on."""
+    span: Any = 1
+    for stride, size in dims:
         if size > 1 and stride < span:
             return True
         span += stride * (size - 1)

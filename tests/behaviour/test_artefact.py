@@ -78,6 +78,18 @@ def test_other_arguments_are_refused(
         perfuse.load(made[0])(batch, scale=scale)
 
 
+def test_writes_to_overlapping_windows_are_refused(tmp_path: Path) -> None:
+    """The artefact would copy each window back over its neighbours."""
+
+    def add_to_row(x: Tensor) -> Tensor:
+        x[1].fill_(5)
+        return x + 1
+
+    windows = torch.arange(20.0).unfold(0, 6, 2)
+    with pytest.raises(perfuse.ArtefactError, match="overlap in memory"):
+        perfuse.aot_compile(add_to_row, (windows,), path=tmp_path / "windows")
+
+
 def test_wrong_counts_and_a_bare_argument_are_named(
     made: tuple[Path, Model, dict[str, Tensor]],
 ) -> None:

@@ -16,6 +16,19 @@ NUM_PROCESSES = int(os.environ.get("NUM_PROCESSES", "3"))
 
 Used = tuple[Path, list[dict[str, Any]]]
 
+# Nothing but the name of the backend has imported Perfuse before.
+NAMED_ON_META = """
+import json
+import torch
+
+with torch.device("meta"):
+    candidate = torch.compile(lambda x: x.sin().cos(), backend="perfuse")
+leaf = torch.linspace(-1, 1, 5, requires_grad=True)
+candidate(leaf * 2).sum().backward()
+wanted = -torch.sin((leaf * 2).sin()) * (leaf * 2).cos() * 2
+print(json.dumps({"is_right": torch.allclose(leaf.grad, wanted)}))
+"""
+
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Used:
@@ -50,3 +63,7 @@ def test_a_damaged_cache_is_rebuilt(used: Used, tmp_path: Path) -> None:
 
 def test_the_cache_is_private_to_the_user(used: Used) -> None:
     assert used[0].stat().st_mode & 0o077 == 0
+
+
+def test_imported_where_tensors_have_no_memory(used: Used) -> None:
+    assert finish(start(NAMED_ON_META, used[0]))["is_right"]

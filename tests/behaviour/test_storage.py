@@ -296,3 +296,44 @@ def test_writes_to_windows_that_overlap(
         found = candidate(mine.unfold(0, 6, 2))
     torch.testing.assert_close(found, function(theirs.unfold(0, 6, 2)))
     torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writes_to_windows_beside_arguments_that_share_memory(dynamic: bool) -> None:
+    """AOTAutograd knows whether their base is written to, not which of the arguments is."""
+
+    def function(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        x.mul_(2)
+        z[1].fill_(5)
+        return x.sum() + y.sum() + z
+
+    def arguments(memory: Tensor, other: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        windows = memory.unfold(0, 6, 2)
+        return [(memory[:8], memory[1:9], other.unfold(0, 6, 2)), (memory[:8], memory, windows)]
+
+    for choice in range(2):
+        torch._dynamo.reset()
+        candidate = perfuse.compile(function, dynamic=dynamic)
+        mine, theirs = ((torch.arange(20.0), torch.arange(30.0)) for _ in range(2))
+        with pytest.warns(UserWarning, match="elements overlap in memory"):
+            found = candidate(*arguments(*mine)[choice])
+        torch.testing.assert_close(found, function(*arguments(*theirs)[choice]))
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_dynamic_windows_that_come_to_overlap() -> None:
+    """They lie apart in the first call; a guard notices the call in which they no longer do."""
+
+    def scale_rows(x: Tensor) -> Tensor:
+        x[:, :1].mul_(3)
+        return x.sum(-1)
+
+    torch._dynamo.reset()
+    candidate = perfuse.compile(scale_rows, dynamic=True)
+    for width in (5, 7, 9):
+        mine, theirs = (torch.arange(100.0).as_strided((3, 4, width), (32, 8, 1)) for _ in range(2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = candidate(mine)
+        torch.testing.assert_close(found, scale_rows(theirs))
+        torch.testing.assert_close(mine, theirs)
