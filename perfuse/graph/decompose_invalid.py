@@ -4,9 +4,12 @@ PyTorch's formulas follow the kernels for GPUs, which do not report them.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from perfuse.torch_compat.sizes import is_negative_now
 
 Rule = Callable[..., Tensor]
 BILINEAR, NEAREST = 0, 1  # interpolation of aten.grid_sampler_2d
@@ -42,6 +45,19 @@ def sampled_as_eager(rule: Rule) -> Rule:
         return rule(x, torch.where(is_valid, grid, -1), interpolation, padding, align_corners)
 
     return decomposed
+
+
+def cropped_as_eager(x: Tensor, padding: list[int], value: object = 0) -> Any:
+    """Padding, which stays whole: where it crops more than there is, ATen raises an error.
+
+    Sizes that change get a guard for that: lowering must not see a symbol where ATen would refuse.
+    """
+    least: Any = torch.sym_min  # not annotated
+    for i in range(len(padding) // 2):
+        size, edges = x.shape[-1 - i], padding[2 * i : 2 * i + 2]
+        if is_negative_now(size + sum(least(n, 0) for n in edges)):
+            list(map(int, (size, *edges)))  # from now on they are those of this call
+    return NotImplemented
 
 
 INVALID = {

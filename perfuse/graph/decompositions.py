@@ -29,7 +29,7 @@ from perfuse.graph import decompose_reductions as reductions
 from perfuse.graph import decompose_softmax as softmax
 from perfuse.graph.decompose_fft import fft_c2c, fft_c2r, fft_r2c
 from perfuse.graph.decompose_foreach import FOREACH
-from perfuse.graph.decompose_invalid import INVALID
+from perfuse.graph.decompose_invalid import INVALID, cropped_as_eager
 from perfuse.graph.decompose_scatter import index_fill, into_own_copy
 from perfuse.graph.decompose_strides import ELEMENTWISE, strided_as_eager
 from perfuse.torch_compat.ops import OpOverload, schema_of, standard_decompositions, takes_tensor
@@ -124,6 +124,7 @@ OWN: dict[str, Decomposition] = {
     **{f"aten.reflection_pad{n}d.default": layouts.padded(layouts.reflected) for n in (1, 2, 3)},
     **{f"aten.reflection_pad{n}d_backward.default": layouts.reflected_backward for n in (1, 2, 3)},
     **{f"aten.replication_pad{n}d.default": layouts.padded(layouts.replicated) for n in (1, 2, 3)},
+    "aten.constant_pad_nd.default": cropped_as_eager,
     "aten.roll.default": layouts.roll,
     "aten.narrow_copy.default": layouts.narrow_copy,
     "aten.split.Tensor": layouts.split,

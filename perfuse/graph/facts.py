@@ -28,11 +28,12 @@ ROUNDED = "perfuse_rounded"
 # The mark of a value that the forward computes for the backward: never recomputed.
 EARLY = "perfuse_early"
 
-# The mark of a result that eager does not save for its backward: the caller may change it in place.
-UNREAD_RESULT = "perfuse_unread_result"
-
 # The mark of a joint graph's output: how many of its values the user's function returns.
 NUM_RESULTS = "perfuse_num_results"
+
+# Another: the places of the results that eager does not save for its backward. The caller may
+# change them in place.
+UNREAD_RESULTS = "perfuse_unread_results"
 
 # Views of every element of a tensor once, in another order or shape.
 WHOLE_VIEWS = frozenset(

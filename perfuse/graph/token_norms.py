@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from perfuse.graph.copying import GraphCopy, copy_but_for
 from perfuse.graph.decompose_norms import has_inner_channels
+from perfuse.torch_compat.sizes import has_hint
 
 _TARGETS = (F.group_norm, torch.group_norm)
 
@@ -52,7 +53,7 @@ def _is_read_in_place(
     x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None
 ) -> bool:
     """Whether eager would copy rows of channels; what it refuses is left to it to refuse."""
-    if x.dim() != 3 or x.numel() == 0 or not has_inner_channels(x):
+    if x.dim() != 3 or not has_inner_channels(x) or not has_hint(x.numel()) or x.numel() == 0:
         return False
     given = [t for t in (weight, bias) if t is not None]
     fits = all(t.shape == x.shape[1:2] and t.dtype == x.dtype for t in given)

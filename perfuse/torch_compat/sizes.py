@@ -75,6 +75,14 @@ def is_known_negative(number: Any) -> bool:
     return bool(statically_known_true(number < 0))
 
 
+def is_negative_now(number: Any) -> bool:
+    """Whether a number is less than zero in the call that is traced; data-dependent ones are not.
+
+    Guards keep the answer.
+    """
+    return bool(guard_or_false(number < 0))
+
+
 def is_known_place(index: Any, size: Any) -> bool:
     """Whether it is known while tracing that there is such a place, counted from either end.
 

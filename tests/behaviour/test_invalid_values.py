@@ -53,3 +53,18 @@ def test_a_padding_crops_no_more_than_there_is(pad: tuple[int, ...]) -> None:
     for function in (padded, torch.compile(padded, backend="perfuse")):
         with pytest.raises(RuntimeError, match="must be non-negative"):
             function(torch.ones(3, 2))
+
+
+def test_nor_with_sizes_and_paddings_that_change() -> None:
+    def padded(x: Tensor, n: int) -> Tensor:
+        return F.pad(x, (-n, n + 1)).sin()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(padded, backend="perfuse", dynamic=True)
+    for size, n in ((8, 3), (5, 2), (3, 3)):
+        x = torch.rand(3, size)
+        torch.testing.assert_close(compiled(x, n), padded(x, n))
+    for size, n in ((2, 3), (8, 9)):
+        for function in (padded, compiled):
+            with pytest.raises(RuntimeError, match="must be non-negative"):
+                function(torch.ones(3, size), n)

@@ -185,15 +185,25 @@ def normalised(x: Tensor) -> Tensor:
     return F.layer_norm(x @ x.mT, (len(x),))
 
 
-@pytest.mark.parametrize("function", [quotient, normalised])
+def transposed(x: Tensor) -> Tensor:
+    return quotient(x).t()
+
+
+def after_its_sine(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Eager saves the other quotient, of which the sine is."""
+    return quotient(x).sin(), quotient(x)
+
+
+@pytest.mark.parametrize("function", [quotient, normalised, transposed, after_its_sine])
 def test_a_result_may_be_changed_before_the_backward(function: Callable[..., Any]) -> None:
     """Where eager saves the operands, not the result: pyro's splines write into theirs."""
     gradients, start = [], randn(4, 5)
     for call in (function, compiled(function), function):
         x = start.double() if len(gradients) == 2 else start.clone()
-        y = call(x.requires_grad_())
+        results = call(x.requires_grad_())
+        *others, y = results if isinstance(results, tuple) else (results,)
         y[y > 0.5] = 0.0
-        (y * torch.arange(4)).sum().backward()
+        (y * torch.arange(4)).sum().add(sum(map(torch.sum, others))).backward()
         gradients.append(x.grad)
     eager, got, exact = gradients
     assert_as_good_as_eager(got, eager, exact)

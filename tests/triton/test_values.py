@@ -106,3 +106,16 @@ def test_a_view_of_an_input_keeps_its_place_where_kernels_read_a_copy() -> None:
     got, eager = compiled(x), function(x)
     assert torch.equal(got[0], eager[0]) and torch.equal(got[1], eager[1])
     assert got[0].data_ptr() == eager[0].data_ptr()
+
+
+@pytest.mark.parametrize("axes", [[0, 2, 3], [2]])
+def test_sums_of_nothing_read_nothing(axes: list[int]) -> None:
+    def summed(x: Tensor) -> Tensor:
+        return x.sum(axes)
+
+    x = torch.empty([0 if d in axes else 4 for d in range(4)])
+    with perfuse.config.patch({"gpu.interpret": False}):
+        (made, *_) = perfuse.codegen_for(summed, (x,), target="cuda:90").sources
+    assert "in_columns" in made, made
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(summed, backend=BACKEND)(x), summed(x))

@@ -155,8 +155,11 @@ class TritonFrame(KernelFrame[Names, Value]):
     def mask_end(
         self, w: Writer, masks: dict[int, str], name: str, at: str, size: Dim, step: int
     ) -> None:
-        """The mask of lanes past the end of a size; none where blocks of `step` divide it."""
-        if not (isinstance(size, int) and size % step == 0):
+        """The mask of lanes past the end of a size; none where blocks of `step` divide it.
+
+        A block over no elements has lanes: their sum is written for each row.
+        """
+        if not (isinstance(size, int) and size > 0 and size % step == 0):
             w.line(f"{name} = {at} < {self.dim(size)}")
             masks[COLUMNS if name == "in_columns" else ROWS] = name
 

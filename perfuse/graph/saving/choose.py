@@ -16,7 +16,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from perfuse.graph.aliases import Aliases, is_view
-from perfuse.graph.facts import EARLY, UNREAD_RESULT, is_pure, is_sym, reached, tensor_of
+from perfuse.graph.facts import EARLY, is_pure, is_sym, reached, tensor_of
 from perfuse.graph.saving.casts import casts_for_both_halves
 from perfuse.graph.saving.costs import (
     Work,
@@ -30,6 +30,7 @@ from perfuse.graph.saving.costs import (
 from perfuse.graph.saving.min_cut import INFINITE, SINK, SOURCE, Network
 from perfuse.graph.saving.roles import Roles, is_tagged_backward
 from perfuse.graph.saving.ties import compared_with_themselves
+from perfuse.graph.saving.unread_results import in_unread_results
 
 # The longest run of recomputed values, each computed from the one before. A longer one would have
 # to be redone from its start, and be in memory whole, before the backward can take its first step.
@@ -88,6 +89,7 @@ class _Problem:
         self._recomputable: dict[Node, bool] = {}
         self._stored = self._find_stored()
         self._results = {self._stored.get(node, node) for node in roles.results}
+        self._unread = in_unread_results(graph)
         self._more_reads = self._find_more_reads()
         self.read = self._read_by_backward()
 
@@ -122,15 +124,17 @@ class _Problem:
         if node in self._stored:
             whole = self._stored[node]
             cost = float(kept_bytes(whole))  # of a part of it, all stays
-            if whole.meta.get(UNREAD_RESULT) and self.can_recompute(node):
-                cost *= UNWANTED  # a change in place by the caller would make the backward fail
-            elif whole in self._results:
-                cost *= SHARE_OF_A_RESULT
+            cost *= SHARE_OF_A_RESULT if whole in self._results else 1.0
         else:
             cost = kept_bytes(node) * (1 + 1 / SLACK)
-        if _is_checkpointed(node) and self.can_recompute(node):
+        # A change of a result in place by the caller would make the backward fail.
+        is_unwanted = _is_checkpointed(node) or self._is_in_unread_result(node)
+        if is_unwanted and self.can_recompute(node):
             cost *= UNWANTED
         return cost
+
+    def _is_in_unread_result(self, node: Node) -> bool:
+        return node in self._unread and self.can_recompute(self._unread[node])
 
     def recompute_cost(self, node: Node) -> float:
         if not self.can_recompute(node):

@@ -36,6 +36,17 @@ def test_as_eager(channels: int, tokens: int, dtype: torch.dtype, dynamic: bool)
     assert_as_good_as_eager(got, eager, results(normalised, torch.float64, *args))
 
 
+def test_of_as_many_images_as_data_say() -> None:
+    def chosen(x: Tensor, mask: Tensor) -> Tensor:
+        return F.group_norm(x[mask.nonzero().squeeze(1)].transpose(1, 2), 2)
+
+    x, mask = f32(4, 5, 8), torch.tensor([1, 0, 1, 1])
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = torch.compile(chosen, backend="perfuse", fullgraph=True)(x, mask)
+    torch.testing.assert_close(got, chosen(x, mask))
+
+
 def test_under_autocast() -> None:
     x, weight, bias = f32(3, 11, 8), f32(8), f32(8)
     compiled = torch.compile(normalised, backend="perfuse")
