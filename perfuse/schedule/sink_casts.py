@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perfuse.ir import expr as ex
 from perfuse.ir import index as ix
+from perfuse.ir.dtype import DType
 from perfuse.ir.program import BufferKind, Loop, Program
 from perfuse.schedule.arena import output_buffers
 from perfuse.schedule.fuse import accesses
@@ -68,16 +69,14 @@ def _is_looked_at(program: Program, first: int, last: int) -> bool:
 
 def _merged(node: Loop, copy: Loop, program: Program) -> Loop | None:
     """The reduction storing to the copy's place; None if the copy does more than convert."""
-    value = copy.value
-    while (
-        value.op in ("round_to", "cast") and value.args[0].dtype.is_float and value.dtype.is_float
-    ):
+    value, stored = copy.value, program.buffers[copy.out].dtype
+    while _is_done_by_storing(value, stored):
         value = value.args[0]
     kept = node.kept
     is_copy = copy.is_map and value.op == "load" and not value.args
     if not is_copy or [a.size for a in copy.axes] != [a.size for a in kept]:
         return None
-    if program.buffers[copy.out].dtype.compute is not copy.value.dtype:
+    if stored.compute is not copy.value.dtype:
         return None
     pairs = zip(copy.axes, kept, strict=True)
     mapping = {t.atom: ix.var(o.name, o.size) for t, o in pairs if t.atom is not None}
@@ -85,3 +84,12 @@ def _merged(node: Loop, copy: Loop, program: Program) -> Loop | None:
     if change.index(value.index) is not node.index:
         return None
     return replace(node, out=copy.out, index=change.index(copy.index))
+
+
+def _is_done_by_storing(value: ex.Expr, stored: DType) -> bool:
+    """Whether a value is converted between floats, to no fewer bits than are stored."""
+    if value.op == "round_to":
+        return value.attr is stored
+    if value.op != "cast" or not value.args[0].dtype.is_float:
+        return False
+    return value.dtype.is_float and value.dtype.num_bytes >= stored.num_bytes

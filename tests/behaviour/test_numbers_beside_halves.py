@@ -47,7 +47,23 @@ def beside_integers(x: Tensor, n: float) -> list[Tensor]:
     return [i * x, x / i, i + x, i > x, x % i, i - i.to(x.dtype)]
 
 
-ALL = [compared, divided, added, shrunk, beside_integers]
+def beside_one_integer(x: Tensor, n: float) -> list[Tensor]:
+    i = torch.tensor([2043])  # a dimension more than a number has, and as exact
+    return [x * i, x / i, torch.div(x * 16, i, rounding_mode="trunc"), x + i, x > i]
+
+
+def limited(x: Tensor, n: float) -> list[Tensor]:
+    """What is chosen between elements and a number is compared with the number."""
+    results = [x.clamp(max=n), x.clamp(min=n), x.clamp(max=torch.tensor(n, dtype=torch.float64))]
+    return [r == n for r in (*results, F.pad(x, (2, 1), value=n), F.hardtanh(x, n - 1, n))]
+
+
+def chosen(x: Tensor, n: float) -> list[Tensor]:
+    i = torch.arange(2043, 2043 + len(x))
+    return [torch.where(x > 0, x, torch.tensor(n).double()) == n, torch.where(x > 0, x, i) == i]
+
+
+ALL = [compared, divided, added, shrunk, beside_integers, beside_one_integer, limited, chosen]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -42,6 +42,7 @@ def div_mode(builder: Builder, a: Any, b: Any, rounding_mode: str | None = None)
         return divided(builder, a, b, "floordiv")
     if dtype.is_float:
         trunc = op("trunc")
+        a, b = in_dtype(dtype, a, b, numbers=False)
         return elementwise(builder, [a, b], dtype, lambda x, y: trunc(ex.apply("div", x, y)))
     return divided(builder, a, b, "truncdiv")
 

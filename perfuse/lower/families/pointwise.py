@@ -61,11 +61,11 @@ def in_dtype(dtype: DType, *operands: Any, numbers: bool = True) -> list[Any]:
     """Operands as eager's kernels read them: rounded to a small float that they share.
 
     Those are integers, numbers and tensors without dimensions. Products and quotients take the last
-    two unrounded: `numbers` is False.
+    two, and integer tensors of one element, unrounded: `numbers` is False.
     """
     if not dtype.is_narrow_float:
         return list(operands)
-    kept = [not numbers and not (isinstance(o, Tensor) and o.ndim) for o in operands]
+    kept = [not numbers and (not isinstance(o, Tensor) or o.numel == 1) for o in operands]
     return [o if is_kept else _rounded(o, dtype) for o, is_kept in zip(operands, kept, strict=True)]
 
 
@@ -312,7 +312,8 @@ def where(builder: Builder, condition: Tensor, a: Any, b: Any) -> Tensor:
     dtype = promote(a, b)
     shape = broadcast_shapes(*(t.shape for t in (condition, a, b) if isinstance(t, Tensor)))
     mask = ex.cast(builder.broadcast(condition, shape).value, DType.BOOL)
-    x, y = (_spread(builder, operand, shape, dtype.compute) for operand in (a, b))
+    choices = in_dtype(dtype, a, b)
+    x, y = (_spread(builder, operand, shape, dtype.compute) for operand in choices)
     return Tensor(shape, dtype, ex.apply("where", mask, x, y))
 
 
@@ -330,7 +331,7 @@ def clamp(builder: Builder, x: Tensor, low: Any = None, high: Any = None) -> Ten
 
     if dtype is DType.BOOL:
         raise CannotLower("clamp of bool")
-    return elementwise(builder, present, dtype, formula)
+    return elementwise(builder, in_dtype(dtype, *present), dtype, formula)
 
 
 @lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")

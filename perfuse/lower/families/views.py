@@ -14,6 +14,7 @@ from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim, Index
 from perfuse.ir.program import sizes_from_data
 from perfuse.lower.builder import Builder, unsqueeze_dims
+from perfuse.lower.families.pointwise import in_dtype
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import CannotLower, lowers
 from perfuse.lower.tensor import Tensor, cast_tensor, permuted, positions, reindex
@@ -327,6 +328,7 @@ def constant_pad(builder: Builder, x: Tensor, pad: Sequence[int], value: Any = 0
             raise CannotLower("it crops more than there is, which ATen refuses")
         shape[d] = ix.add(shape[d], ix.add(pad[2 * k], pad[2 * k + 1]))
         before[d] = pad[2 * k]
+    (value,) = in_dtype(x.dtype, value)
     fill = ex.cast(ex.const(value, DType.F64 if x.dtype.is_float else DType.I64), x.dtype)
     if isinstance(value, float) and x.dtype.is_int:
         fill = ex.const(int(value), x.dtype)

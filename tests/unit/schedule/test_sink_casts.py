@@ -73,3 +73,13 @@ def test_a_result_that_is_updated_before_it_is_rounded_stays() -> None:
         return x.sum(0).index_put((torch.arange(3),), torch.ones(())).to(torch.bfloat16)
 
     assert _loops(_plan(fn, torch.randn(64, 32))) == 3
+
+
+def test_what_a_program_rounds_and_widens_again_is_rounded() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        total, exact = x.sum(0), x.double().sum(0)
+        return total.bfloat16().float(), x.amax(1).half().float(), exact.float().double()
+
+    got = torch.compile(fn, backend="perfuse")(torch.randn(64, 32))
+    for result, kind in zip(got, (torch.bfloat16, torch.half, torch.float), strict=True):
+        assert torch.equal(result, result.to(kind).to(result.dtype))
