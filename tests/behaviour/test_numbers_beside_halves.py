@@ -63,7 +63,17 @@ def chosen(x: Tensor, n: float) -> list[Tensor]:
     return [torch.where(x > 0, x, torch.tensor(n).double()) == n, torch.where(x > 0, x, i) == i]
 
 
-ALL = [compared, divided, added, shrunk, beside_integers, beside_one_integer, limited, chosen]
+def computed(x: Tensor, n: float) -> list[Tensor]:
+    """The same number beside itself: eager rounds both."""
+    one = torch.where(x > 0, 1, x * 0 + 1)
+    beside = torch.tensor(n, dtype=torch.float64)
+    return [one * n == n, one * n >= beside, (one * n) % n, torch.fmod(one * n, beside)]
+
+
+ALL = [
+    compared, divided, added, shrunk, beside_integers, beside_one_integer, limited, chosen,
+    computed,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -9,7 +9,7 @@ from perfuse.ir import index as ix
 from perfuse.ir.dtype import DType
 from perfuse.ir.expr import Expr
 from perfuse.lower.builder import Builder
-from perfuse.lower.families.pointwise import elementwise, in_dtype, op
+from perfuse.lower.families.pointwise import alike, elementwise, in_dtype, op
 from perfuse.lower.promotion import promote
 from perfuse.lower.registry import lowers
 from perfuse.lower.tensor import Tensor
@@ -58,8 +58,10 @@ def divided(builder: Builder, a: Any, b: Any, scalar_op: str) -> Tensor:
     so all are computed here, where no mask of a later op hides or invents a divisor.
     """
     dtype = promote(a, b)
-    (a,) = in_dtype(dtype, a)
-    (b,) = in_dtype(dtype, b, numbers=scalar_op not in _UNROUNDED)
+    if scalar_op in _UNROUNDED:
+        (a,), (b,) = in_dtype(dtype, a), in_dtype(dtype, b, numbers=False)
+    else:
+        a, b = alike(builder, dtype, a, b)
     reports = not dtype.is_float and not builder.is_gpu
     checked = _reported if reports else lambda divisor: divisor
     made = elementwise(builder, [a, b], dtype, lambda x, y: ex.apply(scalar_op, x, checked(y)))

@@ -13,6 +13,7 @@ from perfuse.ir import expr as ex
 from perfuse.ir.dtype import DType, from_torch, to_torch
 from perfuse.ir.expr import Expr
 from perfuse.ir.index import Dim, Index
+from perfuse.ir.program import ARGUMENTS
 from perfuse.lower import formulas
 from perfuse.lower.builder import Builder
 from perfuse.lower.promotion import promote
@@ -76,6 +77,25 @@ def _rounded(operand: Any, dtype: DType) -> Any:
         with disable_dispatch_modes():
             return torch.tensor(float(operand), dtype=to_torch(dtype), device="cpu").item()
     return Tensor((), dtype, ex.round_to(element(operand, dtype.compute), dtype))
+
+
+def alike(builder: Builder, dtype: DType, *operands: Any) -> list[Any]:
+    """Operands of comparisons and remainders, which differ widely where two numbers nearly do.
+
+    Beside one that was rounded to a small float, computed elements are rounded, too.
+    """
+    rounded = in_dtype(dtype, *operands)
+    is_same = all(new == old for new, old in zip(rounded, operands, strict=True))
+    return rounded if is_same else [_as_in_memory(builder, operand) for operand in rounded]
+
+
+def _as_in_memory(builder: Builder, operand: Any) -> Any:
+    if not isinstance(operand, Tensor):
+        return operand
+    value = operand.value
+    if value.op == "load" and builder.buffers[value.buffer].kind in ARGUMENTS:
+        return operand
+    return Tensor(operand.shape, operand.dtype, ex.round_to(value, operand.dtype))
 
 
 # Ops with a formula that looks at its argument.
@@ -145,7 +165,7 @@ def _comparison(scalar_op: str) -> Callable[..., Tensor]:
     def lower(builder: Builder, a: Any, b: Any) -> Tensor:
         dtype = promote(a, b)
         wide = DType.U8 if dtype is DType.BOOL else dtype.compute
-        return elementwise(builder, in_dtype(dtype, a, b), DType.BOOL, op(scalar_op), wide)
+        return elementwise(builder, alike(builder, dtype, a, b), DType.BOOL, op(scalar_op), wide)
 
     return lower
 
