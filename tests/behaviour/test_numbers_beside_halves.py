@@ -53,7 +53,7 @@ def beside_one_integer(x: Tensor, n: float) -> list[Tensor]:
 
 
 def limited(x: Tensor, n: float) -> list[Tensor]:
-    """What is chosen between elements and a number is compared with the number."""
+    """Limits and padding, compared with the number that they were given."""
     results = [x.clamp(max=n), x.clamp(min=n), x.clamp(max=torch.tensor(n, dtype=torch.float64))]
     return [r == n for r in (*results, F.pad(x, (2, 1), value=n), F.hardtanh(x, n - 1, n))]
 
