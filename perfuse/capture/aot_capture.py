@@ -14,7 +14,6 @@ from perfuse.capture.facts import facts_or_reason
 from perfuse.capture.freeze import refuse_frozen
 from perfuse.capture.request import Request
 from perfuse.capture.restore import left_as_they_were, slots_of
-from perfuse.capture.shared_memory import as_traced
 from perfuse.capture.trace import TrainingGraphs
 from perfuse.config import Settings
 from perfuse.context import Context
@@ -86,12 +85,12 @@ class CapturedCall:
         found = facts_or_reason(graphs.capture.graphs, len(inputs), takes_any_size=True)
         if isinstance(found, str):
             raise _refused(found)
-        if writes_overlapping(as_traced(module, inputs)):
-            raise _refused("writes_to_elements_that_overlap_in_memory")
         self.facts = found
         self.traced = [
             node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")
         ]
+        if writes_overlapping(self.traced):
+            raise _refused("writes_to_elements_that_overlap_in_memory")
         for tensor, like in zip(self.arguments, traced_forms(module, self.arguments), strict=True):
             if like is not None:
                 self.traced_arguments[id(tensor)] = like

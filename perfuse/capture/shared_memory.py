@@ -34,7 +34,7 @@ def with_checked_memory(
     call: Call, module: GraphModule, inputs: Sequence[Any], counters: Counters
 ) -> Call:
     """The call just traced; the graph runs eagerly where arguments share memory otherwise."""
-    if writes_overlapping(as_traced(module, inputs)):
+    if writes_overlapping(_as_traced(module, inputs)):
         _report("it writes to arguments whose elements overlap in memory", counters)
         eager: Call = module.forward
         return eager
@@ -56,7 +56,7 @@ def with_checked_memory(
     return checked
 
 
-def as_traced(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def _as_traced(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """The inputs of a graph of Dynamo's, with symbols where their sizes are dynamic."""
     nodes = module.graph.find_nodes(op="placeholder")
     return [n.meta.get("example_value", x) for n, x in zip(nodes, inputs, strict=True)]

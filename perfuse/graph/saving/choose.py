@@ -124,7 +124,8 @@ class _Problem:
         if node in self._stored:
             whole = self._stored[node]
             cost = float(kept_bytes(whole))  # of a part of it, all stays
-            cost *= SHARE_OF_A_RESULT if whole in self._results else 1.0
+            if whole in self._results:
+                cost *= SHARE_OF_A_RESULT
         else:
             cost = kept_bytes(node) * (1 + 1 / SLACK)
         # A change of a result in place by the caller would make the backward fail.
